@@ -57,6 +57,7 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
         ({"data": "store"}, "data is 'store': give the group 'store'"),
         ({"store": {"samples_per_window": 8, "uids": 4}}, "data is 'pages': remove the group 'store'"),
         ({"data": "store", "store": {"samples_per_window": 9, "uids": 4}}, "9 is no multiple of batch_size 8"),
+        ({"outer_delay": 1}, "outer_delay is 1: set it to 0 with the scheme 'demo'"),
         ({"demo": None}, "outer is 'demo': give the group 'demo'"),
         ({"sparseloco": GROUP}, "outer is 'demo': remove the group 'sparseloco'"),
         ({"outer": "sparseloco"}, "outer is 'sparseloco': remove the group 'demo'"),

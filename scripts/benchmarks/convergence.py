@@ -457,7 +457,8 @@ def print_table(results: dict[str, Result]) -> None:
     print("|---|---|---|---|---|---|---|")
     for one in results.values():
         gaps = one.gaps(diloco)
-        closed = statistics.mean(gaps) / statistics.mean(adamw.gaps(diloco))
+        same = replace(adamw, losses={seed: adamw.losses[seed] for seed in one.losses})
+        closed = statistics.mean(gaps) / statistics.mean(same.gaps(diloco))
         print(
             f"| {one.label} | {one.mean:.3f} ± {one.spread:.3f} | {statistics.mean(gaps):+.3f} ± {spread(gaps):.3f} "
             f"| {closed:.0%} | {one.bytes_per_peer / 1e6:.2f} "

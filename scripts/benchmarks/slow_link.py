@@ -1,38 +1,40 @@
 """A link of 1 Gbit/s each way to a server, shared by all its connections: a relay in a process of its own.
 
-    python scripts/benchmarks/slow_link.py ENDPOINT
+    python scripts/benchmarks/slow_link.py ENDPOINT [--mbit 20]
 
 Prints its port, and serves until standard input ends.
 """
 
+import argparse
 import asyncio
 import contextlib
 import sys
 import time
 
-LINK_BYTES = 10**9 // 8  # a second, each way
+LINK_MBIT = 1000  # a second, each way
 
 
 class Lane:
     """One direction of a link, for all its connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, mbit: float) -> None:
         self.free_at = 0.0
+        self._bytes = mbit * 1e6 / 8  # a second
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError), contextlib.closing(writer):
             while data := await reader.read(2**16):
                 now = time.perf_counter()
                 # Who comes late, as sleepers do, makes up for it.
-                self.free_at = max(self.free_at, now - 0.005) + len(data) / LINK_BYTES
+                self.free_at = max(self.free_at, now - 0.005) + len(data) / self._bytes
                 await asyncio.sleep(self.free_at - now)
                 writer.write(data)
                 await writer.drain()
 
 
-async def relay(endpoint: str) -> None:
+async def relay(endpoint: str, mbit: float) -> None:
     """Print the port of a link to ``endpoint``, and serve until standard input ends."""
-    up, down = Lane(), Lane()
+    up, down = Lane(mbit), Lane(mbit)
     host, port = endpoint.removeprefix("http://").split(":")
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,4 +47,8 @@ async def relay(endpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(relay(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("endpoint")
+    parser.add_argument("--mbit", type=float, default=LINK_MBIT)
+    given = parser.parse_args()
+    asyncio.run(relay(given.endpoint, given.mbit))

@@ -39,6 +39,7 @@ from tplr.exchange.model_checkpoints import (
     write_checkpoint,
 )
 from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
+from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules, time_bounds
 from tplr.exchange.states import State, parse_sparse
 from tplr.hparams import HParams
@@ -145,6 +146,7 @@ class Comms(ChainManager):
         self._resources = resources or Resources.choose(LocalMachine.here(), Environment.read().variables)
         self._uploaded = 0
         self._connections = connections
+        self._source_speeds = SourceSpeeds()
         self._decisions: dict[int, DecisionReader | IncludedSet] = {}
 
     @classmethod
@@ -359,7 +361,7 @@ class Comms(ChainManager):
         """The updates of an included set, from an aggregator or a validator; as ``aggregates.find_aggregate``."""
         # A former elector still holds the aggregates of its time.
         stores = [self._aggregates, *map(self.store_of, self.validators())]
-        return await aggregates.find_aggregate(filter(None, stores), included)
+        return await aggregates.find_aggregate(filter(None, stores), included, self._source_speeds)
 
     async def own_aggregate(self, included: IncludedSet) -> list[bytes] | None:
         """The updates of an included set, as this node has published them; as ``aggregates.get_aggregate``."""

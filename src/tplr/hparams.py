@@ -254,6 +254,8 @@ class HParams(_Strict):
         gradient_retention_windows: windows after which a node deletes its updates, commits and reports. A node that
             was away for longer cannot replay them.
         precision: dtype of forward and backward passes, in training and evaluation; weights are float32.
+        outer_delay: 1: a miner trains a window while the updates of the one before are gathered and applied; 0: after
+            that.
         outer: the scheme of the run. The group of its name holds its constants; the other group is absent.
         topk_compression: values sent for each chunk of ``target_chunk`` squared entries.
         quantization_bits: 1, 2, 4, 8, or 0 for values sent as float32.
@@ -305,6 +307,7 @@ class HParams(_Strict):
     checkpoints_kept: int = Field(gt=0)
     checkpoint_init_version: str | None
 
+    outer_delay: Literal[0, 1] = 0
     outer: Literal["demo", "sparseloco"]
     demo: DemoParams | None = None
     sparseloco: SparselocoParams | None = None
@@ -352,12 +355,7 @@ class HParams(_Strict):
             )
         if self.minimum_peers > self.max_topk_peers:
             problems.append(f"minimum_peers {self.minimum_peers} is above max_topk_peers {self.max_topk_peers}")
-        for scheme, group in {"demo": self.demo, "sparseloco": self.sparseloco}.items():
-            if (group is not None) != (scheme == self.outer):
-                problems.append(
-                    f"outer is {self.outer!r}: {'give' if group is None else 'remove'} the group {scheme!r}: exactly "
-                    "the chosen scheme's constants are expected"
-                )
+        problems += self._scheme_problems()
         if (self.store is not None) != (self.data == "store"):
             problems.append(f"data is {self.data!r}: {'give' if self.store is None else 'remove'} the group 'store'")
         if self.store and self.store.samples_per_window % self.batch_size:
@@ -388,6 +386,19 @@ class HParams(_Strict):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _scheme_problems(self) -> list[str]:
+        problems = [
+            f"outer is {self.outer!r}: {'give' if group is None else 'remove'} the group {scheme!r}: exactly the "
+            "chosen scheme's constants are expected"
+            for scheme, group in {"demo": self.demo, "sparseloco": self.sparseloco}.items()
+            if (group is not None) != (scheme == self.outer)
+        ]
+        if self.outer_delay and self.outer == "demo":
+            problems.append(
+                "outer_delay is 1: set it to 0 with the scheme 'demo', whose gradients would be those of an older model"
+            )
+        return problems
 
     @property
     def version(self) -> RunVersion:

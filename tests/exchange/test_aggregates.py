@@ -19,6 +19,7 @@ from tplr.exchange.aggregates import (
     put_aggregate,
 )
 from tplr.exchange.gather import GatheredUpdate, GatherResult
+from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.keys import included_key, parse_window_key, state_key
 from tplr.schemas import Reason
 from tplr.storage import MemoryStore
@@ -57,11 +58,11 @@ async def test_the_first_aggregate_that_is_right_is_taken() -> None:
     none, false, right = MemoryStore(), MemoryStore(), MemoryStore()
     body = bundle(SET, list(BODIES.values()))
     await false.put(KEY, body[:-1] + b"x")
-    assert await find_aggregate([none], SET) is None
+    assert await find_aggregate([none], SET, SourceSpeeds()) is None
     with pytest.raises(PayloadError, match="aggregator-7"):
-        await find_aggregate([none, false, right], SET)
+        await find_aggregate([none, false, right], SET, SourceSpeeds())
     await right.put(KEY, body)
-    assert await find_aggregate([none, false, right], SET) == list(BODIES.values())
+    assert await find_aggregate([none, false, right], SET, SourceSpeeds()) == list(BODIES.values())
 
 
 @pytest.mark.parametrize(("method", "hanging"), [("HEAD", 3), ("GET", 1)])
@@ -73,26 +74,28 @@ async def test_a_bucket_that_hangs_costs_little(served, method, hanging) -> None
     served.server.faults.add(f"^{method} ", Delay(3600), times=None)
     began = time.monotonic()
     with pytest.raises(StoreUnavailable):  # it may have it: a window is not lost by that
-        await find_aggregate([*hang, none], SET)
+        await find_aggregate([*hang, none], SET, SourceSpeeds())
     assert time.monotonic() - began < ANSWER_SECONDS + PATIENCE_SECONDS + 2
     await right.put(KEY, body)
     began = time.monotonic()
-    assert await find_aggregate([*hang, none, right], SET) == list(BODIES.values())
+    speeds = SourceSpeeds()
+    assert await find_aggregate([*hang, none, right], SET, speeds) == list(BODIES.values())
     passed = time.monotonic() - began
     if method == "HEAD":  # the others are asked soon, all at once
         assert PATIENCE_SECONDS <= passed < PATIENCE_SECONDS + 2
+    assert speeds.order([*hang, none, right])[-1] is served.store  # asked last in the next window
 
 
 async def test_who_answers_late_is_taken_if_nobody_else_has_it(served) -> None:
     await served.store.put(KEY, bundle(SET, list(BODIES.values())))
     served.server.faults.add("^HEAD ", Delay(2 * PATIENCE_SECONDS))
-    assert await find_aggregate([served.store, MemoryStore()], SET) == list(BODIES.values())
+    assert await find_aggregate([served.store, MemoryStore()], SET, SourceSpeeds()) == list(BODIES.values())
 
 
 async def test_one_that_answers_spares_the_others(served) -> None:
     right = MemoryStore()
     await right.put(KEY, bundle(SET, list(BODIES.values())))
-    assert await find_aggregate([MemoryStore(), right, served.store], SET) == list(BODIES.values())
+    assert await find_aggregate([MemoryStore(), right, served.store], SET, SourceSpeeds()) == list(BODIES.values())
     assert served.requests == []
 
 

@@ -10,9 +10,10 @@ import torch
 from tplr.errors import WindowLost
 from tplr.exchange.aggregates import IncludedSet
 from tplr.keys import gradient_key, state_key
-from tplr.node.elector import Elector
+from tplr.node.elector import Elector, closes_after
 from tplr.node.leader import Leader
 from tplr.node.windows import WindowUpdates
+from tplr.scale.sizes import run_constants
 from tplr.schemas import PeerList, Reason
 from tplr.storage import ObjectStore
 from tplr.storage.retry import with_retry
@@ -20,6 +21,12 @@ from tplr.training.model import build_model
 from tplr.training.schemes import outer_scheme
 
 VALIDATORS = ("validator", "validator-2", "validator-3")
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(2**20, 1.0), (100 * 2**20, 100.0), (2 * 2**30, 600.0)])
+def test_an_election_begins_after_the_slowest_transfer_but_within_half_a_window(size: int, seconds: float) -> None:
+    hparams = run_constants("70B", time_window_delta_seconds=300)
+    assert closes_after(hparams, size, 12.0) == 300 + 2 + 2 + seconds
 
 
 class Council:

@@ -116,12 +116,18 @@ async def readable_scores(stage, setup) -> list[int]:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("scheme", "own_aggregator"), [("demo", True), pytest.param("sparseloco", False, marks=pytest.mark.long)]
+    ("scheme", "own_aggregator", "outer_delay"),
+    [
+        ("demo", True, 0),
+        pytest.param("sparseloco", False, 0, marks=pytest.mark.long),
+        pytest.param("sparseloco", False, 1, marks=pytest.mark.long),
+    ],
 )
 async def test_ended_at_every_failpoint_a_node_recovers_the_bytes_of_one_that_never_stopped(
-    staged, scheme: str, own_aggregator: bool
+    staged, scheme: str, own_aggregator: bool, outer_delay: int
 ) -> None:
     constants = {"manifest_timeout_seconds": 1.0, "checkpoint_frequency": 2, "own_aggregator": own_aggregator}
+    constants |= {"outer_delay": outer_delay}
     # Nobody cares how the tasks of a dead node end.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     async with staged(2, scheme, **constants) as stage:

@@ -11,6 +11,7 @@ from tplr.hparams import HParams
 from tplr.localnet.plan import scheme_constants
 from tplr.node.data_loader import WindowBatches
 from tplr.node.miner import Miner
+from tplr.node.model_lock import ModelLock
 from tplr.node.train_state import TrainState
 from tplr.node.window_time import WindowTime
 from tplr.schemas import UploadBounds
@@ -76,7 +77,9 @@ async def test_an_update_that_did_not_get_out_returns_to_the_error_feedback(trou
 
     train_state = TrainState(model, hparams, tmp_path)
     train_state.global_step = 2
-    replica = SimpleNamespace(train_state=train_state, wait_for_save=wait_for_save, times=WindowTime())
+    replica = SimpleNamespace(
+        train_state=train_state, wait_for_save=wait_for_save, times=WindowTime(), model=ModelLock()
+    )
     pages = WindowBatches("0" * 64, np.random.default_rng(0).integers(0, 64, (2, 2, 12)))
 
     async def assigned(uid: int, window: int) -> WindowBatches:
@@ -85,7 +88,10 @@ async def test_an_update_that_did_not_get_out_returns_to_the_error_feedback(trou
     telemetry = SimpleNamespace(emit=lambda event, **fields: events.append((event, fields)))
     data_loader = SimpleNamespace(assigned=assigned, read_ahead=lambda uid, window: None)
     context = SimpleNamespace(comms=Bucket(clock, trouble), clock=clock, telemetry=telemetry)
-    await Miner(replica, data_loader, context, hparams)._work(WINDOW)
+    miner = Miner(replica, data_loader, context, hparams)
+    body = await miner._make_update(WINDOW)
+    assert body is not None
+    await miner._put_out(WINDOW, body)
 
     kept = train_state.outer.state_dict()
     assert kept["taken_back"] == bool(trouble)

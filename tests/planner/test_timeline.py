@@ -5,9 +5,15 @@ import pytest
 from tplr.planner import make_plan
 
 
+def overlapping(hparams):
+    return hparams.model_copy(update={"outer_delay": 1})
+
+
 def test_phases_cover_the_window(sparseloco, demo, host):
-    for hparams in (sparseloco, demo):
-        line = make_plan(hparams, host()).timeline
+    slow = {"down": 9e6, "up": 9e6}
+    plans = [make_plan(hparams, host()) for hparams in (sparseloco, demo, overlapping(sparseloco))]
+    plans += [make_plan(overlapping(sparseloco), host(**links), mfu=mfu) for links in ({}, slow) for mfu in (0.01, 0.2)]
+    for line in (plan.timeline for plan in plans):
         assert (line.phases[0].start, line.phases[-1].stop) == (0.0, pytest.approx(line.window))
         for before, after in zip(line.phases, line.phases[1:], strict=False):
             assert before.stop == pytest.approx(after.start)
@@ -51,3 +57,29 @@ def test_what_binds(sparseloco, host):
 def test_slow_links_are_a_problem_with_its_remedy(sparseloco, host, links, names):
     assert make_plan(sparseloco, host()).problems == []
     assert any(names in problem for problem in make_plan(sparseloco, host(**links)).problems)
+
+
+def test_with_overlap_devices_train_while_links_are_busy(sparseloco, host):
+    """All of the window but packing and applying; a set that comes after packing is waited for."""
+    slow = host(down=20e6)
+    in_turn, beside = (make_plan(one, slow, mfu=0.001).timeline for one in (sparseloco, overlapping(sparseloco)))
+    assert in_turn.utilisation < 0.9 < 0.99 < beside.utilisation
+    pauses = [phase for phase in beside.phases if phase.name != "train"]
+    assert [phase.name for phase in pauses] == ["apply", "pack"]
+    assert pauses[0].start == pytest.approx(beside.links[1].stop)
+    assert pauses[1].start == beside.window - sparseloco.commit_margin_seconds
+    waits = overlapping(sparseloco).model_copy(update={"commit_margin_seconds": 1200.0})
+    names = [phase.name for phase in make_plan(waits, host(down=10e6), mfu=0.001).timeline.phases]
+    assert names == ["train", "pack", "gather", "apply", "train"]
+
+
+def test_batches_that_end_early_leave_devices_idle_with_overlap_too(sparseloco, host):
+    line = make_plan(overlapping(sparseloco), host()).timeline
+    assert line.binds.startswith("data")
+    assert line.training == pytest.approx(line.needed)
+    assert any(phase.name == "idle" for phase in line.phases)
+
+
+def test_a_set_that_comes_after_the_window_is_a_problem_with_overlap_too(sparseloco, host):
+    assert not make_plan(overlapping(sparseloco), host(down=10e6)).problems
+    assert any("no time to train" in one for one in make_plan(overlapping(sparseloco), host(down=1e6)).problems)

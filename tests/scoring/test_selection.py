@@ -4,12 +4,14 @@ import itertools
 from collections import Counter
 
 from tplr.scoring.selection import (
+    FEWEST_ON_PROBATION,
     MOST_WAITED,
     ChosenPeers,
     earned_peers,
     evaluated_by_loss,
     first_peers,
     next_peers,
+    on_probation,
     sample_evaluated,
 )
 from tplr.scoring.weights import power_normalise
@@ -99,6 +101,26 @@ def test_who_is_on_the_list_stays_until_it_is_judged() -> None:
     assert earned([2, 3, 4], {}, {}, listed=(2, 3)) == ((2, 3), (), (4,))  # a leader without scores
     assert earned([1, 2, 5], {1: True, 5: True}, {}, listed=(2,)) == ((1, 5), (2,), (2,))  # behind the proven ones
     assert earned([3], {}, {}, listed=(2,)) == ((), (), (3,))  # absent
+
+
+def test_probation_does_not_grow_with_all_uids_and_everybody_has_a_turn() -> None:
+    active = range(256)
+    proven = dict.fromkeys(range(23), True) | dict.fromkeys(range(200, 256), False)
+    turns = [
+        earned_peers(active, proven, {}, listed=(), at_most=20, reserve=3, seed=9, turn=turn) for turn in range(100)
+    ]
+    assert all(len(one.probation) == 23 and set(one.reserve) <= set(one.probation) for one in turns)
+    drawn = Counter(uid for one in turns for uid in set(one.probation) - set(one.reserve))
+    assert set(drawn) == set(range(23, 200))  # known zeros only where there is room
+    assert max(drawn.values()) < 25
+    few = earned_peers(range(40), {}, {}, listed=(), at_most=5, reserve=3, seed=9)
+    assert len(few.probation) == FEWEST_ON_PROBATION
+
+
+def test_of_those_who_wait_known_zeros_come_last() -> None:
+    known = dict.fromkeys(range(5), False)
+    assert on_probation(range(25), known, at_most=20, turn=4) == tuple(range(5, 25))
+    assert len(set(on_probation(range(25), known, at_most=23, turn=4)) & set(range(5))) == 3
 
 
 def test_the_seed_orders_equal_merits() -> None:

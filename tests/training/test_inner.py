@@ -87,6 +87,69 @@ def test_a_step_that_time_cuts_short_is_taken_with_what_it_had(loop, batches):
         torch.testing.assert_close(tensor, expected[name], atol=2e-6, rtol=1e-3)
 
 
+def paused_after(steps):
+    """Asked before each inner step: training pauses before the one after so many."""
+    asked = iter([False] * steps)
+    return lambda: next(asked, True)
+
+
+def test_a_training_that_was_paused_goes_on_from_the_model_as_it_then_is(loop, batches):
+    """Pauses between inner steps; meanwhile the model is the agreed one, and others may move it."""
+    hparams, model, inner = loop()
+    parameters = dict(model.named_parameters())
+    start, moved = digest(parameters), {name: 0.01 * torch.ones_like(one) for name, one in parameters.items()}
+    own = batches(0, 6)
+    part = inner.run(model, own, step=0, pause=lambda: True)  # before the first step
+    assert (part.tensors, part.train_stats.batches) == ({}, 0)
+    part = inner.run(model, own, step=0, pause=paused_after(1), unfinished=part.unfinished)
+    assert (part.tensors, part.train_stats.batches, digest(parameters)) == ({}, 2, start)
+    assert inner.state_dict()["steps_done"] == 1
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.sub_(moved[name])
+    agreed = digest(parameters)
+    work = inner.run(model, own, step=1, unfinished=part.unfinished)  # the step that it began with is its position
+    assert (work.train_stats.batches, work.unfinished, digest(parameters)) == (6, None, agreed)
+
+    c = hparams.sparseloco
+    reference = build_model(hparams)
+    begin = {name: one.detach().clone() for name, one in reference.named_parameters()}
+    betas = (c.adam_beta1, c.adam_beta2)
+    optimizer = torch.optim.AdamW(reference.parameters(), betas=betas, eps=c.adam_epsilon, weight_decay=c.weight_decay)
+    for index in range(3):
+        if index == 1:
+            with torch.no_grad():
+                for name, one in reference.named_parameters():
+                    one.sub_(moved[name])
+        optimizer.zero_grad()
+        sum(batch_loss(reference, batch) for batch in own[2 * index : 2 * index + 2]).div(2).backward()
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), c.gradient_clip_norm)
+        optimizer.param_groups[0]["lr"] = learning_rate(index, c.inner_learning_rate)
+        optimizer.step()
+    for name, one in reference.named_parameters():
+        torch.testing.assert_close(work.tensors[name], begin[name] - moved[name] - one.detach(), atol=2e-6, rtol=1e-3)
+
+
+def test_training_starts_where_the_model_is_expected_and_is_measured_from_there(loop, batches):
+    _, model, inner = loop()
+    parameters = dict(model.named_parameters())
+    before = digest(parameters)
+
+    @torch.no_grad()
+    def expect(sign: int) -> None:
+        for parameter in parameters.values():
+            parameter.sub_(sign * 0.01)
+
+    work = inner.run(model, batches(0, 6), step=0, expect=expect)
+    assert digest(parameters) == before
+    _, moved, other = loop()
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            parameter.sub_(0.01)
+    for name, tensor in other.run(moved, batches(0, 6), step=0).tensors.items():
+        torch.testing.assert_close(work.tensors[name], tensor, atol=2e-6, rtol=1e-3)
+
+
 def test_no_time_at_all_leaves_everything_as_it_was(loop, batches):
     _, model, inner = loop()
     inner.run(model, batches(), step=0)

@@ -78,6 +78,16 @@ def test_a_life_over_several_ranks_has_the_bytes_of_one_process(scheme, sizes, w
         assert back["own"] == expected["own"]
 
 
+def test_a_window_interrupts_a_training_on_several_ranks_as_in_one_process(written, tmp_path):
+    hparams, found = written("sparseloco", outer_delay=1), {}
+    for size in (1, 2):
+        place = tmp_path / str(size)
+        found[size] = ended_well(run_ranks(size, place, "overlapped", hparams=hparams, folder=str(place)), size)
+    assert found[2]["applied"] == found[1]["applied"]
+    apart = np.linalg.norm(np.subtract(found[2]["work"], found[1]["work"]))
+    assert apart < 1e-4 * np.linalg.norm(found[1]["work"])
+
+
 @pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
 def test_inner_products_of_several_ranks_are_those_of_one_but_for_rounding(scheme, written, tmp_path):
     hparams, found = written(scheme), {}

@@ -122,6 +122,8 @@ def test_a_validators_own_events_show_the_miners_that_it_scores(run) -> None:
     validator.nodes["validator"].running = True
     text = text_of(Frame("templar: validator", validator, EVENT_COLUMNS))
     assert row(text, "miner 2")[-2:] == ["0.0200", "0.750"]
+    assert "waiting" not in text
+    assert "models" not in text  # one alone has nobody to differ from
 
 
 @pytest.mark.parametrize("left", [None, 50.0])

@@ -109,3 +109,22 @@ def test_only_windows_of_two_nodes_can_agree(recording):
     view = recording.view()
     assert view.shared_windows() == []
     assert view.disagreements() == {}
+
+
+def test_what_an_elector_decided_is_an_election_and_its_clock_the_networks(recording):
+    recording.emit("validator", "aggregated", window=7, included=[], skipped={}, bytes=0, success_rate=1.0, seconds=0.1)
+    for window, block in ((8, 130), (7, 120)):
+        recording.emit(
+            "miner-1", "pulse", window=window, block=block, block_age=1.0, seconds_left=9.0, window_seconds=16
+        )
+    view = recording.view()
+    assert (list(view.elections), view.elections[7].decided) == ([7], True)
+    assert view.clock is not None
+    assert (view.clock.window, view.clock.block) == (8, 130)
+    assert view.clock.left(now=4.0) == 6.0  # events of this run are of the time 1.0
+    assert view.clock.left(now=99.0) == 0.0
+
+
+def test_inclusions_are_counted_once_for_each_window(run):
+    assert run.view().inclusions(1) == (10, 10)
+    assert run.view().inclusions(9) == (0, 0)

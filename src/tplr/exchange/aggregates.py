@@ -15,6 +15,7 @@ from pydantic import FailFast, Field
 
 from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable
 from tplr.exchange.gather import GatherResult
+from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.keys import state_key, version_at
 from tplr.schemas import DebugReport, Items, ObjectInfo, Reason, ReasonText, Sha256, Uid, UidText, Window, Wire
 from tplr.storage import ObjectStore, TransferLimits
@@ -133,45 +134,50 @@ async def get_update_start(store: ObjectStore, included: IncludedSet, uid: int, 
     return await store.get(key, max_bytes=size, byte_range=(start, start + size))
 
 
-async def find_aggregate(stores: Iterable[ObjectStore], included: IncludedSet) -> list[bytes] | None:
-    """As ``get_aggregate``, from the first of ``stores`` with a valid aggregate; raises only if none has one.
+async def find_aggregate(
+    stores: Iterable[ObjectStore], included: IncludedSet, speeds: SourceSpeeds
+) -> list[bytes] | None:
+    """As ``get_aggregate``, from the fastest of ``stores`` with a valid aggregate; raises only if none has one.
 
-    They are asked in their order. If one does not answer within ``PATIENCE_SECONDS``, all others are asked at once, and
-    whoever answers first is taken; nobody is waited for longer than ``ANSWER_SECONDS``, and for an aggregate as long
-    again as it takes at the lowest allowed speed.
+    If one does not answer within ``PATIENCE_SECONDS``, all others are asked at once, and whoever answers first is
+    taken; nobody is waited for longer than ``ANSWER_SECONDS``, and for an aggregate as long again as it takes at the
+    lowest allowed speed. Whoever is silent counts as failed in ``speeds``.
     """
-    loop = asyncio.get_running_loop()
+    clock = asyncio.get_running_loop().time
     problem: StoreError | PayloadError | None = None
-    unasked = list(stores)
-    looks: dict[asyncio.Task[ObjectInfo | None], tuple[ObjectStore, float]] = {}  # in their order, with their deadlines
+    unasked = speeds.order(stores)
+    looks: dict[asyncio.Task[ObjectInfo | None], tuple[ObjectStore, float]] = {}  # and when each was asked
 
     def ask(count: int) -> None:
         for store in unasked[:count]:
-            looks[asyncio.create_task(_look(store, included))] = store, loop.time() + ANSWER_SECONDS
+            looks[asyncio.create_task(_look(store, included))] = store, clock()
         del unasked[:count]
 
     try:
         while unasked or looks:
             if not looks:
                 ask(1)
-            last = max(deadline for _, deadline in looks.values())
-            left = PATIENCE_SECONDS if unasked else max(0.0, last - loop.time())
-            done, _ = await asyncio.wait(looks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            until = max(began for _, began in looks.values()) + (PATIENCE_SECONDS if unasked else ANSWER_SECONDS)
+            done, _ = await asyncio.wait(looks, timeout=max(0.0, until - clock()), return_when=asyncio.FIRST_COMPLETED)
             if not done and not unasked:
                 problem = StoreUnavailable(f"aggregate of window {included.window}: no answer in {ANSWER_SECONDS:g} s")
                 break
             if not done:
                 ask(len(unasked))
             for look in [one for one in looks if one in done]:
-                store, _ = looks.pop(look)
+                store, began = looks.pop(look)
                 try:
                     if (info := look.result()) and (bodies := await _fetch_in_time(store, info, included)) is not None:
+                        speeds.note(store, size=info.size, seconds=clock() - began)
                         return bodies
                 except (StoreError, PayloadError) as error:
+                    speeds.note(store, size=0, seconds=clock() - began)
                     problem = error
     finally:
-        for look in looks:
+        for look, (store, began) in looks.items():
             look.cancel()
+            if not look.done() and clock() - began >= PATIENCE_SECONDS:
+                speeds.note(store, size=0, seconds=clock() - began)
         await asyncio.gather(*looks, return_exceptions=True)
     if problem:
         raise problem

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from tplr.errors import AccessDenied, EmptyUpdate, ObjectNotFound, PayloadError, StoreError, StoreUnavailable
+from tplr.exchange.polling import pause_after
 from tplr.logging import logger
 from tplr.schemas import ANYTIME, ObjectInfo, Reason, UploadBounds
 from tplr.storage import ObjectStore, TransferLimits
@@ -15,7 +16,7 @@ from tplr.storage.parts import body_etag
 
 T = TypeVar("T")
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.5  # at first, see ``polling.py``
 # An attempt that takes longer is repeated later, and the next peer in the queue gets its slot.
 ATTEMPT_SECONDS = 10.0
 # By default more than a peer list holds, so nobody waits for the slot of a stalled bucket.
@@ -173,7 +174,8 @@ async def _judge(
                 logger.info("uid %d: %s: %s", uid, reason, str(error) or "no answer in time")
                 return reason
             wait = getattr(error, "retry_after", None) or 0.0  # given by a bucket that throttles
-        await asyncio.sleep(max(0.0, min(wait + POLL_SECONDS, last - loop.time())))
+        pause = wait + pause_after(loop.time() - opened_at, POLL_SECONDS)
+        await asyncio.sleep(max(0.0, min(pause, last - loop.time())))
 
 
 def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:

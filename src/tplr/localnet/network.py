@@ -243,7 +243,7 @@ def storage_command(network: Network, port: int, ready_file: Path) -> list[str |
     """Command line of the storage server."""
     command: list[str | Path] = [sys.executable, "-m", "tplr.testing.s3server", "--root", network.storage]
     files = ("--keys", network.keys, "--faults", network.faults, "--ready-file", ready_file)
-    return [*command, *files, "--port", str(port)]
+    return [*command, *files, "--requests", network.folder / "logs" / "requests.jsonl", "--port", str(port)]
 
 
 def node_command(network: Network, node: NodeSetup) -> list[str | Path]:

@@ -27,12 +27,44 @@ from tplr.node.failpoints import failpoint
 from tplr.node.leader import Leader
 from tplr.node.replica import NodeContext
 from tplr.node.windows import WindowUpdates
+from tplr.schemas import PeerList
 from tplr.storage import TransferLimits
 
 # Blocks after which a window's first block is final on every node, in the ordinary case.
 FINAL_BLOCKS = 3
 # Windows after which electors give up: every node keeps what it found.
 LAST_WINDOWS = 3
+
+
+def closes_after(hparams: HParams, size: int, block_time: float) -> float:
+    """Seconds from a window's end until all its updates, of ``size`` bytes, are in or out: the election's time 0.
+
+    Until then its first block is final, and the last update has come at the lowest allowed speed; but large ones get no
+    more than half of a window. One silent elector makes all others wait until then, and an elector votes at that time
+    for what it has.
+    """
+    bound = hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS
+    transfer = min(size / TransferLimits.download_floor, hparams.blocks_per_window * block_time / 2)
+    return max(bound, FINAL_BLOCKS * block_time) + ANSWER_SECONDS + transfer
+
+
+def window_question(
+    window: int, listed: PeerList, electors: Electors, hparams: HParams, *, size: int, block_time: float
+) -> WindowQuestion:
+    """What the electors of a window decide about; ``size`` of an update in bytes."""
+    slot, margin = SLOT * hparams.relay_seconds, hparams.peer_list_window_margin
+    window_seconds = hparams.blocks_per_window * block_time
+    closes = closes_after(hparams, size, block_time)
+    return WindowQuestion(
+        window=window,
+        version=version_at(hparams.version, window),
+        listed=listed,
+        size=size,
+        at_most=hparams.max_topk_peers,
+        effective=window + 1 + margin,
+        lists_until=max(1, int((margin * window_seconds - closes) / slot)),
+        void_from=max(len(electors.ranked), math.ceil(window_seconds / slot)),
+    )
 
 
 class Elector:
@@ -150,29 +182,14 @@ class Elector:
 
     @property
     def _closes_after(self) -> float:
-        """Seconds from a window's end until all its updates are in or out: the election's time 0.
-
-        Until then its first block is final, and the last update has come at the lowest allowed speed.
-        """
-        bound = self._hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS
-        final = FINAL_BLOCKS * self._context.clock.block_time
-        return max(bound, final) + ANSWER_SECONDS + self._spec.expected_size / TransferLimits.download_floor
+        return closes_after(self._hparams, self._spec.expected_size, self._context.clock.block_time)
 
     async def _question(self, window: int, electors: Electors) -> WindowQuestion:
         listed = await self._comms.get_peer_list(window)
         if listed is None:
             raise PayloadError("no peer list is published for this window")
-        slot, margin = SLOT * self._hparams.relay_seconds, self._hparams.peer_list_window_margin
-        return WindowQuestion(
-            window=window,
-            version=version_at(self._hparams.version, window),
-            listed=listed,
-            size=self._spec.expected_size,
-            at_most=self._hparams.max_topk_peers,
-            effective=window + 1 + margin,
-            lists_until=max(1, int((margin * self._window_seconds - self._closes_after) / slot)),
-            void_from=max(len(electors.ranked), math.ceil(self._window_seconds / slot)),
-        )
+        size, block_time = self._spec.expected_size, self._context.clock.block_time
+        return window_question(window, listed, electors, self._hparams, size=size, block_time=block_time)
 
     async def _find(self, window: int, *, late: bool, until: float | None) -> GatherResult[Update]:
         """What this node finds of a window: alone in the past, what it has reported itself."""

@@ -13,7 +13,7 @@ from tplr.node.replica import NodeContext
 from tplr.node.start_election import decide_start
 from tplr.schemas import DocumentedScore, PeerList, PeerScore
 from tplr.scoring.profiles import ScoreBoard
-from tplr.scoring.selection import ChosenPeers, earned_peers, first_peers, next_peers
+from tplr.scoring.selection import ChosenPeers, earned_peers, first_peers, next_peers, on_probation
 
 WAIT_BLOCKS = 4
 
@@ -118,7 +118,8 @@ class Leader:
     async def _first_peers(self, candidates: Collection[int]) -> ChosenPeers:
         """The run's first list: with probation, nobody has earned a place yet."""
         if self._hparams.probation_windows:
-            return ChosenPeers((), (), tuple(sorted(candidates)))
+            window, places = self._clock.window, self._hparams.max_topk_peers
+            return ChosenPeers((), (), on_probation(candidates, {}, at_most=places, turn=self._turn(window)))
         return first_peers(
             candidates,
             {neuron.uid: neuron.incentive for neuron in self._comms.metagraph.neurons},
@@ -213,11 +214,8 @@ class Leader:
         active, proven = await self._lively(window), self._proven(board)
         waiting = {uid for uid in active if proven.get(uid) and uid not in listed}
         room = len(listed) < self._hparams.max_topk_peers + self._hparams.reserve_peers
-        newcomers = active.difference(listed, present.probation if present else ())
         lost = any(proven.get(uid) is False for uid in listed)
-        if not (due or lost or newcomers or (waiting and room)):
-            return None
-        return earned_peers(
+        chosen = earned_peers(
             active,
             proven,
             {uid: one.merit for uid, one in board.peer_scores.items() if isinstance(one, PeerScore)},
@@ -225,7 +223,15 @@ class Leader:
             at_most=self._hparams.max_topk_peers,
             reserve=self._hparams.reserve_peers,
             seed=window,
+            turn=self._turn(window),
         )
+        newcomers = {*chosen.probation}.difference(listed, present.probation if present else ())
+        return chosen if due or lost or newcomers or (waiting and room) else None
+
+    def _turn(self, window: int) -> int:
+        """Counts the turns of those on probation: long enough to be measured, judged, and listed by then."""
+        hparams = self._hparams
+        return window // (2 * (hparams.probation_windows + hparams.validator_offset + hparams.peer_list_window_margin))
 
     async def _lively(self, window: int) -> set[int]:
         """Uids that are active, or were lately and can't be asked now: that may be this node's own fault."""

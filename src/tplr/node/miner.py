@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import time
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tplr.node.data_loader import WindowBatches, WindowDataLoader
 from tplr.node.failpoints import failpoint
 from tplr.node.leader import start_window
 from tplr.node.replica import NodeContext, Replica
-from tplr.node.window_time import ModelSpeed
+from tplr.node.window_time import ModelSpeed, WindowTime
 from tplr.schemas import Reason, UploadBounds
 from tplr.training.local import TrainStats
 from tplr.training.profile import WindowProfile
@@ -42,7 +43,10 @@ class Miner:
         self._clock = context.clock
         self._telemetry = context.telemetry
         self._hparams = hparams
-        self._times = replica.times
+        overlap = hparams.outer_delay > 0
+        replica.beside_training = overlap
+        # Of training and of all that it waits for; what is done beside it is not counted.
+        self._times = WindowTime() if overlap else replica.times
         self._speed = speed
         self._profile = profile and WindowProfile(profile)
         self._training: int | None = None  # window that is trained now
@@ -52,6 +56,14 @@ class Miner:
         """Run until cancelled."""
         await self._replica.open(await start_window(self._context, self._hparams.start_horizon_windows))
         self._times.take()
+        if self._hparams.outer_delay:
+            async with asyncio.TaskGroup() as group:
+                await self._overlapped(group)
+        else:
+            await self._in_turn()
+
+    async def _in_turn(self) -> None:
+        """Apply a window, then train the next one."""
         async for tick in self._clock.ticks():
             if tick.window < self._train_state.start_window:
                 continue
@@ -67,55 +79,143 @@ class Miner:
         if self._clock.window > tick.window:
             self._miss(tick.window, "catch-up ended after the window", "behind")
             return
-        with in_window(tick.window):
-            try:
-                await self._work(tick.window)
-            except (ChainUnavailable, DataError, StoreError, TrainingError) as error:
-                self._miss(tick.window, str(error), _cause(error))
+        if body := await self._make_update(tick.window):
+            await self._put_out(tick.window, body)
 
-    async def _work(self, window: int) -> None:
-        """One window: load pages, train, pack; publish the hash before its end and the update after it."""
+    async def _overlapped(self, group: asyncio.TaskGroup) -> None:
+        """Train each window as soon as the one before is packed, which is published and applied meanwhile.
+
+        At most one window is missing in the model that a training starts from.
+        """
+        window = await self._clock.wait_for_window(self._train_state.start_window)
+        published = applied = None  # of the window before
+        while True:
+            if applied is None:
+                await self._replica.advance(until=window)
+            if (now := self._clock.window) > window:
+                for missed in range(window, now):
+                    self._miss(missed, "still processing earlier windows", "behind")
+                await asyncio.gather(*filter(None, (published, applied)))
+                window, published, applied = now, None, None
+                continue
+            await self._wait_until_due(window)
+            with self._times.phase("other"):
+                body = await self._make_update(window, after=published)
+                published = group.create_task(self._put_out(window, body)) if body else None
+                with self._times.phase("gathering"):
+                    await (applied or asyncio.sleep(0))
+                applied = group.create_task(self._apply_when_over(window, published))
+            self._report_times(window)
+            window += 1
+
+    async def _wait_until_due(self, window: int) -> None:
+        """Wait until the training of the window before must have ended: one that had few batches ends earlier."""
+        await self._clock.wait_for_window(window - 1)
+        while self._clock.window < window:
+            left = self._clock.seconds_left() - self._hparams.commit_margin_seconds
+            if left <= 0:
+                return
+            await asyncio.sleep(left)
+
+    async def _apply_when_over(self, window: int, published: asyncio.Task[None] | None) -> None:
+        """Apply a window once its updates are decided."""
+        if published:
+            await published  # before this node learns whether its update is in the set
+        await self._clock.wait_for_window(window + 1)
+        await self._replica.advance(until=window + 1)
+
+    async def _make_update(self, window: int, after: asyncio.Task[None] | None = None) -> bytes | None:
+        """Load a window's pages, train, pack; None, and the window is missed, if there is nothing to send.
+
+        Args:
+            after: the update of the window before must be out, or back in the error feedback, when this one is packed.
+        """
+        with in_window(window):
+            try:
+                return await self._work(window, after)
+            except (ChainUnavailable, DataError, StoreError, TrainingError) as error:
+                self._miss(window, str(error), _cause(error))
+                return None
+
+    async def _work(self, window: int, after: asyncio.Task[None] | None) -> bytes | None:
+        """As ``_make_update``, but raises."""
         uid = self._comms.uid
         with self._times.phase("waiting_for_pages"):
             pages = await self._data_loader.assigned(uid, window)
-        self._data_loader.read_ahead(uid, window + 1)
-        await failpoint("data_loaded")
-        if self._train_state.local.moves:
-            await self._replica.wait_for_save()
-        with self._times.phase("training"):
+        ahead = asyncio.create_task(self._read_ahead(window + 1))
+        try:
+            await failpoint("data_loaded")
+            if self._train_state.local.moves and not self._replica.beside_training:
+                await self._wait_for_save()
             train_stats = await self._train(window, pages)
+        finally:
+            ahead.cancel()
         await failpoint("trained")
         if train_stats.batches == 0:
             self._miss(window, _why_no_batch(pages, train_stats), "no_batch")
-            return
-        await self._replica.wait_for_save()
-        with self._times.phase("packing"):
-            body = await asyncio.to_thread(
-                self._train_state.pack,
-                window=window,
-                uid=uid,
-                pages_digest=pages.digest,
-                batches=train_stats.batches,
-            )
-        await failpoint("packed")
-        cause = "late"
-        try:
+            return None
+        if after:
             with self._times.phase("uploading"):
-                missed = await self._publish(window, body)
-        except StoreError as error:
-            missed, cause = str(error), _cause(error)
-        if missed:
-            await asyncio.to_thread(self._train_state.restore_update, body, window=window, uid=uid)
-            self._miss(window, missed, cause)
+                await after
+        await self._wait_for_save()
+        with self._times.phase("packing"):
+            async with self._replica.model:
+                body = await asyncio.to_thread(
+                    self._train_state.pack,
+                    window=window,
+                    uid=uid,
+                    pages_digest=pages.digest,
+                    batches=train_stats.batches,
+                )
+        await failpoint("packed")
+        return body
+
+    async def _read_ahead(self, window: int) -> None:
+        """Load a window's pages as soon as they are known, in the first moment of the window before."""
+        await self._clock.wait_for_window(window - 1)
+        self._data_loader.read_ahead(self._comms.uid, window)
+
+    async def _wait_for_save(self) -> None:
+        with self._times.phase("saving"):
+            await self._replica.wait_for_save()
+
+    async def _put_out(self, window: int, body: bytes) -> None:
+        """Publish an update; what does not count goes back into the error feedback."""
+        with in_window(window):
+            cause = "late"
+            try:
+                with self._replica.times.phase("uploading"):
+                    missed = await self._publish(window, body)
+            except ChainUnavailable as error:
+                self._miss(window, str(error), _cause(error))
+                return
+            except StoreError as error:
+                missed, cause = str(error), _cause(error)
+            if missed:
+                await self._replica.wait_for_save()
+                async with self._replica.model:
+                    await asyncio.to_thread(self._train_state.restore_update, body, window=window, uid=self._comms.uid)
+                self._miss(window, missed, cause)
 
     async def _train(self, window: int, pages: WindowBatches) -> TrainStats:
-        began = time.monotonic()
+        """Train, and give the model back between two inner steps whenever somebody else waits for it."""
+        seconds, wanted = 0.0, self._replica.model.wanted
         self._training = window
+        run = partial(self._train_state.train, pages.batches, pause=wanted)
+        if self._profile:
+            run = partial(self._profile.run, run, window)
         try:
-            run = partial(self._train_state.train, pages.batches)
-            if self._profile:
-                run = partial(self._profile.run, run, window)
-            train_stats = await asyncio.to_thread(run, stop=self._out_of_time)
+            while True:
+                async with AsyncExitStack() as holding:
+                    with self._times.phase("applying"):
+                        await holding.enter_async_context(self._replica.model)
+                    began = time.monotonic()
+                    with self._times.phase("training"):
+                        train_stats = await asyncio.to_thread(run, stop=self._out_of_time)
+                    seconds += time.monotonic() - began
+                if not train_stats.paused:
+                    break
+                run = partial(self._train_state.resume, pause=wanted)
         finally:
             self._training = None  # a thread can't be cancelled: it ends after its current batch
         self._tokens = train_stats.tokens
@@ -127,7 +227,7 @@ class Miner:
             of_batches=len(pages.batches),
             skipped=train_stats.skipped,
             tokens=train_stats.tokens,
-            seconds=time.monotonic() - began,
+            seconds=seconds,
         )
         return train_stats
 
@@ -135,7 +235,8 @@ class Miner:
         """Whether training must end, so that the update is packed and its hash published before the window ends."""
         if self._training is None or self._clock.window > self._training:
             return True
-        return self._clock.seconds_left() < self._hparams.commit_margin_seconds
+        in_time = self._clock.seconds_left() >= self._hparams.commit_margin_seconds
+        return self._clock.window == self._training and not in_time
 
     async def _publish(self, window: int, body: bytes) -> str | None:
         """Publish the hash and then the update, each in its time bounds.
@@ -150,7 +251,7 @@ class Miner:
         await failpoint("committed")
         if self._clock.window > window:
             return "the update was ready only after the window's end"
-        with self._times.phase("waiting_for_end"):
+        with self._replica.times.phase("waiting_for_end"):
             await self._clock.wait_for_window(window + 1)
             # A commit stamped in the second in which the window ends still counts: publish after that second.
             await asyncio.sleep(UploadBounds.resolution)

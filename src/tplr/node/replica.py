@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from tplr.clock import WindowClock
 from tplr.comms import Comms
@@ -19,6 +20,7 @@ from tplr.hparams import HParams
 from tplr.logging import in_window, logger
 from tplr.node.agreement import Agreement, Divergence
 from tplr.node.failpoints import failpoint
+from tplr.node.model_lock import ModelLock
 from tplr.node.state import SavedState
 from tplr.node.train_state import Stateful, TrainState
 from tplr.node.window_time import WindowTime
@@ -32,6 +34,9 @@ from tplr.training.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PREFETCH_WINDOWS = 2  # fetched while one is applied
 CATCH_UP_SAVES = 10  # windows between two snapshots during catch-up
@@ -55,6 +60,8 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
 
     Attributes:
         window: the next one to apply.
+        model: held by whoever reads or changes the model; ``advance`` and ``open`` take it.
+        beside_training: a training, which holds ``model`` too, goes on while a state is saved.
         folder: of the saved state.
         times: what this node's time goes into; the role adds its own phases.
     """
@@ -73,6 +80,8 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         """``every_peer``: gather from all buckets on chain instead of from the peer list. ``commands``: of the ranks
         that hold the model together."""
         self.window = -1
+        self.model = ModelLock()
+        self.beside_training = False
         self.folder = folder
         self.train_state = TrainState(model, hparams, folder, settings, commands)
         self._hparams = hparams
@@ -104,13 +113,13 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         self.window = self.train_state.start_window = start_window
         saved = await asyncio.to_thread(self.train_state.saved)
         if saved is not None:
-            await asyncio.to_thread(self.train_state.restore, saved)
+            await self._with_model(self.train_state.restore, saved)
             self.window = saved.window
             logger.info("saved state restored: next window to apply is %d", self.window)
         newer_than = start_window if saved is None else saved.window + self._hparams.checkpoint_frequency
         if await self._take_checkpoint(newer_than=newer_than):
             # It is unknown whether this node's last update was applied in one of the skipped windows.
-            await asyncio.to_thread(self.train_state.own_applied, self.window - 1)
+            await self._with_model(self.train_state.own_applied, self.window - 1)
         elif saved is None:
             await self._set_first_weights()
 
@@ -124,7 +133,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
                 async with self.train_state.fetched(self._context.comms, checkpoint) as fetched:
                     await self._check_model(fetched, by=checkpoint.uid)
                     await self.wait_for_save()
-                    await asyncio.to_thread(self.train_state.restore_shared, fetched)
+                    await self._with_model(self.train_state.restore_shared, fetched)
             except (ChainUnavailable, StateError, StoreError) as error:
                 logger.warning(
                     "checkpoint of window %d by uid %d not used: %s", checkpoint.window, checkpoint.uid, error
@@ -157,12 +166,13 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
     async def _set_first_weights(self) -> None:
         """The run's first weights: drawn, or those of another version's checkpoint."""
         if not (version := self._hparams.checkpoint_init_version):
-            await asyncio.to_thread(self.train_state.reset_to_first_weights)
+            await self._with_model(self.train_state.reset_to_first_weights)
             return
         checkpoint = await self._context.comms.get_latest_checkpoint(version)
         if checkpoint is None:
             raise StateError(f"checkpoint_init_version {version}: no checkpoint of that version is published")
-        await self.train_state.fetch_first_weights(self._context.comms, checkpoint)
+        async with self.model:
+            await self.train_state.fetch_first_weights(self._context.comms, checkpoint)
         logger.info("first weights: those of version %s, window %d", version, checkpoint.window)
 
     # Forward
@@ -214,16 +224,17 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             logger.warning("applying without unreachable uids %s; other nodes may have reached them", unavailable)
         # Cached when the window was gathered: nothing between here and the save may fail.
         block_hash = await self._context.comms.window_hash(window + 1)
-        await self.wait_for_save()
-        await asyncio.to_thread(self.train_state.apply, [one.update for one in gathered.updates])
-        if any(one.uid == uid for one in gathered.updates):
-            await asyncio.to_thread(self.train_state.own_applied, window)
-        await failpoint("applied")
-        report = await asyncio.to_thread(self.train_state.report, gathered, uid=uid, block_hash=block_hash)
-        self.window = window + 1
-        self._agreement.note(gathered, report.fingerprint)
-        if save:
-            self._saving = asyncio.create_task(self._save(self.window, self.train_state.stateful_values()))
+        await self.wait_for_save()  # it needs the model for its end, so not while this holds it
+        async with self.model:
+            await asyncio.to_thread(self.train_state.apply, [one.update for one in gathered.updates], window)
+            if any(one.uid == uid for one in gathered.updates):
+                await asyncio.to_thread(self.train_state.own_applied, window)
+            await failpoint("applied")
+            report = await asyncio.to_thread(self.train_state.report, gathered, uid=uid, block_hash=block_hash)
+            self.window = window + 1
+            self._agreement.note(gathered, report.fingerprint)
+            if save:
+                await self._start_save()
         self._context.telemetry.emit(
             "applied",
             window=window,
@@ -263,7 +274,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         if divergence.local_state_failed and await self._take_checkpoint(newer_than=self.train_state.start_window):
             return
         if saved is not None:
-            await asyncio.to_thread(self.train_state.restore_shared, saved)
+            await self._with_model(self.train_state.restore_shared, saved)
             self.window = saved.window
             logger.warning("rolled back to window %d", saved.window)
             return
@@ -292,19 +303,46 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
 
     # Save and publish
 
-    async def _save(self, window: int, stateful: dict[str, Any]) -> None:
+    async def _start_save(self) -> None:
+        """Save the state as it is now, in the background; the caller holds the model."""
+        window, stateful = self.window, self.train_state.stateful_values()
+        if not self.beside_training:
+            saved = asyncio.to_thread(self.train_state.save, window, stateful)
+        else:
+            try:
+                await asyncio.to_thread(self.train_state.begin_save, window, stateful)
+            except StateError as error:
+                self._not_saved(error)
+                return
+            saved = self._end_save()
+        self._saving = asyncio.create_task(self._save(window, saved))
+
+    async def _end_save(self) -> SavedState:
+        """The state that ``begin_save`` began to write. Raises StateError."""
+        await asyncio.to_thread(self.train_state.wait_written)
+        return await self._with_model(self.train_state.end_save)
+
+    async def _save(self, window: int, saving: Awaitable[SavedState]) -> None:
         try:
-            saved = await asyncio.to_thread(self.train_state.save, window, stateful)
+            saved = await saving
         except StateError as error:
-            # The step is taken all the same: only the state to restart from after a crash is older.
-            logger.error("state not saved: %s", error)
-            self._context.telemetry.emit("problem", text=f"state not saved: {error}")
+            self._not_saved(error)
             return
         await failpoint("saved")
         due = (window - self.train_state.start_window) % self._hparams.checkpoint_frequency == 0
         if due and (self._publishing is None or self._publishing.done()):
             self.train_state.snapshots.held.add(window)
             self._publishing = asyncio.create_task(self._publish(window, saved.folder))
+
+    def _not_saved(self, error: StateError) -> None:
+        # The step is taken all the same: only the state to restart from after a crash is older.
+        logger.error("state not saved: %s", error)
+        self._context.telemetry.emit("problem", text=f"state not saved: {error}")
+
+    async def _with_model(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """``work``, in a thread, while this task holds the model."""
+        async with self.model:
+            return await asyncio.to_thread(work, *args, **kwargs)
 
     async def _publish(self, window: int, folder: Path) -> None:
         await failpoint("publishing")

@@ -3,6 +3,7 @@
 Loading a state folder of unknown origin can give a wrong state, but it executes nothing.
 """
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -119,6 +120,48 @@ def _read_rows(reader: SnapshotReader, name: str, target: torch.Tensor) -> None:
 
 
 @dataclass
+class SnapshotDraft:
+    """A snapshot without a manifest: what one rank writes into it.
+
+    Attributes:
+        layouts: of all tensors, whole.
+        rows: this rank's rows of each, and the first one's number.
+        shards: written by now.
+        problem: why they could not be written.
+    """
+
+    place: Path
+    rank: int
+    window: int
+    start_window: int
+    global_step: int
+    version: str
+    values: dict[str, Any]
+    layouts: dict[str, TensorLayout] = field(default_factory=dict)
+    rows: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    shards: list[SnapshotShard] = field(default_factory=list)
+    problem: StateError | None = None
+
+    def write(self) -> None:
+        """Write this rank's rows, group by group, directly from the tensors, which must not change meanwhile.
+
+        No collective. What can't be written is a ``problem``, which ``StateFolder.finish`` tells all ranks.
+        """
+        try:
+            writer = ShardWriter(self.place, rank=self.rank)
+            for _, names in itertools.groupby(self.rows, key=lambda name: name.split(".")[0]):
+                group = {name: self.rows[name] for name in names}
+                writer.write(
+                    {name: one for name, (one, _) in group.items()}, {k: first for k, (_, first) in group.items()}
+                )
+            self.shards = writer.shards
+        except StateError as error:
+            self.problem = error
+        finally:
+            self.rows = {}  # copies go as soon as they are on disk
+
+
+@dataclass
 class StateFolder:
     """Keeps the newest ``GENERATIONS`` snapshots, and those in ``held``.
 
@@ -148,51 +191,83 @@ class StateFolder:
         Raises:
             StateError: the disk is full; older snapshots stay.
         """
+        draft = self.begin(
+            window=window,
+            start_window=start_window,
+            global_step=global_step,
+            version=version,
+            groups=groups,
+            values=values,
+            parallel=parallel,
+        )
+        draft.write()
+        return self.finish(draft, parallel)
+
+    def begin(
+        self,
+        *,
+        window: int,
+        start_window: int,
+        global_step: int,
+        version: str,
+        groups: Mapping[str, Mapping[str, torch.Tensor]],
+        values: Mapping[str, Any],
+        copies: Mapping[str, Mapping[str, torch.Tensor]] = {},
+        parallel: ParallelContext = SINGLE_PROCESS,
+    ) -> "SnapshotDraft":
+        """A snapshot to ``write`` and then to ``finish``; arguments as ``save``. A collective.
+
+        Args:
+            copies: by group, this rank's rows of tensors that change while they are written.
+
+        Raises:
+            StateError: a tensor that snapshots do not hold.
+        """
         place = self._place(window)
         if parallel.rank == 0:
             remove_snapshot(place)
+        parallel.gather_bytes(b"")  # rank 0 has removed what was there
+        draft = SnapshotDraft(place, parallel.rank, window, start_window, global_step, version, dict(values))
+        with together(parallel):
+            for group, tensors in groups.items():
+                for name, one in tensors.items():
+                    part, rows = local_rows(one.detach())
+                    draft.layouts[f"{group}.{name}"] = TensorLayout.of(one)
+                    if rows.stop > rows.start:
+                        draft.rows[f"{group}.{name}"] = copies.get(group, {}).get(name, part), rows.start
+        return draft
+
+    def finish(self, draft: "SnapshotDraft", parallel: ParallelContext = SINGLE_PROCESS) -> SavedState:
+        """Make a written snapshot the newest one. A collective.
+
+        Raises:
+            StateError: a rank could not write its part; older snapshots stay.
+        """
         try:
-            tensors, shards = self._write_shards(place, groups, parallel)
+            with together(parallel):
+                if draft.problem:
+                    raise draft.problem
+            mine = _Written(tensors=draft.layouts, shards=tuple(draft.shards)).model_dump_json().encode()
+            written = [_Written.model_validate_json(one) for one in parallel.gather_bytes(mine)]
             with together(parallel):
                 if parallel.rank == 0:
                     manifest = SnapshotManifest(
-                        window=window,
-                        start_window=start_window,
-                        global_step=global_step,
-                        version=version,
-                        values=dict(values),
-                        tensors=tensors,
-                        shards=shards,
+                        window=draft.window,
+                        start_window=draft.start_window,
+                        global_step=draft.global_step,
+                        version=draft.version,
+                        values=draft.values,
+                        tensors={name: layout for one in written for name, layout in one.tensors.items()},
+                        shards=tuple(shard for one in written for shard in one.shards),
                     )
-                    write_manifest(place, manifest)
+                    write_manifest(draft.place, manifest)
         except StateError:
             if parallel.rank == 0:
-                remove_snapshot(place)
+                remove_snapshot(draft.place)
             raise
         if parallel.rank == 0:
             self._remove_old()
-        return SavedState(place, read_manifest(place))
-
-    @staticmethod
-    def _write_shards(
-        place: Path, groups: Mapping[str, Mapping[str, torch.Tensor]], parallel: ParallelContext
-    ) -> tuple[dict[str, TensorLayout], tuple[SnapshotShard, ...]]:
-        """Write this rank's tensors; returns the layouts and the shards of all ranks."""
-        parallel.gather_bytes(b"")  # rank 0 has removed what was there
-        layouts: dict[str, TensorLayout] = {}
-        with together(parallel):
-            writer = ShardWriter(place, rank=parallel.rank)
-            for group, tensors in groups.items():
-                parts = {f"{group}.{name}": local_rows(one.detach()) for name, one in tensors.items()}
-                layouts |= {f"{group}.{name}": TensorLayout.of(one) for name, one in tensors.items()}
-                writer.write(
-                    {name: part for name, (part, rows) in parts.items() if rows.stop > rows.start},
-                    {name: rows.start for name, (_, rows) in parts.items()},
-                )
-        mine = _Written(tensors=layouts, shards=tuple(writer.shards)).model_dump_json().encode()
-        written = [_Written.model_validate_json(one) for one in parallel.gather_bytes(mine)]
-        found = {name: layout for one in written for name, layout in one.tensors.items()}
-        return found, tuple(shard for one in written for shard in one.shards)
+        return SavedState(draft.place, read_manifest(draft.place))
 
     def load(self, *, until: int | None = None, clean: bool = True) -> SavedState | None:
         """The newest complete snapshot, or None. Damaged ones are logged and left in place.

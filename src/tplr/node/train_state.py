@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,8 +14,8 @@ import torch
 
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
-from tplr.compress.payload import Update
-from tplr.errors import StateError
+from tplr.compress.payload import Update, parse
+from tplr.errors import EmptyUpdate, StateError
 from tplr.exchange.checkpoints import Checkpoint, discard_fetch
 from tplr.exchange.gather import GatherResult
 from tplr.exchange.snapshot import TensorLayout, read_manifest, remove_snapshot
@@ -22,15 +23,16 @@ from tplr.hparams import HParams
 from tplr.keys import version_at
 from tplr.logging import logger
 from tplr.node.free_memory import release_freed_memory
-from tplr.node.state import SavedState, StateFolder
+from tplr.node.state import SavedState, SnapshotDraft, StateFolder
 from tplr.schemas import DebugReport, Evaluation
 from tplr.seeds import fingerprint_seed, proof_seed
 from tplr.training.alignment import Alignment, Gradient, align, probe_gradient
 from tplr.training.commands import Commands, command
-from tplr.training.device import DEFAULTS, DeviceSettings
+from tplr.training.device import DEFAULTS, DeviceSettings, host_copy
 from tplr.training.evaluation import Baseline, baseline, evaluate
 from tplr.training.fingerprint import digest, fingerprint
-from tplr.training.local import LocalTraining, Stop, TrainStats, never
+from tplr.training.inner import kept_weights
+from tplr.training.local import LocalTraining, Stop, TrainStats, Unfinished, never
 from tplr.training.model import set_first_weights
 from tplr.training.outer.base import MOMENTUM, OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, local_rows, together
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 STATE_FORMAT = 6  # of the saved state; another format is skipped
+# Of the step along this node's own update, in place of the set that is not known yet (docs/benchmarks/overlap.md).
+EXPECTED_SHARE = 0.25
 SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
 
 
@@ -82,7 +86,15 @@ class TrainState:
         self.outer: OuterScheme = outer_scheme(self.parameters, hparams, settings, self._parallel)
         self.local: LocalTraining = local_training(self.parameters, hparams, settings, self._parallel)
         self._work: dict[str, torch.Tensor] = {}  # of the last training, to be packed
+        self._batches = np.empty(0)  # of the window that is trained
+        self._unfinished: Unfinished | None = None
         self._stop: Stop = never
+        self._pause: Stop = never
+        # This node's last packed update, until its window is applied.
+        self._own: Update | None = None
+        # Copies of this rank's rows of the weights, which no outer step has moved since: a save reads them.
+        self._kept: dict[str, torch.Tensor] | None = None
+        self._saving: tuple[SnapshotDraft, threading.Thread] | None = None
         self.stateful: dict[str, Stateful] = {}
         self.start_window = -1
         self.global_step = 0
@@ -111,32 +123,72 @@ class TrainState:
 
     # Training
 
-    def train(self, batches: np.ndarray, stop: Stop = never) -> TrainStats:
-        """Train on a window's batches until they end or ``stop()``; ``pack`` takes the result."""
-        self._stop = stop
+    def train(self, batches: np.ndarray, stop: Stop = never, pause: Stop = never) -> TrainStats:
+        """Train on a window's batches until they end or ``stop()``; ``pack`` takes the result.
+
+        If ``pause()`` ends it before, the result has ``paused``, and ``resume`` continues it. In between the model is
+        the agreed one, and may be changed in any way.
+        """
+        return self._with_flags(lambda: self._train(batches), stop, pause)
+
+    def resume(self, stop: Stop = never, pause: Stop = never) -> TrainStats:
+        """Continue a paused training; arguments and result are those of ``train``."""
+        return self._with_flags(self._resume, stop, pause)
+
+    def _with_flags(self, run: Callable[[], TrainStats], stop: Stop, pause: Stop) -> TrainStats:
+        self._stop, self._pause = stop, pause
         try:
-            return self._train(batches)
+            return run()
         finally:
-            self._stop = never
+            self._stop = self._pause = never
 
     @command
     def _train(self, batches: np.ndarray) -> TrainStats:
-        self._work = {}
-        work = self.local.run(self.model, batches, step=self.global_step, stop=self._stop)
-        self._work = work.tensors
+        self._work, self._batches, self._unfinished = {}, batches, None
+        return self._run()
+
+    @command
+    def _resume(self) -> TrainStats:
+        return self._run()
+
+    def _run(self) -> TrainStats:
+        unfinished, self._unfinished = self._unfinished, None
+        kept, self._kept = self._kept, None
+        work = self.local.run(
+            self.model,
+            self._batches,
+            step=self.global_step + (self._own is not None),
+            stop=self._stop,
+            pause=self._pause,
+            expect=self._expect if self._own else None,
+            before=kept,
+            unfinished=unfinished,
+        )
+        self._work, self._unfinished = work.tensors, work.unfinished
+        work.train_stats.paused = work.unfinished is not None
         return work.train_stats
+
+    def _expect(self, sign: int) -> None:
+        """Move the weights to where they are expected when the window of this node's last update is applied."""
+        assert self._own is not None
+        self.outer.trial_step(self._own, step=self.global_step, share=sign * EXPECTED_SHARE)
 
     @command
     def pack(self, *, window: int, uid: int, pages_digest: str, batches: int) -> bytes:
         """The update of the last training. Raises TrainingError, as ``OuterScheme.pack``."""
         work, self._work = self._work, {}
-        return self.outer.pack(
+        body = self.outer.pack(
             work, step=self.global_step, window=window, uid=uid, pages_digest=pages_digest, batches=batches
         )
+        if self._hparams.outer_delay:
+            with contextlib.suppress(EmptyUpdate):
+                self._own = parse(body, self.spec, window=window, uid=uid)
+        return body
 
     @command
     def restore_update(self, body: bytes, *, window: int, uid: int) -> None:
         """Add the last packed update, which nobody got, to the error feedback again."""
+        self._own = None
         self.outer.restore(body, window=window, uid=uid)
 
     @command
@@ -147,11 +199,18 @@ class TrainState:
     # The model
 
     @command
-    def apply(self, updates: Sequence[Update]) -> None:
-        """Take a window's outer step; none without updates."""
+    def apply(self, updates: Sequence[Update], window: int | None = None) -> None:
+        """Take a window's outer step; none without updates.
+
+        Args:
+            window: without it, this node's own update is not known to be in the model.
+        """
+        self._kept = None
         self.outer.apply(updates, step=self.global_step)
         self.global_step += bool(updates)
         self._applied = ()
+        if self._own and window is not None and self._own.window <= window:
+            self._own = None
         release_freed_memory()
 
     @command
@@ -271,6 +330,42 @@ class TrainState:
     @command
     def save(self, window: int, stateful: Mapping[str, Any]) -> SavedState:
         """Write a snapshot; no tensor may change meanwhile. Raises StateError; older snapshots stay."""
+        draft = self._begin_save(window, stateful, {})
+        draft.write()
+        return self.snapshots.finish(draft, self._parallel)
+
+    @command
+    def begin_save(self, window: int, stateful: Mapping[str, Any]) -> None:
+        """Begin to write a snapshot of the state as it is, in a thread of each rank: ``end_save`` ends it.
+
+        Training may go on meanwhile: weights and moments are copied first. No update may be packed, restored or
+        applied.
+        """
+        self._kept = kept_weights(self.model, self._settings)
+        moments = self.local.state_dict(copies=False)["tensors"]
+        copies = {"model": self._kept, "local": {name: host_copy(local_rows(one)[0]) for name, one in moments.items()}}
+        if self.model.device.type == "cuda":
+            torch.cuda.current_stream(self.model.device).synchronize()  # another thread reads the copies
+        draft = self._begin_save(window, stateful, copies)
+        self._saving = draft, threading.Thread(target=draft.write, name="save")
+        self._saving[1].start()
+
+    def wait_written(self) -> None:
+        """Wait until this rank's part of the snapshot is on disk."""
+        if self._saving:
+            self._saving[1].join()
+
+    @command
+    def end_save(self) -> SavedState:
+        """The snapshot that ``begin_save`` began. Raises StateError; older snapshots stay."""
+        assert self._saving is not None
+        (draft, thread), self._saving = self._saving, None
+        thread.join()
+        return self.snapshots.finish(draft, self._parallel)
+
+    def _begin_save(
+        self, window: int, stateful: Mapping[str, Any], copies: Mapping[str, Mapping[str, torch.Tensor]]
+    ) -> SnapshotDraft:
         outer, local = self.outer.state_dict(copies=False), self.local.state_dict(copies=False)
         unshared = {name: one for name, one in outer["tensors"].items() if not name.startswith(SHARED)}
         groups = {
@@ -286,13 +381,14 @@ class TrainState:
             "local": {key: value for key, value in local.items() if key != "tensors"},
             "parts": dict(stateful),
         }
-        return self.snapshots.save(
+        return self.snapshots.begin(
             window=window,
             start_window=self.start_window,
             global_step=self.global_step,
             version=version_at(self._hparams.version, window),
             groups=groups,
             values=values,
+            copies=copies,
             parallel=self._parallel,
         )
 
@@ -338,6 +434,7 @@ class TrainState:
     @command
     def reset_to_first_weights(self) -> None:
         """Reset to the run's first weights; this node's own tensors and values stay."""
+        self._kept = self._own = None
         set_first_weights(self.parameters, self._hparams)
         self.outer.reset_shared()
         self.global_step = 0
@@ -350,6 +447,7 @@ class TrainState:
 
     @torch.no_grad()
     def _restore_model(self, saved: SavedState) -> None:
+        self._kept = self._own = None
         with together(self._parallel):
             saved.read_into("model", {name: parameter.detach() for name, parameter in self.parameters.items()})
         self.global_step = saved.manifest.global_step

@@ -11,6 +11,7 @@ from tplr.compress.payload import Update, parse
 from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError, StoreError, WindowLost
 from tplr.exchange.aggregates import IncludedSet, reported_set
 from tplr.exchange.gather import GatheredUpdate, GatherResult
+from tplr.exchange.polling import pause_after
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.schemas import DebugReport, PeerList, Reason
@@ -143,11 +144,12 @@ class WindowUpdates:
     async def decided(self, window: int) -> IncludedSet | None:
         """The decided set, awaited for ``manifest_timeout_seconds``; None if it is not decided by then."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._hparams.manifest_timeout_seconds
+        began = loop.time()
+        until = began + self._hparams.manifest_timeout_seconds
         while loop.time() < until:
             if included := await self.published(window):
                 return included
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(min(pause_after(loop.time() - began, POLL_SECONDS), max(0.0, until - loop.time())))
         return None
 
     async def from_set(

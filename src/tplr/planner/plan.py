@@ -120,5 +120,5 @@ def make_plan(
         memory=memory,
         disk=SNAPSHOTS * kept,
         traffic=traffic(load, role, readers=readers),
-        timeline=timeline(load, host, block_time=block_time, mfu=mfu),
+        timeline=timeline(load, host, block_time=block_time, mfu=mfu, settings=settings),
     )

@@ -3,6 +3,10 @@
 The model: all peers have links like this machine's and upload at once, so the download of everyone's updates begins
 when this miner's own upload ends. The published set is waited for until the time bound. Computing starts when the
 window's aggregate is applied and stops ``commit_margin_seconds`` before the window's end.
+
+With ``outer_delay`` 1 the devices train meanwhile. They pause while an update is packed and while the aggregate is
+applied, and in both cases for copies to and from host memory. If the aggregate comes after the next update is packed,
+the next training waits for it.
 """
 
 from __future__ import annotations
@@ -13,9 +17,12 @@ from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.planner.host import Host
 from tplr.planner.workload import Workload
 from tplr.schemas import UploadBounds
+from tplr.training.device import DEFAULTS, DeviceSettings
 
 # Bytes of memory traffic for each parameter in the outer step and in packing, and how far from the limit they are.
 OUTER_BYTES, PACK_BYTES, OVERHEAD = 40.0, 40.0, 3.0
+# Of each rank to pinned host memory, bytes per second: PCIe 5, 16 lanes, gives 50 to 57.
+HOST_COPY = 40e9
 CPU_BANDWIDTH, CPU_PEAK = 20e9, 100e9
 
 
@@ -72,7 +79,9 @@ class Timeline:
         return f"{longest}: {waits[longest]:.0f} s of {self.window:.0f} s"
 
 
-def timeline(load: Workload, host: Host, *, block_time: float, mfu: float) -> Timeline:
+def timeline(
+    load: Workload, host: Host, *, block_time: float, mfu: float, settings: DeviceSettings = DEFAULTS
+) -> Timeline:
     """A miner's window on ``machine``, at the model FLOPs utilisation ``mfu`` while it trains."""
     hparams = load.hparams
     window = hparams.blocks_per_window * block_time
@@ -84,36 +93,82 @@ def timeline(load: Workload, host: Host, *, block_time: float, mfu: float) -> Ti
     apply, pack = (OVERHEAD * one * shard / bandwidth for one in (OUTER_BYTES, PACK_BYTES))
     needed = (load.tokens * load.flops_per_token + load.muon_flops) / (host.ranks * mfu * peak)
 
+    copies = _copies(load, settings) * shard / HOST_COPY if host.accelerator else 0.0
+
     bound = hparams.time_window_delta_seconds
     uploaded = UploadBounds.resolution + upload
     gathered = uploaded + download
     ready = max(gathered, bound + STORE_CLOCK_SECONDS) if hparams.manifest_timeout_seconds else gathered
     stop = window - hparams.commit_margin_seconds
-    begin = min(ready + apply, stop)
-    end = min(begin + needed, stop)
-    phases = [Phase("gather", 0.0, min(gathered, stop)), Phase("wait for the set", gathered, ready)]
-    phases += [Phase("apply", ready, begin), Phase("train", begin, end), Phase("idle", end, stop)]
-    phases += [Phase("pack, commit", stop, window)]
+    if hparams.outer_delay:
+        # Half of the copies belong to each pause.
+        phases = _overlapped(window, stop=stop, ready=ready, pack=pack + copies / 2, apply=apply + copies / 2)
+        idle = sum(phase.seconds for phase in phases if phase.name == "train") - needed
+        phases = _with_idle(phases, idle) if idle > 0 else phases
+    else:
+        begin = min(ready + apply, stop)
+        end = min(begin + needed, stop)
+        phases = [Phase("gather", 0.0, min(gathered, stop)), Phase("wait for the set", gathered, ready)]
+        phases += [Phase("apply", ready, begin), Phase("train", begin, end), Phase("idle", end, stop)]
+        phases += [Phase("pack, commit", stop, window)]
     return Timeline(
         window=window,
         phases=tuple(phase for phase in phases if phase.seconds > 0),
         links=(Phase("upload", UploadBounds.resolution, uploaded), Phase("download", uploaded, gathered)),
         needed=needed,
-        problems=tuple(_problems(load, host, uploaded=uploaded, ready=ready + apply, stop=stop, pack=pack)),
+        problems=tuple(_problems(load, host, uploaded=uploaded, ready=ready + apply, window=window, pack=pack)),
     )
 
 
-def _problems(load: Workload, host: Host, *, uploaded: float, ready: float, stop: float, pack: float) -> list[str]:
+def _overlapped(window: float, *, stop: float, ready: float, pack: float, apply: float) -> list[Phase]:
+    """A window of ``outer_delay`` 1: its training began before it, and its end belongs to the next one's."""
+    packed = min(stop + pack, window)
+    if ready <= stop:
+        applied = min(ready + apply, stop)
+        phases = [Phase("train", 0.0, ready), Phase("apply", ready, applied), Phase("train", applied, stop)]
+        phases += [Phase("pack", stop, packed), Phase("train", packed, window)]
+    else:
+        ready = min(max(ready, packed), window)
+        applied = min(ready + apply, window)
+        phases = [Phase("train", 0.0, stop), Phase("pack", stop, packed), Phase("gather", packed, ready)]
+        phases += [Phase("apply", ready, applied), Phase("train", applied, window)]
+    return phases
+
+
+def _with_idle(phases: list[Phase], idle: float) -> list[Phase]:
+    """The batches end before the time: the last seconds of training before packing, and then earlier ones, are idle."""
+    pack = next(index for index, phase in enumerate(phases) if phase.name == "pack")
+    for index in (*range(pack - 1, -1, -1), *range(len(phases) - 1, pack, -1)):
+        phase = phases[index]
+        if phase.name == "train" and idle > 0:
+            cut = max(phase.start, phase.stop - idle)
+            idle -= phase.stop - cut
+            phases[index : index + 1] = [Phase("train", phase.start, cut), Phase("idle", cut, phase.stop)]
+    return phases
+
+
+def _copies(load: Workload, settings: DeviceSettings) -> float:
+    """Bytes for each parameter between a device and its host in a window of ``outer_delay`` 1.
+
+    The moments are copied for the saved state; offloaded weights twice each way, as training starts and ends twice.
+    """
+    moments = 2 - sum(load.tensors[name] for name in load.muon) / load.parameters
+    return 4.0 * moments + (16.0 if settings.offload_weights else 0.0)
+
+
+def _problems(load: Workload, host: Host, *, uploaded: float, ready: float, window: float, pack: float) -> list[str]:
     hparams, problems = load.hparams, []
+    stop = window - hparams.commit_margin_seconds
     if uploaded > hparams.time_window_delta_seconds:
         problems.append(
             f"an update of {load.update_bytes / 1e6:.0f} MB takes {uploaded:.0f} s at {host.up / 1e6:.0f} Mbit/s, "
             f"time_window_delta_seconds is {hparams.time_window_delta_seconds:g}: raise the bound, use a faster link, "
             "or send less (topk_compression, quantization_bits)"
         )
-    if ready >= stop:
+    last, what = (window, "the window") if hparams.outer_delay else (stop, "training")
+    if ready >= last:
         problems.append(
-            f"the window's updates are applied {ready:.0f} s after its start, and training ends {stop:.0f} s after it: "
+            f"the window's updates are applied {ready:.0f} s after its start, and {what} ends {last:.0f} s after it: "
             "no time to train; raise blocks_per_window, or use a faster link"
         )
     if pack > hparams.commit_margin_seconds:

@@ -9,6 +9,8 @@ from tplr.seeds import derive
 
 # Least and most windows of waiting that count in the draw of the evaluated uids.
 LEAST_WAITED, MOST_WAITED = 2, 20
+# Miners on probation beside the reserve, where a list is shorter than this.
+FEWEST_ON_PROBATION = 16
 # One in so many of the drawn uids is also evaluated by its loss: only a few are needed to see that predictions hold.
 DEEP = 4
 
@@ -76,13 +78,15 @@ def earned_peers(
     at_most: int,
     reserve: int,
     seed: int,
+    turn: int = 0,
 ) -> ChosenPeers:
     """A list on which miners must earn their place: the proven ones, by falling merit; never a known zero.
 
-    All other active miners are on probation. Whoever is on the present list and not judged yet stays, behind all
-    others: a leader that has lost its scores empties no list.
+    The reserve and some of the other active miners are on probation (``on_probation``). Whoever is on the present list
+    and not judged yet stays, behind all others: a leader that has lost its scores empties no list.
 
     Args:
+        turn: of those on probation.
         proven: whether a miner is known to help (True) or known not to (False); missing or None: not judged yet.
         listed: uids on the present list.
         seed: orders equal merits.
@@ -95,7 +99,22 @@ def earned_peers(
         return -merit.get(uid, 0.0), derive("peer", seed, uid)
 
     chosen = _cut([*sorted(earned, key=rank), *sorted(kept, key=rank)], at_most, reserve)
-    return chosen._replace(probation=tuple(sorted(lively - set(chosen.peers))))
+    others = on_probation(lively.difference(chosen.peers, chosen.reserve), proven, at_most=at_most, turn=turn)
+    return chosen._replace(probation=tuple(sorted({*chosen.reserve, *others})))
+
+
+def on_probation(
+    waiting: Iterable[int], proven: Mapping[int, bool | None], *, at_most: int, turn: int
+) -> tuple[int, ...]:
+    """Those of the miners ``waiting`` for a place that are measured, ascending.
+
+    They are as many as a list has places, and at least ``FEWEST_ON_PROBATION``. Every validator fetches and measures
+    each of them in each window, so their number must not grow with all uids: 256 updates of a model of 70 billion
+    parameters are 320 GB. In each turn others are drawn, the same by every elector, known zeros last. So nobody stays
+    for longer than others by not being judged.
+    """
+    order = sorted(set(waiting), key=lambda uid: (proven.get(uid) is False, derive("probation", turn, uid)))
+    return tuple(sorted(order[: max(at_most, FEWEST_ON_PROBATION)]))
 
 
 def _cut(ranked: Sequence[int], at_most: int, reserve: int) -> ChosenPeers:

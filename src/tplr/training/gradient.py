@@ -12,7 +12,7 @@ import torch
 from tplr.errors import StateError
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.inputs import device_batches
-from tplr.training.local import LocalWork, Stop, TrainStats, never
+from tplr.training.local import Expect, LocalWork, Stop, TrainStats, Unfinished, never
 from tplr.training.loss import Precision, batch_loss
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
 
@@ -35,8 +35,19 @@ class WindowGradient:
         self._precision: Precision = precision
         self._settings = settings
 
-    def run(self, model: PreTrainedModel, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
-        """See ``LocalTraining``; ``step`` is not used."""
+    def run(
+        self,
+        model: PreTrainedModel,
+        batches: np.ndarray,
+        *,
+        step: int,
+        stop: Stop = never,
+        pause: Stop = never,
+        expect: Expect | None = None,
+        before: Mapping[str, torch.Tensor] | None = None,
+        unfinished: Unfinished | None = None,
+    ) -> LocalWork:
+        """See ``LocalTraining``; the weights do not move, so only ``batches`` and ``stop`` are used."""
         model.zero_grad(set_to_none=True)
         train_stats = accumulate_gradient(
             model, batches, stop, precision=self._precision, parallel=self._parallel, settings=self._settings

@@ -18,7 +18,7 @@ from tplr.logging import logger
 from tplr.training.device import DEFAULTS, DeviceSettings, host_copy
 from tplr.training.gradient import accumulate_gradient, clip_gradient, gradient_norm
 from tplr.training.inner_optimizers import InnerOptimizer
-from tplr.training.local import LocalWork, Stop, TrainStats, never
+from tplr.training.local import Expect, LocalWork, Stop, TrainStats, Unfinished, never
 from tplr.training.loss import Precision
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows, together
 from tplr.training.saved import checked_copies
@@ -62,33 +62,50 @@ class InnerLoop:
         self._optimizer = InnerOptimizer(parameters, hparams.sparseloco, hparams.precision, settings, parallel)
         self._step: int | None = None  # outer step of the last training
 
-    def run(self, model: PreTrainedModel, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
+    def run(
+        self,
+        model: PreTrainedModel,
+        batches: np.ndarray,
+        *,
+        step: int,
+        stop: Stop = never,
+        pause: Stop = never,
+        expect: Expect | None = None,
+        before: Mapping[str, torch.Tensor] | None = None,
+        unfinished: Unfinished | None = None,
+    ) -> LocalWork:
         """See ``LocalTraining``. When the time ends, the last inner step is taken with the batches done by then."""
-        self._reset_if_stale(step)
-        train_stats, tensors = TrainStats(), {}
-        keep = host_copy if self._settings.offload_weights else torch.clone
-        before = {name: keep(local_rows(parameter.detach())[0]) for name, parameter in model.named_parameters()}
+        part = unfinished or Unfinished(step)
+        self._reset_if_stale(part.step)
+        before = before or kept_weights(model, self._settings)
+        train_stats, paused = part.train_stats, False
         try:
+            _move(model, part.change, -1)
+            part.change = {}
+            if expect:
+                expect(1)
             self._optimizer.begin(model)
-            for index in range(self._constants.inner_steps):
+            while part.index < self._constants.inner_steps:
                 size = self._constants.batches_per_inner_step
-                share = batches[index * size : (index + 1) * size]
+                share = batches[part.index * size : (part.index + 1) * size]
                 if train_stats.stopped or not len(share):
+                    break
+                if paused := self._parallel.any(pause()):
                     break
                 if self._gradient(model, share, train_stats, stop):
                     # By the position in the run, not by steps done: a window cut short does not delay the schedule.
-                    position = step * self._constants.inner_steps + index
+                    position = part.step * self._constants.inner_steps + part.index
                     self._optimizer.step(learning_rate(position, self._constants.inner_learning_rate))
                 model.zero_grad(set_to_none=True)
+                part.index += 1
             if train_stats.batches:
-                self._step = step
-                for name, parameter in model.named_parameters():
-                    tensors[name] = torch.empty_like(parameter.detach())
-                    change, _ = local_rows(tensors[name])
-                    change.copy_(before[name], non_blocking=True).sub_(local_rows(parameter.detach())[0])
+                self._step = part.step
+                if expect:
+                    expect(-1)
+                part.change = _change(model, before)
         finally:
             _set_weights(model, before)
-        return LocalWork(tensors, train_stats)
+        return LocalWork({}, train_stats, part) if paused else LocalWork(part.change, train_stats)
 
     def _gradient(self, model: PreTrainedModel, share: np.ndarray, train_stats: TrainStats, stop: Stop) -> bool:
         """Accumulate and clip one inner step's gradient; False if there is none, or it is not finite."""
@@ -142,6 +159,30 @@ class InnerLoop:
             found = checked_copies(state["tensors"], self.layout, "inner loop")
         self._optimizer.moments = found
         self._optimizer.steps_done, self._step = state["steps_done"], state["step"]
+
+
+def kept_weights(model: torch.nn.Module, settings: DeviceSettings) -> dict[str, torch.Tensor]:
+    """Copies of this rank's rows of all weights, by name, where ``settings`` keep them."""
+    keep = host_copy if settings.offload_weights else torch.clone
+    return {name: keep(local_rows(parameter.detach())[0]) for name, parameter in model.named_parameters()}
+
+
+@torch.no_grad()
+def _change(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights before minus those now, sharded as the parameters."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        tensors[name] = torch.empty_like(parameter.detach())
+        change, _ = local_rows(tensors[name])
+        change.copy_(before[name], non_blocking=True).sub_(local_rows(parameter.detach())[0])
+    return tensors
+
+
+@torch.no_grad()
+def _move(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], sign: int) -> None:
+    """``weights += sign * tensors``, where there are some."""
+    for name, parameter in model.named_parameters() if tensors else ():
+        local_rows(parameter.detach())[0].add_(local_rows(tensors[name])[0], alpha=sign)
 
 
 @torch.no_grad()

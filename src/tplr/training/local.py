@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Stop = Callable[[], bool]
+# Moves the live weights by +1 or -1 times what is expected of updates that are not applied yet.
+Expect = Callable[[int], None]
 
 
 def never() -> bool:
-    """The default of ``stop``: train on all batches."""
+    """The default of ``stop`` and ``pause``: train on all batches."""
     return False
 
 
@@ -31,6 +33,7 @@ class TrainStats:
         tokens: number of tokens in them.
         skipped: number of batches left out because a loss or a gradient was not finite.
         stopped: the time ended before the batches.
+        paused: training goes on later.
     """
 
     losses: float = 0.0
@@ -38,11 +41,28 @@ class TrainStats:
     tokens: int = 0
     skipped: int = 0
     stopped: bool = False
+    paused: bool = False
 
     @property
     def loss(self) -> float:
         """Mean over the batches; NaN if no batch was done."""
         return self.losses / self.batches if self.batches else math.nan
+
+
+@dataclass
+class Unfinished:
+    """A window's training until it was paused.
+
+    Attributes:
+        step: number of outer steps of the model that the window is trained on.
+        index: the next inner step.
+        change: the model's weights minus the trained ones, as ``LocalWork.tensors``; empty before the first batch.
+    """
+
+    step: int
+    index: int = 0
+    train_stats: TrainStats = field(default_factory=TrainStats)
+    change: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,11 +71,14 @@ class LocalWork:
 
     Attributes:
         tensors: float32, by parameter name, in the parameter's shape and sharded as it is, for ``OuterScheme.pack``;
-            empty if no batch was done.
+            empty if no batch was done, or it is not at its end.
+        train_stats: of the window until now.
+        unfinished: the training was paused; ``run`` continues it.
     """
 
     tensors: dict[str, torch.Tensor]
     train_stats: TrainStats
+    unfinished: Unfinished | None = None
 
 
 class LocalTraining(Protocol):
@@ -71,14 +94,32 @@ class LocalTraining(Protocol):
     @property
     def layout(self) -> Mapping[str, torch.Tensor]: ...
 
-    def run(self, model: PreTrainedModel, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
+    def run(
+        self,
+        model: PreTrainedModel,
+        batches: np.ndarray,
+        *,
+        step: int,
+        stop: Stop = never,
+        pause: Stop = never,
+        expect: Expect | None = None,
+        before: Mapping[str, torch.Tensor] | None = None,
+        unfinished: Unfinished | None = None,
+    ) -> LocalWork:
         """Train on ``batches`` until they end or ``stop()``, asked before each batch, returns True.
 
         Afterwards the model's weights are as before and its ``grad`` fields empty: only the outer step moves a model.
 
+        Where training moves the weights, it also ends when ``pause()``, asked before each inner step, returns True; the
+        outer step may then be taken. Another call with ``unfinished`` continues it, with the same batches, from the
+        model as it then is and as far from it as training had come.
+
         Args:
             batches: (batches, B, T) token ids.
-            step: number of outer steps applied to the model.
+            step: number of outer steps of the model that the window is trained on.
+            expect: the weights to train from are the model's after ``expect(1)``; ``expect(-1)`` reverses it.
+            before: copies of this rank's rows of the model's weights, if there are some already.
+            unfinished: of the call that was paused; it is used up.
         """
         ...
 

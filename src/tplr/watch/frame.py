@@ -45,7 +45,8 @@ def render_frame(frame: Frame, *, now: float | None = None, lines: int | None = 
     more = [Text(f"and {len(rows) - len(shown)} more nodes", "dim")] if len(shown) < len(rows) else []
     notes = [Text(note[:MAX_NOTE], "yellow") for note in frame.notes]
     table = node_table(view, frame.columns, shown)
-    parts = (*head, models_text(view), Text(), table, *more, *problem_lines(view), *notes)
+    models = [models_text(view)] if len(view.nodes) > 1 else []  # one alone has nobody to differ from
+    parts = (*head, *models, Text(), table, *more, *problem_lines(view), *notes)
     return Panel(Group(*parts), title=frame.title, title_align="left", expand=False)
 
 

@@ -199,8 +199,8 @@ class NetworkView:
                 case "pulse" if self.clock is None or event["window"] >= self.clock.window:
                     self.clock = _clock(event)
                 case "aggregated" if node.role == "validator":
-                    void = not (event["included"] or event["skipped"])
-                    self.elections[event["window"]] = Election(decided=True, void=void)
+                    # Whether a set of nobody is void depends on the peer list, which no event has.
+                    self.elections[event["window"]] = Election(decided=True)
 
     @property
     def miners(self) -> list[NodeView]:

@@ -114,6 +114,23 @@ async def test_a_signal_ends_it_cleanly_in_the_middle_of_an_answer(
     assert "Traceback" not in errors
 
 
+async def test_every_request_is_a_line_of_its_log(start: Any, tmp_path: Path, connect: Any) -> None:
+    process = start("--port", "0", "--requests", str(tmp_path / "requests.jsonl"))
+    s3 = await connect(await ready(tmp_path, process))
+    await s3.put_object(Bucket="gradients", Key="a", Body=bytes(1000))
+    await (await s3.get_object(Bucket="gradients", Key="a"))["Body"].read()
+    await s3.head_object(Bucket="gradients", Key="a")
+    process.send_signal(signal.SIGTERM)
+    await asyncio.to_thread(process.communicate, timeout=10)
+    lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert [(one["method"], one["path"].partition("?")[0], one["status"], one["bytes"]) for one in lines] == [
+        ("PUT", "/gradients/a", 200, 0),
+        ("GET", "/gradients/a", 200, 1000),
+        ("HEAD", "/gradients/a", 200, 0),
+    ]
+    assert all(0 <= one["seconds"] < 10 for one in lines)
+
+
 def test_a_port_in_use_is_one_clear_line(start: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

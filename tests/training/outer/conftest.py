@@ -22,6 +22,8 @@ COMMON = {
 SCHEDULE = {"peak": 1e-2, "warmup_steps": 3, "t_max": 5, "start_factor": 0.1, "floor_factor": 0.1}
 DEMO = {"momentum_decay": 0.9, "weight_decay": 0.0}
 SPARSELOCO = {
+    "inner_optimizer": "adamw",
+    "muon_momentum": None,
     "inner_steps": 3,
     "batches_per_inner_step": 2,
     "adam_beta1": 0.9,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tplr.compress.payload import parse
 from tplr.errors import PayloadError
@@ -32,6 +33,8 @@ OTHER = {
     "demo.learning_rate": {"peak": 5e-3},
     "demo.momentum_decay": 0.5,
     "demo.weight_decay": 0.1,
+    "sparseloco.inner_optimizer": {"inner_optimizer": "adamw", "muon_momentum": None},
+    "sparseloco.muon_momentum": 0.5,
     "sparseloco.inner_steps": 2,
     "sparseloco.batches_per_inner_step": 1,
     "sparseloco.inner_learning_rate": {"peak": 5e-4},
@@ -46,7 +49,8 @@ OTHER = {
     "sparseloco.outer_nesterov": True,
 }
 # A value at which the key has an effect: Nesterov's form needs a momentum, the rest of a norm cap updates above it.
-RUN = {"demo": {}, "sparseloco": {"outer_momentum": 0.5, "peak": 1e-3}}
+MUON = {"inner_optimizer": "muon", "muon_momentum": 0.95}
+RUN = {"demo": {}, "sparseloco": {"outer_momentum": 0.5, "peak": 1e-3} | MUON}
 
 
 def received(sender: HParams, receiver: HParams, tensors: Callable) -> str:
@@ -70,11 +74,14 @@ def test_every_row_is_tried() -> None:
 
 @pytest.mark.parametrize("key", sorted(OTHER))
 def test_a_receiver_with_another_value(key: str, hparams: Callable, tensors: Callable) -> None:
+    def named(seed: int) -> dict[str, torch.Tensor]:  # as matrices of a decoder layer are
+        return {f"model.layers.0.{name}": one for name, one in tensors(seed).items()}
+
     group, _, name = key.rpartition(".")
     value = OTHER[key]
     change = value if isinstance(value, dict) else {name: value}
     for scheme in [group] if group else ["demo", "sparseloco"]:
         run = hparams(scheme, **RUN[scheme])
         other = hparams(scheme, **(RUN[scheme] | change))
-        same = received(run, other, tensors) == received(run, run, tensors)
+        same = received(run, other, named) == received(run, run, named)
         assert same == (AGREE[key] != "all"), f"{scheme}: the model is {'the same' if same else 'another'}"

@@ -195,6 +195,36 @@ def _life(state: Watched, hparams: HParams, windows: int) -> dict[str, Any]:
     return found
 
 
+def overlapped(hparams: str, folder: str) -> dict[str, Any]:
+    """A training that a window interrupts, and whose state is saved while it goes on."""
+    constants = load_hparams(hparams)
+    with joined(constants, Path(folder)) as state:
+        if state is None:
+            return {}
+        state.start_window = 0
+        state.train(batches_of(constants, 50, 6))
+        state.pack(window=0, uid=9, **META)
+        before, asked = state.digest(), iter([False])
+        stats = state.train(batches_of(constants, 51, 6), pause=lambda: next(asked, True))
+        assert (stats.paused, stats.batches) == (True, 3)
+        assert state.digest() == before
+        state.apply(updates_of(state, constants, 0), 0)
+        applied = state.digest()
+        assert applied != before
+        state.begin_save(1, {"part": [1]})
+        stats = state.resume()
+        assert (stats.paused, stats.batches) == (False, 6)
+        assert state.digest() == applied
+        work = np.frombuffer(state.work(), "<f4").astype(float).tolist()
+        state.wait_written()
+        saved = state.end_save()
+        assert saved.values["parts"] == {"part": [1]}
+        state.reset_to_first_weights()
+        state.restore(saved)
+        assert (state.digest(), state.global_step) == (applied, 1)
+        return {"applied": applied, "work": work}
+
+
 def restored(hparams: str, folder: str) -> dict[str, Any]:
     """The newest snapshot, and the same after a new save; then what a checkpoint gives, and the first weights again."""
     constants = load_hparams(hparams)

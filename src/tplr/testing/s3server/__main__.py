@@ -35,6 +35,7 @@ def main() -> int:
         help="seconds until a changed key file takes effect",
     )
     parser.add_argument("--faults", type=Path, help="JSON file of failures on demand; reloaded when it changes")
+    parser.add_argument("--requests", type=Path, help="file that gets a line of JSON for each request")
     args = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
@@ -56,7 +57,14 @@ async def _run(args: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     serving = serve(
-        args.root, args.keys, host=args.host, port=args.port, rules=rules, fsync=args.fsync, faults=args.faults
+        args.root,
+        args.keys,
+        host=args.host,
+        port=args.port,
+        rules=rules,
+        fsync=args.fsync,
+        faults=args.faults,
+        requests=args.requests,
     )
     async with serving as server:
         if args.ready_file:

@@ -1,10 +1,12 @@
 """Handles every request: fault, signature, rights, checks of parameters and headers, operation, reply."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from email.utils import formatdate
+from typing import TextIO
 
 from aiohttp import web
 
@@ -52,13 +54,32 @@ class S3App:
         clock: unix seconds; signatures are checked against it, and replies are dated by it.
     """
 
-    def __init__(self, storage: Storage, keys: KeyTable, faults: Faults, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        keys: KeyTable,
+        faults: Faults,
+        clock: Callable[[], float],
+        requests: TextIO | None = None,
+    ) -> None:
+        """``requests``: gets a line of JSON for each request that was answered."""
+        self._requests = requests
         self._storage = storage
         self._keys = keys
         self._faults = faults
         self._clock = clock
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        began = self._clock()
+        response = await self._handle(request)
+        if self._requests:
+            sent = response.content_length or 0 if request.method == "GET" else 0
+            line = {"time": round(began, 3), "seconds": round(self._clock() - began, 4), "method": request.method}
+            line |= {"path": request.raw_path, "status": response.status, "bytes": sent}
+            self._requests.write(json.dumps(line) + "\n")
+        return response
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         action = self._faults.take(request.method, request.raw_path)
         match action:
             case Status(status, code):

@@ -3,7 +3,7 @@
 import fcntl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ async def serve(
     fsync: bool = False,
     faults: Path | None = None,
     clock: Callable[[], float] = time.time,
+    requests: Path | None = None,
 ) -> AsyncIterator[Server]:
     """Serves the buckets under ``root`` while the context is open.
 
@@ -65,6 +66,8 @@ async def serve(
         fsync: objects survive a power cut, not only a crash of the process.
         faults: a JSON file of rules (``faults.parse_faults``), beside those that ``Server.faults`` gets.
         clock: unix seconds; sets LastModified, and signatures are checked against it.
+        requests: a file that gets a line of JSON for each request: when it came (``time``, unix seconds) and how long
+            it took (``seconds``), ``method``, ``path`` with query, ``status``, ``bytes`` of the response's body.
 
     Raises:
         FolderInUse: another server uses ``root``.
@@ -72,13 +75,13 @@ async def serve(
         OSError: the port is in use (EADDRINUSE).
     """
     rules = rules or Rules()
-    with _sole_owner(root):
+    with _sole_owner(root), requests.open("a") if requests else nullcontext() as log:
         table = KeyTable(keys, delay=rules.permission_delay)
         storage = Storage(ObjectFiles(root, fsync=fsync, clock=clock), rules)
         scripted = Faults(faults)
         app = web.Application()
         # (?s): a key may hold a newline.
-        app.router.add_route("*", "/{target:(?s:.*)}", S3App(storage, table, scripted, clock).handle)
+        app.router.add_route("*", "/{target:(?s:.*)}", S3App(storage, table, scripted, clock, log).handle)
         runner = web.AppRunner(
             app,
             access_log=None,

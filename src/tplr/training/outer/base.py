@@ -168,13 +168,17 @@ class OuterScheme(ABC):
         _in_order(updates, self.spec)
 
     @torch.no_grad()
-    def trial_step(self, update: Update, *, step: int) -> None:
-        """Take a part (``eval_lr_factor``) of the step along this update alone, clipped as the outer step clips it.
+    def trial_step(self, update: Update, *, step: int, share: float | None = None) -> None:
+        """Take a part of the step along this update alone, clipped as the outer step clips it.
 
         In place; momentum and caps stay.
+
+        Args:
+            share: of the step; by default ``eval_lr_factor``.
         """
+        share = self._eval_lr_factor if share is None else share
         for group, parameters in self._owners.whole(self._parameters, write_back=True):
-            self._trial_step(group, parameters, update, step)
+            self._trial_step(group, parameters, update, step, share)
 
     def whole(self, shards: Mapping[str, torch.Tensor]) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
         """Each tensor that this rank owns, whole. A collective: every rank iterates to the end."""
@@ -218,7 +222,7 @@ class OuterScheme(ABC):
 
     @abstractmethod
     def _trial_step(
-        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int
+        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int, share: float
     ) -> None:
         """The trial step of one group."""
 

@@ -94,10 +94,10 @@ class DemoOuter(OuterScheme):
             del signs  # the next row block's are allocated in the same memory, which is in the cache
 
     def _trial_step(
-        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int
+        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int, share: float
     ) -> None:
-        """``p -= lr * eval_lr_factor * sign(decode(update))``."""
-        lr = self._learning_rate(step) * self._eval_lr_factor
+        """``p -= lr * share * sign(decode(update))``."""
+        lr = self._learning_rate(step) * share
         for rows, signs in signs_of_sum(decode_all([update], group.tensors, self._device), group.grid):
             group.add(parameters, rows, signs, alpha=-lr)
 

@@ -111,14 +111,14 @@ class SparselocoOuter(OuterScheme):
                 part.copy_(torch.sub(part, direction.mul_(c.outer_learning_rate), out=direction))
 
     def _trial_step(
-        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int
+        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int, share: float
     ) -> None:
-        """``p -= lr * eval_lr_factor * clipped(decode(update))``."""
+        """``p -= lr * share * clipped(decode(update))``."""
         for tensor in group.tensors:
             grid, parameter = tensor.grid, tensor.grid.matrix(parameters[tensor.name])
             indices, values = decode_all([update], [tensor], self._device)
             (factor,) = self.step_factors(tensor.name, norms(values).tolist(), step=step)
-            lr = self._constants.outer_learning_rate * self._eval_lr_factor * factor
+            lr = self._constants.outer_learning_rate * share * factor
             for rows, chunks in grid.row_blocks(self._device):
                 zeros = values.new_zeros(chunks.stop - chunks.start, grid.entries)
                 parameter[rows].sub_(grid.join(zeros.scatter_(1, indices[0, chunks], lr * values[0, chunks])))

@@ -1,0 +1,216 @@
+"""What overlap costs in learning: ``outer_delay`` 1 against 0 with the same tokens, on the grid of ``convergence.py``.
+
+With 1, a round begins without the set of the round before, which comes after some of its inner steps (``arrives``).
+Until then a peer trains from where it expects the agreed model to be, by one of these guesses:
+
+- ``none``: the agreed model as it is;
+- ``own X``: a share X of the step along its own last update;
+- ``last X``: a share X of the agreed model's last step, which stands for what all peers will have sent;
+- ``own X, last Y``: both.
+
+Peers use nodes' own code: ``InnerLoop`` is paused when the set comes, as it is in a miner.
+
+    python scripts/benchmarks/overlap_convergence.py                 # 64 rounds
+    python scripts/benchmarks/overlap_convergence.py --rounds 500 --only "own 1"
+
+Appends each finished cell to ``docs/benchmarks/overlap.csv`` and skips those that are there. ``--report`` prints the
+table.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import convergence
+import numpy as np
+import torch
+from convergence import GRIDS, Cell, batches_of, load_tokens, make_hparams, read_rows, spread
+
+from tplr.compress.payload import Update, parse
+from tplr.hparams import HParams
+from tplr.training.inner import InnerLoop
+from tplr.training.local import LocalWork, Unfinished
+from tplr.training.loss import mean_loss
+from tplr.training.model import build_model
+from tplr.training.outer.base import OuterScheme
+from tplr.training.schemes import outer_scheme
+
+RESULTS = convergence.RESULTS.with_name("overlap.csv")
+COLUMNS: tuple[str, ...] = ("method", "rounds", "arrives", "guess", "seed", "loss", "tokens", "seconds")
+SPARSE = (256, 1)  # k of 4096, and bits
+IN_TURN = "outer_delay 0"
+# The rates that convergence.py finds for each method.
+SETTINGS = {
+    "sparseloco": {"lr": 0.008, "outer": 1.0, "decay": 0.95},
+    "muon-sparseloco": {"lr": 0.016, "outer": 1.0, "decay": 0.95, "momentum": 0.95},
+}
+
+
+@dataclass(frozen=True)
+class OverlapCell:
+    """One training.
+
+    Attributes:
+        arrives: inner step of a round before which the set of the round before is applied.
+    """
+
+    method: str
+    rounds: int
+    arrives: int
+    guess: str
+    seed: int
+
+
+class Peers:
+    """All peers of a run, which share one model: each finds it agreed, and leaves it so."""
+
+    def __init__(self, hparams: HParams, model: Any, count: int, guess: str) -> None:
+        self.parameters = dict(model.named_parameters())
+        self.everyone = outer_scheme(self.parameters, hparams)
+        self._model = model
+        self._loops = [InnerLoop(self.parameters, hparams) for _ in range(count)]
+        self._outers: list[OuterScheme] = [outer_scheme(self.parameters, hparams) for _ in range(count)]
+        parts = [part.split() for part in guess.split(",")] if guess not in ("none", IN_TURN) else []
+        self._shares = {name: float(share) for name, share in parts}
+        self._last: dict[str, torch.Tensor] = {}
+        self._sent: list[Update] = []  # of the round before, until they are applied
+        self._steps = 0
+
+    def run(self, uid: int, own: np.ndarray, pause_after: int, unfinished: Unfinished | None) -> LocalWork:
+        asked = iter([False] * pause_after)
+        position = self._steps + len(self._sent[:1])
+        return self._loops[uid].run(
+            self._model,
+            own,
+            step=position,
+            pause=lambda: next(asked, True),
+            expect=self._expect(uid) if self._sent else None,
+            unfinished=unfinished,
+        )
+
+    def _expect(self, uid: int) -> Callable[[int], None]:
+        @torch.no_grad()
+        def expect(sign: int) -> None:
+            if share := self._shares.get("own"):
+                self.everyone.trial_step(self._sent[uid], step=self._steps, share=sign * share)
+            for name, one in self._last.items() if "last" in self._shares else ():
+                self.parameters[name].add_(one, alpha=-sign * self._shares["last"])
+
+        return expect
+
+    @property
+    def behind(self) -> bool:
+        """Whether a set is not applied yet."""
+        return bool(self._sent)
+
+    def pack(self, round_: int, works: list[LocalWork]) -> list[Update]:
+        sent = []
+        for uid, (outer, work) in enumerate(zip(self._outers, works, strict=True)):
+            about = {"step": round_, "window": round_, "uid": uid, "pages_digest": "0" * 64, "batches": 1}
+            body = outer.pack(work.tensors, **about)
+            sent.append(parse(body, self.everyone.spec, window=round_, uid=uid))
+        return sent
+
+    def receive(self, sent: list[Update]) -> None:
+        self._sent = sent
+
+    def apply(self) -> None:
+        before = {name: one.detach().clone() for name, one in self.parameters.items()}
+        self.everyone.apply(self._sent, step=self._steps)
+        self._last = {name: before[name] - one.detach() for name, one in self.parameters.items()}
+        self._steps += 1
+        self._sent = []
+
+
+def train(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], cell: OverlapCell) -> None:
+    """All rounds; at the end everything is applied."""
+    peers: Peers | None = None
+    for number, batches in enumerate(rounds):
+        peers = peers or Peers(hparams, model, len(batches), cell.guess)
+        inner_steps = batches.shape[1]
+        pause_after = cell.arrives if peers.behind else inner_steps
+        works = [peers.run(uid, own, pause_after, None) for uid, own in enumerate(batches)]
+        if peers.behind and cell.arrives < inner_steps:
+            peers.apply()
+            works = [peers.run(uid, own, inner_steps, works[uid].unfinished) for uid, own in enumerate(batches)]
+        sent = peers.pack(number, works)
+        if peers.behind:
+            peers.apply()
+        peers.receive(sent)
+        if cell.guess == IN_TURN:
+            peers.apply()
+    if peers and peers.behind:
+        peers.apply()
+
+
+def run_cell(cell: OverlapCell) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    began, grid = time.process_time(), replace(GRIDS["reduced"], rounds=cell.rounds)
+    GRIDS["overlap"] = grid
+    one = Cell("overlap", "final", cell.method, *SPARSE, json.dumps(SETTINGS[cell.method]), cell.seed)
+    held_out, rounds = batches_of(grid, load_tokens(grid), cell.seed)
+    hparams = make_hparams(grid, one)
+    model = build_model(hparams)
+    train(model, hparams, rounds, cell)
+    return asdict(cell) | {
+        "loss": round(mean_loss(model, held_out), 5),
+        "tokens": grid.rounds * grid.peers * grid.inner_steps * grid.batch * grid.sequence,
+        "seconds": round(time.process_time() - began, 1),
+    }
+
+
+def print_table(rows: list[dict[str, str]]) -> None:
+    """Losses, and how much higher they are than those of ``outer_delay`` 0, seed by seed."""
+    found: dict[tuple[str, int, int, str], dict[str, float]] = {}
+    for row in rows:
+        place = (row["method"], int(row["rounds"]), int(row["arrives"]), row["guess"])
+        found.setdefault(place, {})[row["seed"]] = float(row["loss"])
+    print("| method | rounds | the set comes after | guess | seeds | final loss | above `outer_delay` 0, same seed |")
+    print("|---|---|---|---|---|---|---|")
+    for (method, rounds, arrives, guess), losses in sorted(found.items()):
+        base = found.get((method, rounds, 0, IN_TURN), {})
+        gaps = [losses[seed] - base[seed] for seed in sorted(losses.keys() & base.keys())]
+        gap = f"{statistics.mean(gaps):+.3f} ± {spread(gaps):.3f}" if gaps and guess != IN_TURN else ""
+        mean = statistics.mean(losses.values())
+        print(f"| {method} | {rounds} | {arrives} steps | {guess} | {len(losses)} | {mean:.3f} | {gap} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=64)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", choices=SETTINGS, default=["sparseloco"])
+    parser.add_argument("--arrives", type=int, nargs="+", default=[1, 5, 10], help="of ten inner steps")
+    parser.add_argument("--only", nargs="+", help="these guesses", default=["none", "own 0.25", "own 1", "last 1"])
+    parser.add_argument("--report", action="store_true", help="only the table of what is there")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="CSV to append to (default: %(default)s)")
+    given = parser.parse_args()
+    cells = [
+        OverlapCell(method, given.rounds, arrives, guess, seed)
+        for seed in given.seeds
+        for method in given.methods
+        for arrives, guess in [(0, IN_TURN), *((at, guess) for guess in given.only for at in given.arrives)]
+    ]
+    done = {tuple(row[column] for column in COLUMNS[:5]) for row in read_rows(given.results)}
+    for cell in () if given.report else cells:
+        if tuple(map(str, asdict(cell).values())) in done:
+            continue
+        row = run_cell(cell)
+        print(row, flush=True)
+        new = not given.results.exists()
+        with given.results.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+    print_table(read_rows(given.results))
+
+
+if __name__ == "__main__":
+    main()

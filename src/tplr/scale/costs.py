@@ -1,0 +1,205 @@
+"""What each participant costs in a window, as uids join: requests by kind and their price, bytes, processor, memory.
+
+Counts of requests follow the code; the counts of reads that repeat (peer lists, reports) are those of the storage
+server's log in a localnet of eight miners and three validators (``docs/scale.md``). All other figures are arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tplr.exchange.gather import POLL_SECONDS
+from tplr.exchange.retention import EACH_WINDOW
+from tplr.hparams import HParams
+from tplr.node import windows as node_windows
+from tplr.node.replica import PREFETCH_WINDOWS
+from tplr.planner.host import ACCELERATORS
+from tplr.planner.traffic import DOLLARS_PER_CLASS_A, DOLLARS_PER_CLASS_B
+from tplr.planner.workload import Workload
+from tplr.scale.looks import count_looks
+from tplr.scoring.selection import DEEP
+
+Participant = Literal["miner", "validator", "leader", "aggregator", "newcomer"]
+PARTICIPANTS: tuple[Participant, ...] = get_args(Participant)
+
+DAY = 86_400.0
+REQUEST = 0.11  # seconds, as the simulation assumes
+HASH_RATE = 1.5e9  # bytes per second of SHA-256 on one core with its instructions
+# Of a localnet: how often a node reads the peer list in a window, and reports of electors, found or not.
+LIST_READS, REPORT_READS = 2.5, 3.0
+# Votes, echoes, statuses and decisions that an elector reads (benchmarks/trust.md, 5 and 20 electors); it writes four.
+BALLOT_READS, BALLOT_WRITES = 2.3, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The size of a network.
+
+    Attributes:
+        uids: all of them; ``validators`` of these, ``electors`` of these.
+        probation: uids that validators measure beside the listed ones.
+    """
+
+    uids: int
+    validators: int
+    electors: int
+    probation: int
+
+    @classmethod
+    def of(cls, uids: int, hparams: HParams, *, probation: int | None = None) -> Network:
+        """A network of so many uids; ``probation``: None for all active miners that are not on the list."""
+        validators = {20: 3, 256: 20}.get(uids, 64)
+        electors = min(validators, 20)
+        rest = max(0, uids - validators - hparams.max_topk_peers)
+        return cls(
+            uids=uids,
+            validators=validators,
+            electors=electors,
+            probation=rest if probation is None else min(probation, rest),
+        )
+
+    @property
+    def majority(self) -> int:
+        """Electors that are asked at first."""
+        return self.electors // 2 + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of one participant in one window.
+
+    Attributes:
+        reads, lists: GETs and HEADs, and LISTs, that it sends to others' buckets, whose owners pay; ``writes``: to its
+            own, LISTs of its own old objects included.
+        served_reads, served_lists: that others send to its bucket.
+        down, up: bytes.
+        cpu: seconds of one core for hashes.
+        memory: bytes of updates that it holds at once.
+    """
+
+    reads: float
+    lists: float
+    writes: float
+    served_reads: float
+    served_lists: float
+    down: float
+    up: float
+    cpu: float
+    memory: float
+
+    def dollars_a_day(self, window_seconds: float) -> float:
+        """That the owner of its bucket pays for requests."""
+        each = (self.writes + self.served_lists) * DOLLARS_PER_CLASS_A + self.served_reads * DOLLARS_PER_CLASS_B
+        return each * DAY / window_seconds
+
+
+def cost(load: Workload, who: Participant, network: Network, *, wait: float, until_decided: float) -> Cost:
+    """Requests, bytes, processor and memory of a participant; a miner is one on the peer list.
+
+    Args:
+        wait: seconds that a reader looks for an update until it is there.
+        until_decided: seconds that a node looks for the decision.
+    """
+    hparams, update = load.hparams, load.update_bytes
+    listed, named = hparams.max_topk_peers, hparams.max_topk_peers + hparams.reserve_peers
+    looks = float(count_looks(wait, shortest=POLL_SECONDS, request=REQUEST))
+    of_update = looks + 2  # commit and body
+    decision = network.majority * float(count_looks(until_decided, shortest=node_windows.POLL_SECONDS, request=REQUEST))
+    follows = decision + network.majority * (LIST_READS + REPORT_READS)
+    lists = network.majority * LIST_READS
+    cleanup, nodes = len(EACH_WINDOW), network.uids
+    checkpoint = 4 * load.parameters / hparams.checkpoint_frequency
+    state = 16 * load.parameters / hparams.checkpoint_frequency
+    measured = named + network.probation
+    if who == "miner":
+        return Cost(
+            reads=named * of_update + follows,
+            lists=lists,
+            writes=3 + cleanup,
+            served_reads=nodes * of_update,
+            served_lists=0,
+            down=named * update,
+            up=update + state,
+            cpu=(named + 1) * update / HASH_RATE,
+            memory=named * update,
+        )
+    if who in ("validator", "leader"):
+        # The first in rank order are asked by everybody; the leader is always among them.
+        share = 1.0 if who == "leader" else network.majority / network.electors
+        fetched = named + listed + network.probation
+        activity = nodes - network.validators
+        ballots = BALLOT_READS * network.electors
+        return Cost(
+            reads=named * of_update + 2 + network.probation * 3 + measured + activity + ballots + follows,
+            lists=lists,
+            writes=cleanup + 1 + 3 + BALLOT_WRITES,
+            served_reads=share * nodes * (decision + network.majority * (LIST_READS + REPORT_READS)) / network.majority
+            + ballots,
+            served_lists=share * nodes * LIST_READS,
+            down=fetched * update,
+            # The first electors in a window's order with more than half of the stake publish a bundle each.
+            up=network.majority / network.electors * listed * update + checkpoint,
+            cpu=fetched * update / HASH_RATE,
+            memory=(named + measured) * update,
+        )
+    if who == "aggregator":
+        return Cost(
+            reads=named * of_update + decision,
+            lists=lists,
+            writes=cleanup + 1,
+            served_reads=2 * network.validators,
+            served_lists=0,
+            down=named * update,
+            up=listed * update,
+            cpu=named * update / HASH_RATE,
+            memory=(named + listed) * update,
+        )
+    return Cost(  # a newcomer, for each window that it applies
+        reads=2 + follows,
+        lists=lists,
+        writes=0,
+        served_reads=0,
+        served_lists=0,
+        down=listed * update,
+        up=0,
+        cpu=listed * update / HASH_RATE,
+        memory=(1 + PREFETCH_WINDOWS) * listed * update,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures:
+    """Seconds of a validator's devices in a window.
+
+    Attributes:
+        gradient: one gradient on held-out pages, for all updates at once.
+        own_pages: the gradients on the pages of the tested uids.
+        losses: forward passes on held-out pages, for one in ``DEEP`` of these.
+    """
+
+    gradient: float
+    own_pages: float
+    losses: float
+
+    @property
+    def seconds(self) -> float:
+        return self.gradient + self.own_pages + self.losses
+
+
+def measures(load: Workload, *, tested: int, sequences: int, gpu: str, gpus: int, mfu: float) -> Measures:
+    """What it takes to test ``tested`` uids a window, on batches of together ``sequences`` sequences."""
+    rate = gpus * mfu * ACCELERATORS[gpu].peak
+    gradient = sequences * load.hparams.sequence_length * load.flops_per_token / rate
+    deep = -(-tested // DEEP)
+    return Measures(gradient=gradient, own_pages=tested * gradient, losses=(1 + deep) * gradient / 3)
+
+
+def sequences_read(load: Workload) -> int:
+    """Sequences that a validator reads for one gradient (``Observer``): a share of a page list, and at least a few."""
+    hparams = load.hparams
+    batches = max(
+        -(-load.tokens // (hparams.batch_size * hparams.sequence_length)) * hparams.validator_sample_rate,
+        hparams.evaluation_sequences / hparams.batch_size,
+    )
+    return int(-(-batches // 1)) * hparams.batch_size

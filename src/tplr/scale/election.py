@@ -1,0 +1,208 @@
+"""One window's election among simulated electors: the nodes' own state machines, in simulated time.
+
+A request takes the reader's time for requests; signatures are left out. A round of reading in which nothing can have
+changed is counted, and not run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tplr.chain.electors import Electors
+from tplr.exchange.ballot_box import feed
+from tplr.exchange.ballots import (
+    CheckedDecision,
+    CheckedRelay,
+    CheckedStatus,
+    Commitment,
+    Echo,
+    Proposal,
+    Value,
+    Vote,
+    value_id,
+)
+from tplr.exchange.election import Action, Commit, Election, Propose, Repeat, SendStatus, Wanted
+from tplr.exchange.election_run import POLL
+from tplr.exchange.envelope import Author, Run, Signed, body_sha256
+from tplr.exchange.quorum import Question
+from tplr.schemas import Document
+
+RUN = Run(0, "simulated")
+SHORTEST = 1e-3  # seconds: two rounds are never at one instant
+
+
+@dataclass
+class Outcome:
+    """What came out, in seconds since the election's time 0.
+
+    Attributes:
+        decided: the value, or None.
+        committed: when each elector's commitment can be read, by uid.
+        requests: reads of each elector, by uid; ``written``: writes.
+    """
+
+    decided: Value | None = None
+    committed: dict[int, float] = field(default_factory=dict)
+    requests: dict[int, int] = field(default_factory=dict)
+    written: dict[int, int] = field(default_factory=dict)
+
+    def known(self, electors: Electors) -> float:
+        """From when on commitments of more than half of the stake can be read; infinite: never."""
+        who: list[int] = []
+        for uid, at in sorted(self.committed.items(), key=lambda one: (one[1], one[0])):
+            who.append(uid)
+            if electors.outweighs(who):
+                return at
+        return math.inf
+
+
+class _Elector:
+    """One state machine, and when its rounds are."""
+
+    def __init__(self, machine: Election, request: float, delta: float) -> None:
+        self.machine = machine
+        self.request = request
+        self.pause = POLL * delta
+        self.last = 0.0  # end of the last round
+        self.planned = math.inf  # the next round that something is waiting for
+        self.looking = 0  # documents that a round asks for, while nothing changes
+        self.begun = False
+
+
+class SimulatedElection:
+    """Feed it votes by ``run``; one object for each window."""
+
+    def __init__(
+        self, electors: Electors, question: Question, *, window: int, delta: float, request: Mapping[int, float]
+    ) -> None:
+        """``request``: seconds of each elector's requests; whoever is missing is silent."""
+        self._window = window
+        self._delta = delta
+        self._electors = electors
+        self._nodes = {
+            uid: _Elector(Election(electors, uid, question, delta), request[uid], delta)
+            for uid in electors.uids
+            if uid in request
+        }
+        self._published: dict[Wanted, tuple[float, Any]] = {}
+        self._queue: list[tuple[float, int, int]] = []
+        self._pushed = 0
+        self._outcome = Outcome(requests=dict.fromkeys(self._nodes, 0), written=dict.fromkeys(self._nodes, 0))
+
+    def run(self, votes: Mapping[int, tuple[float, Vote]], *, until: float) -> Outcome:
+        """Each elector votes at its time, in seconds since time 0, and takes part until it is done."""
+        for uid in sorted(votes.keys() & self._nodes.keys()):
+            self._plan(uid, votes[uid][0])
+        while self._queue:
+            at, _, uid = heapq.heappop(self._queue)
+            node = self._nodes[uid]
+            if at > until:
+                break
+            if at != node.planned or node.machine.finished:
+                continue
+            if not node.begun:
+                self._vote(uid, votes[uid][1], at)
+            else:
+                self._round(uid, at)
+        done = [node.machine.decided for node in self._nodes.values() if node.machine.decided]
+        self._outcome.decided = done[0].value if done else None
+        return self._outcome
+
+    def _plan(self, uid: int, at: float) -> None:
+        node = self._nodes[uid]
+        if at < node.planned:
+            node.planned = at
+            heapq.heappush(self._queue, (at, self._pushed, uid))
+            self._pushed += 1
+
+    def _vote(self, uid: int, vote: Vote, now: float) -> None:
+        node = self._nodes[uid]
+        node.begun, node.last = True, now
+        own = self._signed(vote, uid)
+        node.machine.vote(own)
+        self._publish(Wanted("vote", uid, 0), own, uid, now)
+        node.planned = math.inf
+        self._plan(uid, now + node.request)
+        # What was published before this elector began.
+        node.last = now
+
+    def _round(self, uid: int, now: float) -> None:
+        """One round of reading that ends ``now``, and what follows from it."""
+        node = self._nodes[uid]
+        node.planned = math.inf
+        began = max(node.last, now - node.request)
+        idle = max(0, int((began - node.last) / (node.pause + node.request)))
+        self._outcome.requests[uid] += idle * node.looking
+        wanted = node.machine.wanted(began)
+        self._outcome.requests[uid] += len(wanted)
+        for one in wanted:
+            since, ballot = self._published.get(self._place(one), (math.inf, None))
+            if since <= began:
+                feed(node.machine, ballot)
+        while actions := node.machine.act(began, now):
+            for action in actions:
+                self._say(uid, action, now)
+        node.last = now
+        if node.machine.finished:
+            return
+        left = node.machine.wanted(now)
+        node.looking = len(left)
+        # What is there already, or is being written, is read in the first round after it.
+        times = [self._published[self._place(one)][0] for one in left if self._place(one) in self._published]
+        self._plan(uid, self._tick(node, min([*times, node.machine.next_deadline(now) + SHORTEST])))
+
+    def _tick(self, node: _Elector, at: float) -> float:
+        """The end of the first round that begins at ``at`` or later, and after the last one."""
+        at = max(at, node.last)
+        rounds = max(0, math.ceil((at - node.last - node.pause) / (node.pause + node.request)))
+        begin = node.last + node.pause + rounds * (node.pause + node.request)
+        # A round ends its pause early at a deadline, so a deadline is not missed by a whole pause.
+        return min(max(begin, at), at + node.pause) + node.request
+
+    def _publish(self, key: Wanted, ballot: Any, uid: int, now: float) -> None:
+        node = self._nodes[uid]
+        self._outcome.written[uid] += 1
+        at = now + node.request
+        self._published[key] = (at, ballot)
+        for other, reader in self._nodes.items():
+            if other != uid and reader.begun and not reader.machine.finished:
+                self._plan(other, self._tick(reader, at))
+
+    def _place(self, wanted: Wanted) -> Wanted:
+        return wanted if wanted.kind != "decision" else Wanted("decision", wanted.uid, 0)
+
+    def _say(self, uid: int, action: Action, now: float) -> None:
+        machine = self._nodes[uid].machine
+        match action:
+            case SendStatus(slot, votes, proof):
+                status = CheckedStatus(uid, slot, votes, proof)
+                machine.status(status)
+                self._publish(Wanted("status", uid, slot), status, uid, now)
+            case Propose(slot, value, votes, proof):
+                named = {str(voter): one.sha256 for voter, one in votes.items()}
+                proposal = self._signed(Proposal(slot=slot, value=value, votes=named), uid)
+                identity = value_id(value)
+                echo = self._signed(Echo(slot=slot, value=identity), uid)
+                self._relay(CheckedRelay(uid, identity, echo, proposal, votes, proof), now)
+            case Repeat(other):
+                echo = self._signed(Echo(slot=other.slot, value=other.id), uid)
+                self._relay(CheckedRelay(uid, other.id, echo, other.proposal, other.votes, other.proof), now)
+            case Commit(proof, votes, others):
+                own = {uid: self._signed(Commitment(value=proof.id), uid)}
+                decision = CheckedDecision(uid, proof, votes, {**others, **own})
+                machine.decision(decision)
+                self._outcome.committed.setdefault(uid, now + self._nodes[uid].request)
+                self._publish(Wanted("decision", uid, 0), decision, uid, now)
+
+    def _relay(self, relay: CheckedRelay, now: float) -> None:
+        self._nodes[relay.uid].machine.relay(relay)
+        self._publish(Wanted("relay", relay.uid, relay.slot), relay, relay.uid, now)
+
+    def _signed(self, document: Document, uid: int) -> Signed[Any]:
+        """As if elector ``uid`` had signed it."""
+        author = Author(RUN, uid, self._electors.hotkey(uid))
+        return Signed(document, document.kind, self._window, author, body_sha256(document), b"")

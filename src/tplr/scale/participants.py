@@ -1,0 +1,158 @@
+"""Who takes part in a simulated network: links, stores, GPUs, and who comes and goes, drawn from stated distributions.
+
+All spreads are those of log-normal numbers (``draws.log_normal``): a spread of 0.3 puts 95 % within a factor of 1.8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tplr.scale.draws import log_normal, stream
+from tplr.scale.links import connection_rate
+
+MEGABIT = 1e6 / 8  # bytes per second
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumptions:
+    """What is not measured. The defaults are the design case of docs/scale.md.
+
+    Attributes:
+        down, up: medians of the miners' links, bits per second; ``validator_down``, ``validator_up``: of the
+            validators'. ``link_spread`` among participants, ``hour_spread`` from window to window.
+        latency, loss: medians of a round trip to the stores (seconds) and of the share of lost packets. They limit one
+            connection (``links.connection_rate``). ``parallel``: connections of one transfer.
+        request: median seconds of a request to a store, beside the latency; ``request_spread``; a share ``tail`` of
+            requests takes ``tail_seconds`` more.
+        outages: of one bucket per window: its share, and mean seconds. In one, requests fail and are repeated.
+        regional: the same of all buckets at once.
+        crash: share of participants that crash in a window; they are away for ``away`` windows (mean, exponential).
+        churn: share of the miners that are not listed whose uid goes to somebody new in a window. The chain takes uids
+            from those that earn least.
+        dead: share of uids whose bucket does not answer at all.
+        silent: share of electors that take no part in a window's election.
+        final_blocks: blocks until the first one of a window is final. Nobody gathers before, as it gives the bounds.
+        gpu_spread: of GPU speeds.
+        training: seconds that the median miner needs for all batches of a window; infinite: there are always more.
+        pack, apply, save: seconds of the median participant, which its GPU's speed divides; a save is of the whole
+            state.
+        quality: spread of the merit of miners; ``bad``: share of miners that never earn a place.
+    """
+
+    down: float = 500e6
+    up: float = 110e6
+    validator_down: float = 500e6
+    validator_up: float = 110e6
+    link_spread: float = 0.3
+    hour_spread: float = 0.1
+    latency: float = 0.03
+    loss: float = 1e-6
+    parallel: int = 1
+    request: float = 0.08
+    request_spread: float = 0.5
+    tail: float = 0.01
+    tail_seconds: float = 2.0
+    outages: tuple[float, float] = (0.0005, 60.0)
+    regional: tuple[float, float] = (0.0005, 300.0)
+    crash: float = 0.0005
+    away: float = 3.0
+    churn: float = 0.001
+    dead: float = 0.02
+    silent: float = 0.001
+    final_blocks: int = 2
+    gpu_spread: float = 0.15
+    training: float = float("inf")
+    pack: float = 2.0
+    apply: float = 2.0
+    save: float = 0.0
+    quality: float = 0.5
+    bad: float = 0.2
+
+
+@dataclass(frozen=True)
+class Participants:
+    """One value for each uid; validators come first.
+
+    Attributes:
+        down, up: bytes per second.
+        download_connection, upload_connection: the most that the connections of one transfer reach, bytes per second.
+        speed: of the GPU, 1 for the median.
+        merit: of a miner; 0: it never earns a place.
+        dead: its bucket does not answer.
+    """
+
+    validators: int
+    down: np.ndarray
+    up: np.ndarray
+    download_connection: np.ndarray
+    upload_connection: np.ndarray
+    speed: np.ndarray
+    merit: np.ndarray
+    dead: np.ndarray
+
+    @property
+    def uids(self) -> int:
+        """Number of uids."""
+        return len(self.up)
+
+    @classmethod
+    def draw(cls, assumed: Assumptions, *, uids: int, validators: int, seed: int) -> Participants:
+        """All participants of a simulation, by streams of ``seed``."""
+
+        def spread(name: str, median: float, width: float) -> np.ndarray:
+            return log_normal(stream(seed, name), median, width, uids)
+
+        connection = np.array(
+            [
+                assumed.parallel * connection_rate(latency, loss)
+                for latency, loss in zip(
+                    spread("latency", assumed.latency, assumed.link_spread),
+                    spread("loss", assumed.loss, assumed.link_spread),
+                    strict=True,
+                )
+            ]
+        )
+        rng = stream(seed, "uids")
+        bad, dead = rng.random(uids) < assumed.bad, rng.random(uids) < assumed.dead
+        voting = np.arange(uids) < validators
+        dead[voting] = False
+        return cls(
+            validators=validators,
+            down=spread("down", 1.0, assumed.link_spread) * np.where(voting, assumed.validator_down, assumed.down) / 8,
+            up=spread("up", 1.0, assumed.link_spread) * np.where(voting, assumed.validator_up, assumed.up) / 8,
+            download_connection=connection,
+            upload_connection=connection,
+            speed=spread("speed", 1.0, assumed.gpu_spread),
+            merit=np.where(bad, 0.0, spread("merit", 1.0, assumed.quality)),
+            dead=dead,
+        )
+
+
+class Requests:
+    """Draws of the time of requests to stores, and when a bucket is out."""
+
+    def __init__(self, assumed: Assumptions, seed: int) -> None:
+        self._assumed = assumed
+        self._seed = seed
+
+    def seconds(self, purpose: str, window: int, size: int | tuple[int, ...]) -> np.ndarray:
+        """Seconds of requests, float64 of shape ``size``."""
+        one, rng = self._assumed, stream(self._seed, "requests", purpose, window)
+        count = int(np.prod(size))
+        found = one.latency + log_normal(rng, one.request, one.request_spread, count)
+        found += np.where(rng.random(count) < one.tail, one.tail_seconds, 0.0)
+        return found.reshape(size)
+
+    def outages(self, window: int, uids: int, window_seconds: float) -> tuple[np.ndarray, np.ndarray]:
+        """From when to when each bucket does not answer in a window, in seconds of it; equal: always up."""
+        rng = stream(self._seed, "outages", window)
+        begins = rng.random(uids) * window_seconds
+        lasts = np.where(
+            rng.random(uids) < self._assumed.outages[0], rng.exponential(self._assumed.outages[1], uids), 0.0
+        )
+        share, mean = self._assumed.regional
+        if rng.random() < share:
+            begins[:], lasts[:] = rng.random() * window_seconds, rng.exponential(mean)
+        return begins, begins + lasts
