@@ -1,12 +1,15 @@
 """Included sets and aggregates: written once, read back exactly, anything else refused before it is fetched."""
 
 import hashlib
+import time
 
 import pytest
 from safetensors import safe_open
 
-from tplr.errors import PayloadError
+from tplr.errors import PayloadError, StoreUnavailable
 from tplr.exchange.aggregates import (
+    ANSWER_SECONDS,
+    PATIENCE_SECONDS,
     Included,
     IncludedSet,
     bundle,
@@ -20,6 +23,7 @@ from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.keys import included_key, parse_window_key, state_key
 from tplr.schemas import Reason
 from tplr.storage import MemoryStore
+from tplr.testing.s3server import Delay
 
 BODIES = {2: b"two" * 50, 3: b"", 11: bytes(range(256))}
 
@@ -59,6 +63,40 @@ async def test_the_first_aggregate_that_is_right_is_taken() -> None:
         await find_aggregate([none, false, right], SET, SourceSpeeds())
     await right.put(KEY, body)
     assert await find_aggregate([none, false, right], SET, SourceSpeeds()) == list(BODIES.values())
+
+
+@pytest.mark.parametrize(("method", "hanging"), [("HEAD", 3), ("GET", 1)])
+async def test_a_bucket_that_hangs_costs_little(served, method, hanging) -> None:
+    """Whoever hangs is asked first, on a real server; the buckets of the others answer."""
+    hang, none, right = [served.store] * hanging, MemoryStore(), MemoryStore()
+    body = bundle(SET, list(BODIES.values()))
+    await served.store.put(KEY, body)
+    served.server.faults.add(f"^{method} ", Delay(3600), times=None)
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):  # it may have it: a window is not lost by that
+        await find_aggregate([*hang, none], SET, SourceSpeeds())
+    assert time.monotonic() - began < ANSWER_SECONDS + PATIENCE_SECONDS + 2
+    await right.put(KEY, body)
+    began = time.monotonic()
+    speeds = SourceSpeeds()
+    assert await find_aggregate([*hang, none, right], SET, speeds) == list(BODIES.values())
+    passed = time.monotonic() - began
+    if method == "HEAD":  # the others are asked soon, all at once
+        assert PATIENCE_SECONDS <= passed < PATIENCE_SECONDS + 2
+    assert speeds.order([*hang, none, right])[-1] is served.store  # asked last in the next window
+
+
+async def test_who_answers_late_is_taken_if_nobody_else_has_it(served) -> None:
+    await served.store.put(KEY, bundle(SET, list(BODIES.values())))
+    served.server.faults.add("^HEAD ", Delay(2 * PATIENCE_SECONDS))
+    assert await find_aggregate([served.store, MemoryStore()], SET, SourceSpeeds()) == list(BODIES.values())
+
+
+async def test_one_that_answers_spares_the_others(served) -> None:
+    right = MemoryStore()
+    await right.put(KEY, bundle(SET, list(BODIES.values())))
+    assert await find_aggregate([MemoryStore(), right, served.store], SET, SourceSpeeds()) == list(BODIES.values())
+    assert served.requests == []
 
 
 async def test_nobody_included() -> None:

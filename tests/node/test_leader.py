@@ -1,360 +1,511 @@
-"""When the leading validator publishes peer lists, with which peers, and from which window they are effective."""
+"""When the leading validator publishes peer lists, with which peers, and from which window they are effective.
 
-from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+Chain file, storage, buckets and score boards are real; everybody has a permit, the miners, too. Time is passed by hand.
+"""
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
 import pytest
+from faulty import FaultyChain
 
-from tplr.chain.base import Metagraph, Neuron
-from tplr.errors import PreconditionFailed, StateError, StoreUnavailable
-from tplr.exchange.activity import PeerGroups
-from tplr.hparams import load_hparams
-from tplr.node import leader as leader_module
+from tplr.chain.commitment import encode_commitment
+from tplr.chain.hotkeys import new_hotkey
+from tplr.chain.ledger import Ledger
+from tplr.chain.local import LocalChain
+from tplr.clock import first_block
+from tplr.comms import Comms
+from tplr.errors import StateError
+from tplr.exchange import activity, peers
+from tplr.keys import gradient_key
+from tplr.localnet.plan import BLOCK_SECONDS
 from tplr.node.leader import Leader
 from tplr.node.replica import NodeContext
-from tplr.schemas import PeerList, PeerScore
-from tplr.scoring.profiles import ScoreBoard
-from tplr.telemetry import Telemetry
+from tplr.schemas import VALID, Alignment, Evaluation, Evidence, LossChange, PeerList, PeerObservation
+from tplr.scoring.board import Board, Outcome
+from tplr.testing.s3server import Status
 
-START, FREQUENCY, MARGIN = 100, 5, 2
-RICH = 1e6  # more stake than a miner has
-
-
-class Network:
-    """What a leader asks of ``Comms``: six miners, of which some are active."""
-
-    uid = 0
-
-    def __init__(self) -> None:
-        self.clock = SimpleNamespace(window=START)
-        self.leading: int | None = 0
-        self.others = False
-        self.copied = 0
-        self.active: tuple[int, ...] = (1, 2, 3, 4)
-        self.unknown: tuple[int, ...] = ()
-        self.fails: list[Exception] = []
-        self.posted: list[PeerList | int] = []
-        self.commitments = dict.fromkeys(range(7))
-        incentive = {1: 0.1, 5: 0.5}
-        neurons = [Neuron(0, "validator", "", RICH, True, 0)]
-        neurons += [Neuron(uid, f"{uid}", "", 0.0, False, 0, incentive.get(uid, 0.0)) for uid in range(1, 7)]
-        self.metagraph = Metagraph(0, tuple(neurons))
-
-    @property
-    def electors(self) -> frozenset[int | None]:
-        return frozenset({self.leading})
-
-    @property
-    def alone(self) -> bool:
-        return self.leading == self.uid and not self.others
-
-    async def refresh(self) -> None:
-        pass
-
-    async def get_start_window(self, validator: int | None = None) -> int | None:
-        return next((one for one in self.posted if isinstance(one, int)), None)
-
-    async def copy_run(self, _: int) -> None:
-        self.copied += 1
-
-    async def track_active_peers(self, _: int) -> PeerGroups:
-        return PeerGroups(active=self.active, eval=self.active, unknown=self.unknown)
-
-    async def get_peer_list(self) -> PeerList | None:
-        return self.lists[-1] if self.lists else None
-
-    async def post_peer_list(self, peers: PeerList) -> None:
-        if self.fails:
-            raise self.fails.pop()
-        self.posted.append(peers)
-
-    async def post_start_window(self, window: int) -> None:
-        self.posted.append(window)
-
-    @property
-    def lists(self) -> list[PeerList]:
-        return [one for one in self.posted if isinstance(one, PeerList)]
-
-
-@pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> Network:
-    async def as_wanted(_context: object, _hparams: object, wish: PeerList, _folder: object) -> PeerList:
-        return wish
-
-    monkeypatch.setattr(leader_module, "decide_start", as_wanted)
-    return Network()
-
-
-@pytest.fixture
-def leader(network: Network) -> Leader:
-    changes = {"peer_replacement_frequency": FREQUENCY, "peer_list_window_margin": MARGIN}
-    sizes = {"minimum_peers": 2, "max_topk_peers": 2, "reserve_peers": 1}
-    return made(network, **changes, **sizes, probation_windows=0)
-
-
-def made(network: Network, **changes: int) -> Leader:
-    hparams = load_hparams().model_copy(update=changes)
-    telemetry = Telemetry(role="validator", uid=0, listeners=())
-    context = NodeContext(comms=cast(Any, network), clock=cast(Any, network.clock), telemetry=telemetry)
-    return Leader(context, hparams, Path("unused"))  # the election of the start is replaced
+FREQUENCY, MARGIN, PROBATION = 4, 2, 3
+# The leader is uid 0, the miners come next, and a second validator has the last uid.
+VALIDATORS, MINERS = ("validator", "validator-2"), tuple(f"miner-{uid}" for uid in range(1, 7))
+CONSTANTS = {
+    "blocks_per_window": 4,
+    "relay_seconds": 0.1,
+    "peer_replacement_frequency": FREQUENCY,
+    "peer_list_window_margin": MARGIN,
+    "minimum_peers": 2,
+    "max_topk_peers": 2,
+    "reserve_peers": 1,
+    "recent_windows": 1,
+}
+STRICT = {"probation_windows": PROBATION, "max_topk_peers": 3, "recent_windows": 3}
 
 
 class Scores:
-    """What a leader asks of its score board."""
+    """A validator's score board, by evidence that the test makes up: a predicted gain for each miner in each window."""
 
-    def __init__(self, **weights: float) -> None:
-        self.weights = {int(uid): weight for uid, weight in weights.items()}
-        self.peer_scores: dict[int, PeerScore] = {}
+    def __init__(self, run: "Run") -> None:
+        self._run = run
+        self.board = Board(run.stage.hparams)
 
-    def score(self, uid: int, measured: int, mean: float, error: float = 0.01, *, hotkey: str = "") -> None:
-        self.peer_scores[uid] = PeerScore(
-            hotkey=hotkey or f"{uid}", measured=measured, mean=mean, error=error, merit=max(0.0, mean)
-        )
-
-    def proven(self, uid: int) -> bool | None:
-        found = self.peer_scores.get(uid)
-        return None if found is None or found.measured < PROBATION else found.mean > 2 * found.error
-
-
-PROBATION = 3
-BY_WEIGHT = cast(ScoreBoard, Scores(**{"1": 0.2, "2": 0.5, "3": 0.3}))
-
-
-async def live(leader: Leader, network: Network, windows: int) -> dict[int, PeerList]:
-    """Lists published, by the window in which they were."""
-    published = {}
-    for window in range(START, START + windows):
-        network.clock.window, before = window, len(network.lists)
-        await leader.renew_peers(window, START, BY_WEIGHT)
-        if len(network.lists) > before:
-            published[window] = network.lists[-1]
-    return published
+    def measure(self, window: int, gains: Mapping[int, float], struck: Collection[int] = ()) -> Outcome:
+        """``struck``: are too many steps behind."""
+        too_many = self._run.stage.hparams.sync_max_steps_behind + 1
+        seen = {
+            str(uid): PeerObservation(
+                hotkey=self._run.comms.get_hotkey(uid) or "",
+                listed=True,
+                included=True,
+                sampled=True,
+                verdict=VALID,
+                assigned_pages=True,
+                evaluation=evaluation(gain),
+                behind=too_many if uid in struck else 0,
+            )
+            for uid, gain in gains.items()
+        }
+        return self.board.see(Evidence(window=window, observations=seen, alignment=alignment(gains)))
 
 
-async def test_the_first_list_is_there_before_the_start_window(leader: Leader, network: Network) -> None:
-    assert await leader.start_window() == START + MARGIN
-    first, start = network.posted
-    assert isinstance(first, PeerList)
-    assert (first.peers, first.reserve_peers, first.initial_selection) == ((1, 5), (2,), True)  # by incentive; active
-    assert first.probation == (2, 3, 4, 6)
-    assert first.first_effective_window == start == START + MARGIN
+def evaluation(gain: float) -> Evaluation:
+    """Losses fall as predicted, and more on the miner's own pages."""
+    assigned, held_out = (
+        LossChange(before=5.0, after=5.0 - part * gain, error=0.001, sequences=64) for part in (0.5, 0.2)
+    )
+    return Evaluation(assigned=assigned, held_out=held_out)
 
 
-async def test_a_first_list_that_is_there_already_holds(leader: Leader, network: Network) -> None:
-    network.fails = [PreconditionFailed("exists")]
-    assert await leader.start_window() == START + MARGIN
-    assert network.posted == [START + MARGIN]
+def alignment(gains: Mapping[int, float]) -> Alignment | None:
+    """Of steps of unit length, of which no two are alike."""
+    if not gains:
+        return None
+    uids = sorted(gains)
+    upper = np.eye(len(uids))[np.triu_indices(len(uids))]
+    products = tuple(gains[uid] for uid in uids)
+    return Alignment(uids=tuple(uids), products=products, norms=(1.0,) * len(uids), gram=tuple(upper.tolist()))
 
 
-async def test_lists_come_every_few_windows_and_hold_some_windows_later(leader: Leader, network: Network) -> None:
-    published = await live(leader, network, 3 * FREQUENCY + 1)
-    assert list(published) == [START + FREQUENCY, START + 2 * FREQUENCY, START + 3 * FREQUENCY]
-    for window, one in published.items():
-        assert one.first_effective_window == window + MARGIN
-        assert (one.peers, one.reserve_peers) == ((2, 3), (1,))  # by weight
+class Run:
+    """The network's nodes, and whom the leader finds active.
+
+    Attributes:
+        start: the window in which a test begins.
+        active: uids that upload in each window.
+        comms: the leader's.
+        reader: another validator's.
+    """
+
+    def __init__(self, stage: Any, contexts: dict[str, NodeContext]) -> None:
+        self.stage = stage
+        self.contexts = contexts
+        self.active: tuple[int, ...] = (1, 2, 3, 4)
+        self.comms: Comms = contexts["validator"].comms
+        self.reader: Comms = contexts["validator-2"].comms
+        self.start = self.window
+        self.scores = Scores(self)
+
+    @property
+    def window(self) -> int:
+        return self.contexts["validator"].clock.window
+
+    def leader(self, name: str = "validator") -> Leader:
+        return Leader(self.contexts[name], self.stage.hparams, self.stage.folder(name) / "start")
+
+    def restarted(self, leader: Leader) -> Leader:
+        again = self.leader()
+        again.load_state_dict(leader.state_dict())
+        return again
+
+    @contextlib.contextmanager
+    def administrator(self) -> Any:
+        ledger = Ledger(self.stage.network.chain, clock=self.stage.clock)
+        try:
+            yield ledger
+        finally:
+            ledger.close()
+
+    def bucket(self, name: str) -> str:
+        return self.stage.setup(name).account.name
+
+    def fails(self, what: str, action: Any, times: int | None = 1) -> None:
+        self.stage.server.faults.add(f"^{what}", action, times=times)
+
+    def silence(self, *uids: int) -> None:
+        """The buckets of these miners do not answer."""
+        for uid in uids:
+            self.fails(f"(GET|HEAD) /{self.bucket(f'miner-{uid}')}[/?]", Status(503, "SlowDown"), times=None)
+
+    async def begin(self, leader: Leader) -> int:
+        """The start window that a leader decides on; a window passes when it waits for the next one."""
+        deciding = asyncio.ensure_future(leader.start_window())
+        while not (await asyncio.wait([deciding], timeout=1.0))[0]:
+            await self.next_window()
+        self.start = self.window
+        return deciding.result()
+
+    async def refresh(self) -> None:
+        for context in self.contexts.values():
+            await context.comms.refresh()
+
+    async def upload(self) -> None:
+        """An update of the present window by each active miner."""
+        for uid in self.active:
+            key = gradient_key(self.window, uid, self.stage.hparams.version)
+            await self.contexts[f"miner-{uid}"].comms.own_store.put(key, b"an update")
+
+    async def next_window(self) -> None:
+        await self.upload()
+        await self.pass_window()
+
+    async def pass_window(self) -> None:
+        """Just until the first block of the next window, however slow the machine."""
+        goal = self.window + 1
+        while await self.comms.chain.head() < first_block(goal, self.stage.hparams.blocks_per_window):
+            self.stage.clock.advance(BLOCK_SECONDS)
+        for name in VALIDATORS:
+            await self.contexts[name].clock.wait_for_window(goal)
+
+    async def lists(self, name: str = "validator") -> dict[int, PeerList]:
+        """What a node has published, by first effective window."""
+        comms = self.contexts[name].comms
+        found = await peers.published_lists(comms.own_store, comms.signer)
+        return {first: await peers.read_list(comms.own_store, first, comms.signer) for first in sorted(found)}
+
+    async def renew(self, leader: Leader) -> PeerList | None:
+        """The list that a leader publishes in this window, or None."""
+        before = await self.lists()
+        await leader.renew_peers(self.window, self.start, self.scores.board)
+        new = [one for first, one in (await self.lists()).items() if first not in before]
+        return new[0] if new else None
+
+    async def live(self, leader: Leader, windows: int) -> dict[int, PeerList]:
+        """Lists published, by windows after the start."""
+        published = {}
+        for _ in range(windows):
+            if found := await self.renew(leader):
+                published[self.window - self.start] = found
+            await self.next_window()
+        return published
+
+    async def register_anew(self, *replaced: str) -> None:
+        """Other hotkeys take the uids of these miners, and their buckets."""
+        hotkeys = {name: new_hotkey() for name in replaced}
+        with self.administrator() as admin:
+            for name in replaced:
+                admin.deregister(self.stage.setup(name).address)
+            for name, hotkey in hotkeys.items():
+                admin.register(hotkey.ss58_address, f"cold-{name}", stake=100.0, permit=True)
+        for name, hotkey in hotkeys.items():
+            async with LocalChain(self.stage.network.chain, hotkey, clock=self.stage.clock) as chain:
+                commit = chain.commit(encode_commitment(self.stage.setup(name).account.readable))
+                await self.stage.clock.drive(commit, step=BLOCK_SECONDS / 10)
+        await self.refresh()
+
+    async def scored(self, leader: Leader, gains: Mapping[int, float], *struck: int) -> PeerList | None:
+        """The list that a leader publishes after it has scored the present window, or None."""
+        outcome = self.scores.measure(self.window, gains, struck)
+        leader.see(self.window, self.scores.board, outcome.struck)
+        await self.next_window()
+        return await self.renew(leader)
+
+    def measured(self, gains: Mapping[int, float]) -> None:
+        """As often as probation takes, in windows before the present one."""
+        for window in range(self.window - PROBATION, self.window):
+            self.scores.measure(window, gains)
 
 
-async def test_what_fails_is_tried_again_with_the_next_window(leader: Leader, network: Network) -> None:
-    network.fails = [StoreUnavailable("away")] * 2
-    assert list(await live(leader, network, FREQUENCY + 4)) == [START + FREQUENCY + 2]
-
-
-async def test_too_few_active_miners_leave_the_list_as_it_is(leader: Leader, network: Network) -> None:
-    network.active = (1,)
-    assert await live(leader, network, FREQUENCY + 2) == {}
-    network.active = (1, 2)
-    assert list(await live(leader, network, FREQUENCY + 2)) == [START + FREQUENCY]
-
-
-async def test_a_validator_that_is_no_elector_publishes_nothing(leader: Leader, network: Network) -> None:
-    network.leading = 7
-    assert await live(leader, network, 2 * FREQUENCY) == {}
-    assert network.copied == 2 * FREQUENCY
-
-
-async def test_one_of_several_electors_publishes_what_was_decided(leader: Leader, network: Network) -> None:
-    network.others = True
-    assert await live(leader, network, FREQUENCY + 1) == {}
-    wish = leader.wish
-    assert wish
-    assert (wish.peers, wish.reserve_peers) == ((2, 3), (1,))
-    await leader.decided(None)
-    assert leader.wish == wish
-    # Most others wanted somebody else: its own wish is not repeated until the next list is due.
-    other = wish.model_copy(update={"peers": (3, 4)})
-    await leader.decided(other)
-    assert (network.lists, leader.wish) == ([other], None)
-    assert await live(leader, network, FREQUENCY + 2) == {}
-    assert leader.wish is None
-    await leader.decided(other.model_copy(update={"first_effective_window": 10**6}))
-    assert network.lists == [other]  # nothing new
-
-
-# --- a place that is earned ---------------------------------------------------------------------------------------
+Opened = Callable[..., contextlib.AbstractAsyncContextManager[Run]]
 
 
 @pytest.fixture
-def strict(network: Network) -> Leader:
-    sizes = {"minimum_peers": 2, "max_topk_peers": 3, "reserve_peers": 1, "probation_windows": PROBATION}
-    return made(network, peer_replacement_frequency=FREQUENCY, peer_list_window_margin=MARGIN, **sizes)
+def opened(staged: Any) -> Opened:
+    """Opens a run; without an election of included sets, the largest validator is the only elector."""
+
+    @contextlib.asynccontextmanager
+    async def opening(**constants: Any) -> AsyncIterator[Run]:
+        async with staged(len(MINERS), validators=len(VALIDATORS), by_hand=True, **CONSTANTS | constants) as stage:
+            admin = Ledger(stage.network.chain, clock=stage.clock)
+            admin.set_limits(min_stake=1.0)  # so that the next epoch leaves everybody's permit
+            for name in MINERS:
+                admin.set_permit(stage.setup(name).address)
+            admin.close()
+            contexts = {name: await stage.context(stage.setup(name)) for name in (*VALIDATORS, *MINERS)}
+            clocks = [contexts[name].clock for name in VALIDATORS]
+            async with stage.running(*(clock.run() for clock in clocks)):
+                for clock in clocks:
+                    await clock.wait_for_window(0)
+                run = Run(stage, contexts)
+                for _ in range(PROBATION):
+                    await run.pass_window()
+                await run.refresh()
+                assert all(one.permit for one in run.comms.metagraph.neurons)
+                await run.next_window()
+                run.start = run.window
+                yield run
+
+    return opening
 
 
-async def scored(leader: Leader, network: Network, window: int, scores: Scores, *struck: int) -> PeerList | None:
-    """The list that a leader publishes after it has scored a window, or None."""
-    network.clock.window, before = window + 1, len(network.lists)
-    leader.see(window, cast(ScoreBoard, scores), struck)
-    await leader.renew_peers(window + 1, START, cast(ScoreBoard, scores))
-    return network.lists[-1] if len(network.lists) > before else None
+@pytest.fixture
+async def run(opened: Opened) -> AsyncIterator[Run]:
+    async with opened() as one:
+        one.measured({1: 0.2, 2: 0.5, 3: 0.3})
+        yield one
+
+
+@pytest.fixture
+async def strict(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
+    """A run in which a place on the list is earned."""
+    monkeypatch.setattr(activity, "ANSWER_SECONDS", 0.2)  # that a silent bucket is waited for in each window
+    async with opened(**STRICT) as one:
+        yield one
+
+
+# --- the start ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_list_is_there_before_the_start_window(run: Run) -> None:
+    run.active = (3, 4)
+    await run.stage.clock.drive(run.comms.set_weights({1: 0.1, 5: 0.9}), step=BLOCK_SECONDS / 10)
+    while not any(one.incentive for one in run.comms.metagraph.neurons):
+        await run.next_window()
+        await run.refresh()
+    at, start = run.window, await run.begin(run.leader())
+    assert at <= start - MARGIN <= run.window
+    assert start == await run.reader.get_start_window()
+    first = await run.reader.get_peer_list()
+    assert first is not None
+    assert (first.peers, first.reserve_peers, first.initial_selection) == ((1, 5), (3,), True)  # by incentive; active
+    assert first.probation == (2, 3, 4, 6)
+    assert first.first_effective_window == start
+
+
+async def test_a_first_list_that_is_there_already_holds(run: Run) -> None:
+    earlier = {
+        first: PeerList(peers=(3,), initial_selection=True, sync_window=run.window, first_effective_window=first)
+        for first in range(run.window + MARGIN, run.window + MARGIN + 3)  # on a slow machine it decides later
+    }
+    for one in earlier.values():
+        await run.comms.post_peer_list(one)
+    assert await run.begin(run.leader()) in earlier
+    assert await run.lists() == earlier
+
+
+async def test_a_start_that_fails_is_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chain is down once, and the bucket refuses the start window once, after the list is in it."""
+    monkeypatch.setattr("tplr.node.leader.WAIT_BLOCKS", 0.1)
+    run.fails(f"PUT /{run.bucket('validator')}/start_window", Status(403, "AccessDenied"))
+    chain = run.comms.chain = FaultyChain(run.comms.chain)
+    chain.fail("metagraph", "lost")
+    start = await run.begin(run.leader())
+    assert await run.reader.get_start_window() == start
+    assert list(await run.lists()) == [start]
+
+
+# --- later lists --------------------------------------------------------------------------------------------------
+
+
+async def test_lists_come_every_few_windows_and_hold_some_windows_later(run: Run) -> None:
+    published = await run.live(run.leader(), 2 * FREQUENCY + 1)
+    assert list(published) == [FREQUENCY, 2 * FREQUENCY]
+    for after, one in published.items():
+        assert one.first_effective_window == run.start + after + MARGIN
+        assert (one.peers, one.reserve_peers) == ((2, 3), (1,))  # by weight
+    assert await run.reader.get_peer_list() == published[2 * FREQUENCY]
+
+
+async def test_what_fails_is_tried_again_with_the_next_window(run: Run) -> None:
+    run.fails(f"PUT /{run.bucket('validator')}/peers", Status(403, "AccessDenied"), times=2)
+    assert list(await run.live(run.leader(), FREQUENCY + 4)) == [FREQUENCY + 2]
+
+
+async def test_too_few_active_miners_leave_the_list_as_it_is(run: Run) -> None:
+    leader, run.active = run.leader(), (1,)
+    await run.next_window()
+    assert await run.live(leader, FREQUENCY + 1) == {}
+    run.active = (1, 2)
+    await run.next_window()
+    assert (await run.renew(leader)) is not None
+
+
+async def test_a_validator_that_is_no_elector_publishes_what_the_electors_have_and_nothing_else(run: Run) -> None:
+    leader, other = run.leader(), run.leader("validator-2")
+    start = await run.begin(leader)
+    run.fails(f"(GET|HEAD) /{run.bucket('validator')}[/?]", Status(403, "AccessDenied"), times=None)
+    assert await other.renew_peers(run.window, run.start, run.scores.board) is None
+    assert await run.lists("validator-2") == {}
+    run.stage.server.faults.clear()
+    for _ in range(FREQUENCY + 1):
+        await run.refresh()
+        await leader.renew_peers(run.window, run.start, run.scores.board)
+        await other.renew_peers(run.window, run.start, run.scores.board)
+        assert await run.lists("validator-2") == await run.lists()
+        await run.next_window()
+    assert len(await run.lists()) == 2
+    assert other.wish is None
+    assert await run.comms.get_start_window(run.reader.uid) == start
+
+
+async def test_one_of_several_electors_publishes_what_was_decided(opened: Opened) -> None:
+    async with opened(manifest_timeout_seconds=1.0) as run:
+        run.measured({1: 0.2, 2: 0.5, 3: 0.3})
+        assert not run.comms.alone
+        leader = run.leader()
+        assert await run.live(leader, FREQUENCY) == {}
+        assert await run.renew(leader) is None
+        wish = leader.wish
+        assert wish
+        assert (wish.peers, wish.reserve_peers) == ((2, 3), (1,))
+        await leader.decided(None)
+        assert leader.wish == wish
+        # Most others wanted somebody else: its own wish is not repeated until the next list is due.
+        other = wish.model_copy(update={"peers": (3, 4)})
+        await leader.decided(other)
+        assert (await run.lists(), leader.wish) == ({other.first_effective_window: other}, None)
+        await run.next_window()
+        assert await run.renew(leader) is None
+        assert leader.wish is None
+        await leader.decided(other.model_copy(update={"first_effective_window": 10**6}))
+        assert len(await run.lists()) == 1  # nothing new
+
+
+# --- a place that is earned ---------------------------------------------------------------------------------------
 
 
 def names(found: PeerList | None) -> tuple[tuple[int, ...], ...] | None:
     return None if found is None else (found.peers, found.reserve_peers, found.probation)
 
 
-async def test_at_launch_nobody_is_on_the_list_and_everybody_is_measured(strict: Leader, network: Network) -> None:
-    assert await strict.start_window() == START + MARGIN
-    (first,) = network.lists
+async def test_at_launch_nobody_is_on_the_list_and_everybody_is_measured(strict: Run) -> None:
+    await strict.begin(strict.leader())
+    first = await strict.reader.get_peer_list()
+    assert first is not None
     assert (names(first), first.initial_selection) == (((), (), (1, 2, 3, 4, 5, 6)), True)
 
 
-async def test_who_is_proven_comes_onto_the_list_at_once(strict: Leader, network: Network) -> None:
-    await strict.start_window()
-    scores = Scores()
-    for window in range(START, START + PROBATION - 1):
-        for uid in (1, 2, 3, 4):
-            scores.score(uid, measured=1 + window - START, mean=0.1)
-        assert await scored(strict, network, window, scores) is None
-    for uid, mean in {1: 0.3, 2: 0.1, 3: -0.1, 4: 0.015}.items():
-        scores.score(uid, PROBATION, mean)
-    found = await scored(strict, network, START + PROBATION - 1, scores)
+async def test_who_is_proven_comes_onto_the_list_at_once(strict: Run) -> None:
+    leader = strict.leader()
+    await strict.begin(leader)
+    gains = {1: 0.3, 2: 0.5, 3: -0.1}
+    strict.scores.measure(strict.window - 1, gains | {4: 0.1})
+    assert await strict.scored(leader, gains | {4: -0.01}) is None
+    found = await strict.scored(leader, gains | {4: 0.06})
     assert names(found) == ((1, 2), (), (3, 4))  # 4 may be chance; fewer than the places there are
     assert found is not None
-    assert found.first_effective_window == START + PROBATION + MARGIN
-    assert strict.excluded == {3, 4}
-    assert await scored(strict, network, START + PROBATION, scores) is None  # nothing to change
+    assert found.first_effective_window == strict.window + MARGIN
+    assert leader.excluded == {3}
+    assert await strict.scored(leader, gains | {4: 0.05}) is None  # nothing to change
 
 
-async def test_a_newcomer_is_measured_at_once_and_comes_onto_a_full_list_when_it_is_renewed(strict, network) -> None:
-    await strict.start_window()
-    scores = Scores()
-    network.active = (1, 2, 3, 4)
-    for uid in network.active:
-        scores.score(uid, 9, 0.1 * uid)
-    assert names(await scored(strict, network, START, scores)) == ((2, 3, 4), (1,), (1,))
-    network.commitments |= {7: None}
-    network.active = (1, 2, 3, 4, 7)
-    assert names(await scored(strict, network, START + 1, scores)) == ((2, 3, 4), (1,), (1, 7))
-    scores.score(7, PROBATION, 0.35)
-    assert await scored(strict, network, START + 2, scores) is None
-    assert names(await scored(strict, network, START + FREQUENCY - 1, scores)) == ((3, 4, 7), (2,), (1, 2))
+async def test_a_newcomer_is_measured_at_once_and_comes_onto_a_full_list_when_it_is_renewed(opened: Opened) -> None:
+    async with opened(**STRICT, peer_replacement_frequency=6) as run:
+        leader = run.leader()
+        await run.begin(leader)
+        gains = {uid: 0.1 * uid for uid in (1, 2, 3, 4)}
+        run.measured(gains)
+        assert names(await run.scored(leader, gains)) == ((2, 3, 4), (1,), (1,))
+        run.active = (1, 2, 3, 4, 5)
+        gains[5] = 0.35
+        assert names(await run.scored(leader, gains)) == ((2, 3, 4), (1,), (1, 5))
+        for _ in range(3):
+            assert await run.scored(leader, gains) is None
+        assert run.scores.board.proven(5)
+        assert names(await run.scored(leader, gains)) == ((3, 4, 5), (2,), (1, 2))
 
 
-async def test_known_zeros_and_who_is_struck_leave_the_list_at_once(strict: Leader, network: Network) -> None:
-    await strict.start_window()
-    scores = Scores()
-    for uid in (1, 2, 3):
-        scores.score(uid, 9, 0.1)
-    assert names(await scored(strict, network, START, scores)) == ((1, 2, 3), (), (4,))
-    scores.score(2, 10, -0.01)
-    assert names(await scored(strict, network, START + 1, scores)) == ((1, 3), (), (2, 4))
-    assert 2 in strict.excluded  # out of the sets of this node, also while the old list holds
-    assert names(await scored(strict, network, START + 2, scores, 3)) == ((1,), (), (2, 3, 4))
-    assert strict.excluded == {2, 3}
-    # It stays off for as many windows as probation takes, whatever it earned.
-    restarted = made(network, probation_windows=PROBATION, max_topk_peers=3, reserve_peers=1)
-    restarted.load_state_dict(strict.state_dict())
-    for leader in (strict, restarted):
-        at = START + 2 + PROBATION
-        assert names(await scored(leader, network, at - 1, scores)) in (None, ((1,), (), (2, 3, 4)))
-        assert names(await scored(leader, network, at, scores)) == ((1, 3), (), (2, 4))
-        network.posted.append(network.lists[-2])
+async def test_known_zeros_and_who_is_struck_leave_the_list_at_once(strict: Run) -> None:
+    leader = strict.leader()
+    await strict.begin(leader)
+    gains = {1: 0.6, 2: 0.05, 3: 0.6}
+    strict.measured(gains)
+    assert names(await strict.scored(leader, gains)) == ((1, 2, 3), (), (4,))
+    gains[2] = -0.3
+    assert names(await strict.scored(leader, gains)) == ((1, 3), (), (2, 4))
+    assert 2 in leader.excluded  # out of the sets of this node, also while the old list holds
+    assert names(await strict.scored(leader, gains, 3)) == ((1,), (), (2, 3, 4))
+    assert leader.excluded == {2, 3}
+    # It stays off for as many windows as probation takes, whatever it earned, also when the node has restarted.
+    leader = strict.restarted(leader)
+    for _ in range(PROBATION - 1):
+        assert names(await strict.scored(leader, gains)) in (None, ((1,), (), (2, 3, 4)))
+    assert names(await strict.scored(leader, gains)) == ((1, 3), (), (2, 4))
 
 
-async def test_a_uid_that_is_registered_again_inherits_neither_a_place_nor_a_strike(strict, network) -> None:
-    await strict.start_window()
-    scores = Scores()
-    for uid in (1, 2, 3):
-        scores.score(uid, 9, 0.1)
-    assert names(await scored(strict, network, START, scores, 3)) == ((1, 2), (), (3, 4))
-    for uid in (2, 3):  # others have taken these uids; neither was measured for long enough
-        again = replace(network.metagraph.neurons[uid], hotkey=f"another {uid}")
-        neurons = (*network.metagraph.neurons[:uid], again, *network.metagraph.neurons[uid + 1 :])
-        network.metagraph = replace(network.metagraph, neurons=neurons)
-        scores.score(uid, PROBATION - 1, 0.1, hotkey=again.hotkey)
-    restarted = made(network, probation_windows=PROBATION, max_topk_peers=3, reserve_peers=1)
-    restarted.load_state_dict(strict.state_dict())
-    for leader in (strict, restarted):
-        assert names(await scored(leader, network, START + 1, scores)) == ((1,), (), (2, 3, 4))
-        assert leader.excluded == {2}  # while the list before is in effect
-        network.posted.append(network.lists[-2])
+async def test_a_uid_that_is_registered_again_inherits_neither_a_place_nor_a_strike(strict: Run) -> None:
+    leader = strict.leader()
+    await strict.begin(leader)
+    gains = {1: 0.6, 2: 0.6, 3: 0.6}
+    strict.measured(gains)
+    assert names(await strict.scored(leader, gains, 3)) == ((1, 2), (), (3, 4))
+    await strict.register_anew("miner-2", "miner-3")  # neither was measured for long enough
+    leader = strict.restarted(leader)
+    assert names(await strict.scored(leader, gains)) == ((1,), (), (2, 3, 4))
+    assert leader.excluded == {2}  # while the list before is in effect
+    assert names(await strict.scored(leader, gains)) in (None, ((1,), (), (2, 3, 4)))
     # 3 earns its place although the miner before it was struck; 2 keeps nothing against it, either.
-    for uid in (2, 3):
-        scores.score(uid, PROBATION, 0.1, hotkey=f"another {uid}")
-    assert names(await scored(strict, network, START + 2, scores)) == ((1, 2, 3), (), (4,))
-    assert strict.excluded == frozenset()
+    assert names(await strict.scored(leader, gains)) == ((1, 2, 3), (), (4,))
+    assert leader.excluded == frozenset()
 
 
-async def test_who_is_excluded_is_known_after_a_restart(strict: Leader, network: Network) -> None:
-    await strict.start_window()
-    scores = Scores()
-    scores.score(1, 9, -0.1)
-    await scored(strict, network, START, scores)
-    restarted = made(network, probation_windows=PROBATION)
-    restarted.load_state_dict(strict.state_dict())
-    assert restarted.excluded == strict.excluded == {1}
+async def test_who_is_excluded_is_known_after_a_restart(strict: Run) -> None:
+    leader = strict.leader()
+    await strict.begin(leader)
+    strict.measured({1: -0.1})
+    await strict.scored(leader, {1: -0.1})
+    assert strict.restarted(leader).excluded == leader.excluded == {1}
+    saved = leader.state_dict()
+    for change in ({"struck": 7}, {"struck": {"a": "b"}}, {"places": {"a": "b"}}, {"excluded": ["a"]}):
+        with pytest.raises(StateError):
+            leader.load_state_dict(saved | change)
+    with pytest.raises(StateError):
+        leader.load_state_dict({})
 
 
-async def test_a_bucket_that_does_not_answer_costs_no_place_for_a_while(strict: Leader, network: Network) -> None:
-    await strict.start_window()
-    scores = Scores()
-    for uid in (1, 2):
-        scores.score(uid, 9, 0.1)
-    assert names(await scored(strict, network, START, scores)) == ((1, 2), (), (3, 4))
-    network.active, network.unknown = (1, 3, 4), (2,)
-    found = {}
-    for window in range(START + 1, START + 4 * FREQUENCY):
-        if one := await scored(strict, network, window, scores):
-            found[window + 1] = one.peers
-    assert found == {START + FREQUENCY: (1, 2)} | {START + n * FREQUENCY: (1,) for n in (2, 3, 4)}
+async def test_a_bucket_that_does_not_answer_costs_no_place_for_a_while(strict: Run) -> None:
+    leader = strict.leader()
+    await strict.begin(leader)
+    gains = {1: 0.6, 2: 0.5}
+    strict.measured(gains)
+    assert names(await strict.scored(leader, gains)) == ((1, 2), (), (3, 4))
+    while strict.window < strict.start + FREQUENCY - 1:
+        assert await strict.scored(leader, gains) is None
+    strict.active = (1, 3, 4)
+    strict.silence(2)
+    assert names(await strict.scored(leader, gains)) == ((1, 2), (), (3, 4))
+    found = [await strict.scored(leader, gains) for _ in range(FREQUENCY)]
+    assert [*map(names, found)] == [None] * (FREQUENCY - 1) + [((1,), (), (3, 4))]
 
 
-async def test_a_leader_that_restarts_without_a_network_empties_no_list(strict: Leader, network: Network) -> None:
-    await strict.start_window()
-    scores = Scores()
-    for uid in (1, 2):
-        scores.score(uid, 9, 0.1)
-    await scored(strict, network, START, scores)
-    restarted = made(network, probation_windows=PROBATION, max_topk_peers=3, reserve_peers=1)
-    restarted.load_state_dict(strict.state_dict())
-    network.active, network.unknown = (), (1, 2, 3, 4)
-    assert names(await scored(restarted, network, START + FREQUENCY, scores)) in (None, ((1, 2), (), ()))
-    assert network.lists[-1].peers == (1, 2)
+async def test_a_leader_that_restarts_without_a_network_empties_no_list(strict: Run) -> None:
+    leader = strict.leader()
+    await strict.begin(leader)
+    gains = {1: 0.6, 2: 0.5}
+    strict.measured(gains)
+    assert names(await strict.scored(leader, gains)) == ((1, 2), (), (3, 4))
+    while strict.window < strict.start + FREQUENCY - 1:
+        await strict.next_window()
+    strict.active = ()
+    strict.silence(*range(1, len(MINERS) + 1))
+    assert names(await strict.scored(strict.restarted(leader), gains)) == ((1, 2), (), ())
 
 
-async def test_a_leader_without_scores_keeps_the_list(strict: Leader, network: Network) -> None:
-    await strict.start_window()
-    scores = Scores()
-    for uid in (1, 2):
-        scores.score(uid, 9, 0.1)
-    await scored(strict, network, START, scores)
-    other = made(network, probation_windows=PROBATION, max_topk_peers=3, reserve_peers=1)
-    assert names(await scored(other, network, START + FREQUENCY, Scores())) == ((1, 2), (), (3, 4))
+async def test_a_leader_without_scores_keeps_the_list(strict: Run) -> None:
+    leader = strict.leader()
+    await strict.begin(leader)
+    gains = {1: 0.6, 2: 0.5}
+    strict.measured(gains)
+    assert names(await strict.scored(leader, gains)) == ((1, 2), (), (3, 4))
+    while strict.window < strict.start + FREQUENCY - 1:
+        await strict.next_window()
+    other, strict.scores = strict.leader(), Scores(strict)
+    assert names(await strict.scored(other, {})) == ((1, 2), (), (3, 4))
     assert other.excluded == frozenset()
 
 
-async def test_the_documented_profile_has_no_probation(network: Network) -> None:
-    leader = made(network, probation_windows=0, max_topk_peers=2, reserve_peers=1)
-    leader._hparams = leader._hparams.model_copy(update={"profile": "documented"})
-    await leader.start_window()
-    assert network.lists[0].probation == ()
-
-
-def test_a_malformed_state_is_refused(strict: Leader) -> None:
-    saved = strict.state_dict()
-    for change in ({"struck": 7}, {"struck": {"a": "b"}}, {"places": {"a": "b"}}, {"excluded": ["a"]}):
-        with pytest.raises(StateError):
-            strict.load_state_dict(saved | change)
-    with pytest.raises(StateError):
-        strict.load_state_dict({})
+async def test_the_documented_profile_has_no_probation(opened: Opened) -> None:
+    async with opened(profile="documented") as run:
+        published = await run.live(run.leader(), FREQUENCY + 1)
+        assert [(len(one.peers), one.probation) for one in published.values()] == [(2, ())]
