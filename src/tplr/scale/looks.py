@@ -7,7 +7,7 @@ import numpy as np
 from tplr.exchange.polling import GROWTH
 
 
-def count_looks(waited: np.ndarray, *, shortest: float, request: np.ndarray | float) -> np.ndarray:
+def count_looks(waited: np.ndarray | float, *, shortest: float, request: np.ndarray | float) -> np.ndarray:
     """Requests until an object is found that comes after ``waited`` seconds; the last one finds it.
 
     Args:
