@@ -26,6 +26,7 @@ from importlib import import_module
 from io import BufferedWriter
 from pathlib import Path
 
+from tplr.config import replace_process_variables
 from tplr.errors import LocalnetError
 from tplr.localnet.launch import die_with
 
@@ -231,8 +232,7 @@ def _report_end(pid: int, answer: socket.socket) -> None:
 
 def _become(request: _Request) -> None:
     """Run what the command line says, as the main program of this process."""
-    os.environ.clear()
-    os.environ.update(request.env)
+    replace_process_variables(request.env)
     os.chdir(request.folder)
     match request.arguments:
         case ["-c", code, *rest]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
@@ -136,6 +137,15 @@ class Localnet:
                 if condition(view):
                     return view
         raise AssertionError("views() is endless")
+
+    def pids(self) -> dict[str, int]:
+        """Of all processes that were started, the supervisor's included, by name."""
+        found = {"localnet": os.getpid(), "storage": self.storage.pid} | {
+            name: child.pid for name, child in self.nodes.items()
+        }
+        if self.fork_server:
+            found["fork-server"] = self.fork_server.pid
+        return {name: pid for name, pid in found.items() if pid is not None}
 
     async def weights(self) -> dict[int, dict[int, float]]:
         """Weights in force on chain: by validator's uid, then by uid."""
