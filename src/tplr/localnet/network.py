@@ -182,7 +182,7 @@ def windows_in_all(scored: int, margin: int, offset: int) -> int:
 
 def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
     """Write the packaged profile with the plan's changes to ``path``, and read it back."""
-    raw = scheme_constants(plan.scheme)
+    raw = scheme_constants(plan.scheme, small=plan.small)
     # The learning rate falls within the run, and its cycle does not restart before the last windows are scored.
     if not plan.with_probation:
         raw["probation_windows"] = 0
