@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.localnet, pytest.mark.timeout(360)]
 
 
 async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -> None:
-    plan = make_plan(miners=2, windows=WINDOWS, window_seconds=7.5, run_dir=tmp_path / "run", cache=CACHE)
+    plan = make_plan(
+        miners=2, windows=WINDOWS, window_seconds=7.5, run_dir=tmp_path / "run", cache=CACHE, share_imports=True
+    )
     async with Localnet(plan) as net, Misfits(net) as misfits:
         victim, witness = net.nodes["miner-1"], net.view.nodes["miner-2"]
         # Both have proved themselves, and are on the list.

@@ -53,8 +53,8 @@ class Misfits:
         keys = json.loads(network.keys.read_text()) | key_table([node.account])
         await asyncio.to_thread(atomic_write, network.keys, json.dumps(keys).encode())
         env = node_environment(network, node, self._net.endpoint)
-        child = Child(name, node_command(network, node), env=env, folder=network.folder, log=network.log(name))
-        return node, child
+        where = {"folder": network.folder, "log": network.log(name), "server": self._net.fork_server}
+        return node, Child(name, node_command(network, node), env=env, **where)
 
     async def refused(self) -> None:
         """Return when the chain has refused the bystander's weights."""
