@@ -259,7 +259,7 @@ async def run(opened: Opened) -> AsyncIterator[Run]:
 @pytest.fixture
 async def strict(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
     """A run in which a place on the list is earned."""
-    monkeypatch.setattr(activity, "ANSWER_SECONDS", 0.2)  # that a silent bucket is waited for in each window
+    monkeypatch.setattr(activity, "ANSWER_SECONDS", 1.0)  # that a silent bucket is waited for in each window
     async with opened(**STRICT) as one:
         yield one
 
