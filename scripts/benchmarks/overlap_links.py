@@ -91,7 +91,7 @@ async def measure(outer_delay: int, windows: int, run_dir: Path) -> list[dict[st
 
 
 def rows_of(net: SlowNet, node: NodeSetup, outer_delay: int) -> list[dict[str, object]]:
-    events = read_events(net.network.events(node.name), 0)[0] if node.role == "miner" else ()
+    events = read_events(net.network.events(node.name))[0] if node.role == "miner" else ()
     times = [event for event in events if event["event"] == "window_time"]
     return [
         {

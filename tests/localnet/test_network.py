@@ -3,6 +3,7 @@
 Beside it stand three whom the chain refuses: each hears why, and the others neither stop nor pay them.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -43,14 +44,21 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -
         assert killed_after is not None
         # Away for two whole windows at least, which it has to make up from the buckets.
         await net.wait_until(lambda _: (witness.window or 0) >= killed_after + 2, timeout=60)
+        # Another process watches meanwhile what the run has published.
+        watching = asyncio.create_task(asyncio.to_thread(read_back, "watch", "--once", run=plan.run_dir))
         victim.start()
         view = await net.wait_until(lambda view: view.completed >= WINDOWS, timeout=150)
         weights = await net.weights()
         await misfits.refused()
         await misfits.check(weights)
+        watched = await watching
 
         for name, child in net.nodes.items():
             assert await child.stop() == 0, f"{name} did not end cleanly:\n{child.log_tail()}"
+
+    assert watched.returncode == 0, watched.stderr
+    for shown in ("templar: localnet, netuid", "│ validator 0 ", "│ miner 1 ", "│ miner 2 "):
+        assert shown in watched.stdout, watched.stdout
 
     # Replayed or lived through: no window is missing, and all of them give the same model.
     back = view.nodes["miner-1"]
