@@ -44,8 +44,6 @@ CONSTANTS = {
 class SlowNet(Localnet):
     """A localnet with changed constants, and links that are held to ``MBIT`` for miners."""
 
-    outer_delay = 0
-
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__(plan)
         self.links: list[subprocess.Popen[str]] = []
@@ -54,10 +52,7 @@ class SlowNet(Localnet):
         network = self.network
         sparseloco = network.hparams.sparseloco
         assert sparseloco is not None
-        changes = CONSTANTS | {
-            "outer_delay": self.outer_delay,
-            "sparseloco": sparseloco.model_copy(update={"inner_steps": 200}),
-        }
+        changes = CONSTANTS | {"sparseloco": sparseloco.model_copy(update={"inner_steps": 200})}
         self.network = replace(network, hparams=network.hparams.model_copy(update=changes))
         (network.folder / "hparams.json").write_text(self.network.hparams.model_dump_json(exclude={"demo"}))
         return await super()._start_storage(stack)
@@ -78,9 +73,8 @@ class SlowNet(Localnet):
 
 async def measure(outer_delay: int, windows: int, run_dir: Path) -> list[dict[str, object]]:
     """A row for each miner and window."""
-    plan = make_plan(miners=3, windows=windows, window_seconds=16.0, scheme="sparseloco", run_dir=run_dir)
-    net = SlowNet(plan)
-    net.outer_delay = outer_delay
+    sizes = {"miners": 3, "windows": windows, "window_seconds": 16.0, "outer_delay": outer_delay}
+    net = SlowNet(make_plan(scheme="sparseloco", run_dir=run_dir, **sizes))
     try:
         async with net:
             await net.wait_until(lambda view: view.completed >= windows, timeout=180 + 20 * windows)
