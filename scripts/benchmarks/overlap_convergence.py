@@ -12,7 +12,7 @@ Until then a peer trains from where it expects the agreed model to be, by one of
 Peers use nodes' own code: ``InnerLoop`` is paused when the set comes, as it is in a miner.
 
     python scripts/benchmarks/overlap_convergence.py                 # 64 rounds
-    python scripts/benchmarks/overlap_convergence.py --rounds 500 --batch 4 --only "own 0.25"
+    python scripts/benchmarks/overlap_convergence.py --rounds 500 --layers 1 --inner-steps 5 --batch 4 --arrives 2
     python scripts/benchmarks/overlap_convergence.py --inner-steps 6 --only     # what is trained without overlap
 
 Appends each finished cell to ``docs/benchmarks/overlap.csv`` and skips those that are there. ``--report`` prints the
@@ -65,6 +65,7 @@ class OverlapCell:
 
     method: str
     k: int
+    layers: int
     rounds: int
     inner_steps: int
     batch: int
@@ -160,7 +161,8 @@ def train(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], cell: Over
 def run_cell(cell: OverlapCell) -> dict[str, Any]:
     torch.set_num_threads(1)
     began = time.process_time()
-    grid = replace(GRIDS["reduced"], rounds=cell.rounds, inner_steps=cell.inner_steps, batch=cell.batch)
+    sizes = {name: getattr(cell, name) for name in ("layers", "rounds", "inner_steps", "batch")}
+    grid = replace(GRIDS["reduced"], **sizes)
     one = Cell("overlap", "final", cell.method, cell.k, BITS, json.dumps(SETTINGS[cell.method]), cell.seed)
     held_out, rounds = batches_of(grid, load_tokens(grid), cell.seed)
     hparams = make_hparams(grid, one)
@@ -177,23 +179,36 @@ def print_table(rows: list[dict[str, str]]) -> None:
     """Losses, and how much higher they are than those of ``outer_delay`` 0 with the same tokens, seed by seed."""
     found: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in rows:
-        numbers = (int(row[name]) for name in ("k", "rounds", "batch", "inner_steps", "arrives"))
+        numbers = (int(row[name]) for name in ("k", "layers", "rounds", "batch", "inner_steps", "arrives"))
         found.setdefault((row["method"], *numbers, row["guess"]), {})[row["seed"]] = float(row["loss"])
-    print("| method, k | rounds | inner steps | the set comes after | guess | seeds | final loss | above in turn |")
-    print("|---|---|---|---|---|---|---|---|")
+    titles = (
+        "method, k",
+        "layers",
+        "rounds",
+        "inner steps",
+        "the set comes after",
+        "guess",
+        "seeds",
+        "final loss",
+        "more",
+    )
+    print("|", " | ".join(titles), "|")
+    print("|---" * len(titles) + "|")
     for place, losses in sorted(found.items()):
-        method, k, rounds, batch, inner_steps, arrives, guess = place
-        base = found.get((*place[:5], 0, IN_TURN), {})
+        method, k, layers, rounds, batch, inner_steps, arrives, guess = place
+        base = found.get((*place[:6], 0, IN_TURN), {})
         gaps = [losses[seed] - base[seed] for seed in sorted(losses.keys() & base.keys())]
         gap = f"{statistics.mean(gaps):+.3f} ± {spread(gaps):.3f}" if gaps and guess != IN_TURN else ""
         mean, seeds = statistics.mean(losses.values()), ", ".join(sorted(losses))
         size = f"{inner_steps} on {batch} sequences"
-        print(f"| {method}, {k} | {rounds} | {size} | {arrives} steps | {guess} | {seeds} | {mean:.3f} | {gap} |")
+        cells = (f"{method}, {k}", layers, rounds, size, f"{arrives} steps", guess, seeds, f"{mean:.3f}", gap)
+        print("|", " | ".join(map(str, cells)), "|")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2, help="of the model")
     parser.add_argument("--inner-steps", type=int, default=10)
     parser.add_argument("--batch", type=int, default=8, help="sequences of an inner step")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -205,7 +220,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="CSV to append to (default: %(default)s)")
     given = parser.parse_args()
     cells = [
-        OverlapCell(method, given.k, given.rounds, given.inner_steps, given.batch, arrives, guess, seed)
+        OverlapCell(method, given.k, given.layers, given.rounds, given.inner_steps, given.batch, arrives, guess, seed)
         for seed in given.seeds
         for method in given.methods
         for arrives, guess in [(0, IN_TURN), *((at, guess) for guess in given.only for at in given.arrives)]
