@@ -33,6 +33,7 @@ import convergence
 import numpy as np
 import torch
 from convergence import GRIDS, Cell, batches_of, load_tokens, make_hparams, read_rows, spread
+from pictures import redraw
 
 from tplr.compress.payload import Update, parse
 from tplr.hparams import HParams
@@ -239,6 +240,7 @@ def main() -> None:
                 writer.writeheader()
             writer.writerow(row)
     print_table(read_rows(given.results))
+    redraw("overlap", given.results)
 
 
 if __name__ == "__main__":

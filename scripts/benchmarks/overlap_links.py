@@ -20,6 +20,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from pictures import redraw
+
 from tplr.localnet.network import NodeSetup
 from tplr.localnet.plan import NetworkPlan, make_plan
 from tplr.localnet.process import Child
@@ -113,6 +115,8 @@ def main() -> None:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    if len(given.outer_delay) > 1:
+        redraw("overlap_links", given.results)
     for outer_delay in given.outer_delay:
         mine = [row for row in rows if row["outer_delay"] == outer_delay]
         shares = [float(str(row["training"])) / float(str(row["seconds"])) for row in mine]
