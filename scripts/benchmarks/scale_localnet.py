@@ -1,11 +1,15 @@
-"""Compares the simulated network with a real one: a localnet of some miners and validators.
+"""Predicts, by the simulated network, how long miners of a real one wait, and compares: a localnet of some nodes.
 
     tplr localnet --scheme demo --miners 8 --validators 3 --windows 8 --window-seconds 30 --run-dir FOLDER
-    python scripts/benchmarks/scale_localnet.py FOLDER
+    python scripts/benchmarks/scale_localnet.py FOLDER --predict prediction.json
+    python scripts/benchmarks/scale_localnet.py FOLDER --compare prediction.json
 
 The simulation gets what it does not predict: the run's constants, the medians of training, packing, applying and of the
 remaining work, and the time of a request from the server's log (``request_seconds``). It predicts the phases in which a
-miner waits for others: for the updates and the decision, and for the window's end. Prints both.
+miner waits for others: for the updates and the decision, and for the window's end. ``--predict`` reads nothing of these
+phases, so that a prediction can be written down before anybody has seen them. Without options: both, printed.
+
+``--predict`` on the folder of a first run, with ``--window-seconds``, predicts a second one before it starts.
 """
 
 import argparse
@@ -13,6 +17,7 @@ import json
 from http import HTTPStatus
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from tplr.hparams import load_hparams
 from tplr.localnet.plan import BLOCK_SECONDS
@@ -21,19 +26,30 @@ from tplr.scale.participants import Assumptions, Participants
 
 GIVEN = ("training", "waiting_for_pages", "packing", "uploading", "applying", "saving", "other")
 IN_TIME = 12.0  # seconds: validators read an update again two windows later
+UPDATES, END = "waiting for updates and decision", "waiting_for_end"
 FIRST = 2  # windows of a run that are not ordinary: before them a node starts
 
 
-def measured(folder: Path) -> dict[str, float]:
-    """Median seconds of each phase over miners and ordinary windows, and of the whole."""
+def window_times(folder: Path) -> list[dict[str, float]]:
+    """Where the time of each miner's ordinary windows went."""
     rows = []
     for path in sorted((folder / "events").glob("miner-*.jsonl")):
         events = [json.loads(line) for line in path.read_text().splitlines()]
         rows += [one for one in events if one["event"] == "window_time"][FIRST:]
-    names = (*GIVEN, "waiting_for_bound", "gathering", "waiting_for_end", "seconds")
-    found = {name: median(row.get(name, 0.0) for row in rows) for name in names}
+    return rows
+
+
+def work(folder: Path) -> dict[str, float]:
+    """Median seconds of the phases in which a miner waits for nobody."""
+    rows = window_times(folder)
+    return {name: median(row.get(name, 0.0) for row in rows) for name in GIVEN}
+
+
+def waiting(folder: Path) -> dict[str, float]:
+    """Median seconds of the phases in which a miner waits for others."""
+    rows = window_times(folder)
     both = median(row.get("waiting_for_bound", 0.0) + row.get("gathering", 0.0) for row in rows)
-    return found | {"waiting for updates and decision": both, "windows": len(rows)}
+    return {UPDATES: both, END: median(row.get(END, 0.0) for row in rows)}
 
 
 def request_seconds(folder: Path) -> float:
@@ -61,12 +77,20 @@ def request_seconds(folder: Path) -> float:
     return median(chains) / 3
 
 
-def predicted(folder: Path, given: dict[str, float], update_bytes: int, *, seed: int) -> dict[str, float]:
-    """The same phases of the simulated network."""
-    request = request_seconds(folder)
+def predict(folder: Path, *, window_seconds: float | None, seed: int) -> dict[str, Any]:
+    """What is given, and the phases of the simulated network.
+
+    Args:
+        window_seconds: of the predicted run; None: of the one in ``folder``.
+    """
+    given, request = work(folder), request_seconds(folder)
     names = [path.stem for path in (folder / "events").glob("*.jsonl")]
     miners, validators = (sum(name.startswith(role) for name in names) for role in ("miner", "validator"))
     hparams = load_hparams(folder / "hparams.json")
+    if window_seconds:
+        hparams = hparams.model_copy(update={"blocks_per_window": round(window_seconds / BLOCK_SECONDS)})
+    events = [json.loads(line) for line in (folder / "events" / "miner-1.jsonl").read_text().splitlines()]
+    size = next(one["bytes"] for one in events if one["event"] == "uploaded")
     assumed = Assumptions(
         down=1e9, up=1e9, validator_down=1e9, validator_up=1e9, link_spread=0.0, hour_spread=0.0, latency=1e-3,
         loss=1e-9, request=request - 1e-3, request_spread=0.0, tail=0.0, outages=(0.0, 1.0), regional=(0.0, 1.0),
@@ -75,36 +99,43 @@ def predicted(folder: Path, given: dict[str, float], update_bytes: int, *, seed:
     )  # fmt: skip
     uids = miners + validators
     people = Participants.draw(assumed, uids=uids, validators=validators, seed=seed)
-    design = Design(hparams=hparams, update_bytes=update_bytes, block_seconds=BLOCK_SECONDS, overlap=False)
+    design = Design(hparams=hparams, update_bytes=size, block_seconds=BLOCK_SECONDS, overlap=False)
     results = list(Network(design, assumed, people, seed).run(50))
     waits = median(one.gathered - one.uploaded + one.waited for one in results)
-    work = sum(given[name] for name in GIVEN)
     return {
-        "waiting for updates and decision": waits,
-        "waiting_for_end": design.window_seconds - work - waits,
-        "request": request,
+        "given": given | {"request": request, "window": design.window_seconds, "update_bytes": size, "miners": miners},
+        "predicted": {UPDATES: waits, END: design.window_seconds - sum(given.values()) - waits},
         "decided, after the window's end": median(one.decided for one in results),
     }
+
+
+def table(prediction: dict[str, Any], folder: Path) -> str:
+    """Predicted and measured phases, as lines of a Markdown table."""
+    lines = ["| phase of a miner | measured, s | predicted, s | |", "|---|---:|---:|---:|"]
+    for name, real in waiting(folder).items():
+        guess = prediction["predicted"][name]
+        lines.append(f"| {name.replace('_', ' ')} | {real:.2f} | {guess:.2f} | {guess / real - 1:+.1%} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--predict", type=Path, metavar="FILE", help="write the prediction, and look at no waiting")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="with what was predicted before")
+    parser.add_argument("--window-seconds", type=float, metavar="S", help="of the predicted run, if it is another one")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    real = measured(args.folder)
-    events = [json.loads(line) for line in (args.folder / "events" / "miner-1.jsonl").read_text().splitlines()]
-    size = next(one["bytes"] for one in events if one["event"] == "uploaded")
-    simulated = predicted(args.folder, real, size, seed=args.seed)
-    print(f"{real['windows']:.0f} windows of miners; seconds")
-    for name, value in real.items():
-        if name != "windows":
-            other = simulated.get(name)
-            text = f"{other:8.2f} {other / value - 1:+7.1%}" if other is not None else "   given"
-            print(f"{name:34} {value:8.2f} {text}")
-    print(
-        f"decided, after the window's end: simulated {simulated['decided, after the window' + chr(39) + 's end']:.2f}"
-    )
+    if args.compare:
+        print(table(json.loads(args.compare.read_text()), args.folder))
+        return
+    prediction = predict(args.folder, window_seconds=args.window_seconds, seed=args.seed)
+    text = json.dumps(prediction, indent=2)
+    if args.predict:
+        args.predict.write_text(text + "\n")
+        return
+    print(text)
+    print(table(prediction, args.folder))
 
 
 if __name__ == "__main__":

@@ -394,6 +394,12 @@ def process_variables() -> dict[str, str]:
     return dict(os.environ)
 
 
+def replace_process_variables(variables: Mapping[str, str]) -> None:
+    """Give this process these variables and no others: for one that is forked to become another program."""
+    os.environ.clear()
+    os.environ.update(variables)
+
+
 def hide_write_keys() -> None:
     """Remove ``R2_*_WRITE_*`` from this process's variables, so that no process it starts inherits them (W&B's, the
     hub's): call it once they are read. A ``.env`` file is protected by its permissions."""

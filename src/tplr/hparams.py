@@ -247,7 +247,7 @@ class HParams(_Strict):
         relay_seconds: the longest time from an elector's decision to publish something until all others have read it:
             to write, to look and to read, and the difference of their clocks (``exchange/election.py``).
         elector_stake_share: of the stake of the largest validators, with which one is an elector.
-        checkpoint_frequency: windows between two published checkpoints; a node keeps ``checkpoints_kept``.
+        checkpoint_frequency: windows between two published checkpoints; an elector keeps ``checkpoints_kept``.
         checkpoint_init_version: start from the newest checkpoint of that version; null: random weights by
             ``init_seed``.
         require_commit: gather only updates whose hash was published before the window ended.

@@ -1,4 +1,7 @@
-"""A whole network of real processes over HTTP: it trains, agrees, pays, and a killed miner finds its way back."""
+"""A whole network of real processes over HTTP: it trains, agrees, pays, and a killed miner finds its way back.
+
+Beside it stand three whom the chain refuses: each hears why, and the others neither stop nor pay them.
+"""
 
 import json
 import os
@@ -8,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from misfits import Misfits
 
 from tplr.errors import LocalnetError
 from tplr.localnet.plan import make_plan
@@ -25,8 +29,8 @@ pytestmark = [pytest.mark.localnet, pytest.mark.timeout(400)]
 @pytest.mark.parametrize("outer_delay", [0, pytest.param(1, marks=pytest.mark.long)])
 async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path, outer_delay: int) -> None:
     sizes = {"miners": 2, "windows": WINDOWS, "window_seconds": 7.5, "outer_delay": outer_delay}
-    plan = make_plan(**sizes, run_dir=tmp_path / "run", cache=CACHE)
-    async with Localnet(plan) as net:
+    plan = make_plan(**sizes, run_dir=tmp_path / "run", cache=CACHE, share_imports=True)
+    async with Localnet(plan) as net, Misfits(net) as misfits:
         victim, witness = net.nodes["miner-1"], net.view.nodes["miner-2"]
         # Both have proved themselves, and are on the list.
         # Two windows are done everywhere, so the victim has a saved state.
@@ -42,6 +46,8 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path, o
         victim.start()
         view = await net.wait_until(lambda view: view.completed >= WINDOWS, timeout=150)
         weights = await net.weights()
+        await misfits.refused()
+        await misfits.check(weights)
 
         for name, child in net.nodes.items():
             assert await child.stop() == 0, f"{name} did not end cleanly:\n{child.log_tail()}"
@@ -52,6 +58,7 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path, o
     assert max(back.applied) >= killed_after + 3
     assert set(range(killed_after + 1, killed_after + 3)) <= set(view.shared_windows())
     assert view.disagreements() == {}
+    assert all(set(one.included) <= {1, 2} for one in witness.applied.values())
     # While it was away its update was missing, for everyone alike; afterwards it counted again.
     skipped = {window: applied.skipped for window, applied in witness.applied.items() if applied.skipped}
     assert {1: "missing"} in skipped.values() or {1: "no_commit"} in skipped.values()
@@ -76,7 +83,7 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path, o
     assert shown.stdout.strip() == str(plan.run_dir / "page.html")
     document = RunDocument.model_validate_json((tmp_path / "page.json").read_bytes())
     assert document.windows.count >= WINDOWS
-    assert [node.name for node in document.nodes] == ["validator", "miner-1", "miner-2"]
+    assert [node.name for node in document.nodes] == ["validator", "miner-1", "miner-2", "bystander"]
     rows = unpack(document.explanations, 2, int(scored) - document.windows.first)
     assert rows == [(line[:18].strip(), line[18:]) for line in explained.stdout.splitlines()[2:]]
     assert [stamp.agrees for stamp in document.audits] == [True]

@@ -1,4 +1,4 @@
-"""Child processes: real ones, ended in every way there is."""
+"""Child processes: real ones, of a new interpreter and of a fork server, ended in every way there is."""
 
 import asyncio
 import os
@@ -11,19 +11,32 @@ import pytest
 
 from tplr.errors import LocalnetError
 from tplr.localnet import process
+from tplr.localnet.fork_server import ForkServer
 from tplr.localnet.process import Child
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 
 
-@pytest.fixture
-def make(tmp_path):
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    one = ForkServer(env={**os.environ, "PYTHONUNBUFFERED": "1"}, folder=folder, log=folder / "log", preloaded=())
+    one.open()
+    one.wait_until_ready()
+    yield one
+    one.close()
+
+
+@pytest.fixture(
+    params=["new", pytest.param("forked", marks=pytest.mark.skipif(sys.platform != "linux", reason="fork"))]
+)
+def make(tmp_path, request):
     made = []
+    forks = request.getfixturevalue("server") if request.param == "forked" else None
 
     def child(code, **env):
-        made.append(
-            Child("child", [sys.executable, "-c", code], env=env, folder=tmp_path, log=tmp_path / "logs" / "child")
-        )
+        command, log = [sys.executable, "-c", code], tmp_path / "logs" / "child"
+        made.append(Child("child", command, env=env, folder=tmp_path, log=log, server=forks))
         return made[-1]
 
     yield child

@@ -119,6 +119,37 @@ async def test_joins_from_a_checkpoint_and_aggregates_when_the_updates_are_gone(
             assert run.agrees(replica)
 
 
+async def test_only_electors_publish_checkpoints_and_who_lost_everything_finds_theirs(scene) -> None:
+    async with scene() as run:
+        stage, bucket = run.stage, run.newcomer.comms.own_store
+        await run.record(2)
+        async with run.opened() as replica:
+            await run.advance(replica)
+            await replica.wait_for_save()
+            # As miners did when every node published its own.
+            saved = replica.train_state.saved()
+            await run.newcomer.comms.publish_checkpoint(saved.folder)
+            await run.record(2)
+            await run.advance(replica)
+            await replica.wait_for_save()
+            async with asyncio.timeout(20):
+                while await bucket.list("checkpoint-"):  # noqa: ASYNC110 - a background task deletes them
+                    await asyncio.sleep(0.02)
+        assert run.events_of("checkpoint") == []
+        async with stage.replica(stage.setup("validator"), run.leader) as elector:
+            await stage.drive(elector.open(START))
+            await run.advance(elector)
+            await stage.until(lambda: stage.of("checkpoint", "validator"))
+        await run.forget_updates()
+        shutil.rmtree(stage.folder("miner-3"))
+        await run.record()
+        async with run.opened() as replica:
+            assert replica.window == START + 4
+            await run.advance(replica)
+            assert run.agrees(replica)
+        assert [event["peer"] for event in run.events_of("restored")] == [0]
+
+
 async def test_without_sets_and_aggregates_the_leaders_report_says_what_to_apply(scene, monkeypatch) -> None:
     asked, real = [], WindowUpdates.of
 

@@ -11,7 +11,7 @@ from tplr.node.miner import Miner
 from tplr.node.validator import Validator
 from tplr.storage.many import list_objects
 
-MINER: tuple[FailpointName, ...] = FAILPOINTS[: FAILPOINTS.index("published") + 1]
+MINER: tuple[FailpointName, ...] = FAILPOINTS[: FAILPOINTS.index("publishing")]
 VALIDATOR: tuple[FailpointName, ...] = (
     "gathered",
     "observed",

@@ -44,8 +44,9 @@ VALIDATOR_FAILPOINTS: tuple[FailpointName, ...] = (
     "reported",
     "saved",
     "publishing",
+    "published",
 )
-MINER_FAILPOINTS: tuple[FailpointName, ...] = (*FAILPOINTS[: FAILPOINTS.index("published") + 1],)
+MINER_FAILPOINTS = FAILPOINTS[: FAILPOINTS.index("publishing")]
 FAILPOINTS_OF = {"miner": MINER_FAILPOINTS, "validator": VALIDATOR_FAILPOINTS, "aggregator": AGGREGATOR_FAILPOINTS}
 RARE_FAILPOINTS: tuple[FailpointName, ...] = ("publishing", "published")  # passed once in several windows
 

@@ -26,6 +26,7 @@ from tplr.localnet.plan import NetworkPlan, make_plan
 from tplr.localnet.reopen import own_page, reopened
 from tplr.localnet.summary import Summary, rows_of, summarize
 from tplr.localnet.supervisor import POLL_SECONDS, Localnet
+from tplr.localnet.usage import Usage, read_usage, write_usage
 from tplr.logging import logger, name_node, setup_logging
 from tplr.page.command import make_page
 from tplr.watch.view import NetworkView
@@ -76,13 +77,16 @@ async def _main(plan: NetworkPlan) -> int:
         if summary.passed and plan.keep == "results":
             await asyncio.to_thread(forget_working_files, plan.run_dir)
     console.print(render_summary(summary))
-    console.print(f"summary.json, loss.png, live-view.svg, events and logs are in {plan.run_dir}", soft_wrap=True)
+    console.print(
+        f"summary.json, usage.csv, loss.png, live-view.svg, events and logs are in {plan.run_dir}", soft_wrap=True
+    )
     if page:
         console.print(f"open the page of this run in a browser: {page}", soft_wrap=True)
     return PASSED if summary.passed else FAILED
 
 
 async def _run(plan: NetworkPlan, console: Console) -> tuple[NetworkView, Summary]:
+    usage: list[Usage] = []
     async with Localnet(plan) as net:
         limit = _time_limit(net)
         with open_display(console, plan.windows) as show:
@@ -91,11 +95,14 @@ async def _run(plan: NetworkPlan, console: Console) -> tuple[NetworkView, Summar
                     async with asyncio.timeout(limit), contextlib.aclosing(net.views()) as views:
                         async for view in views:
                             show(view)
+                            if view.completed > (usage[-1].windows if usage else 0):
+                                usage += await asyncio.to_thread(read_usage, net.pids(), windows=view.completed)
                             if view.completed >= plan.windows:
                                 break
                 except TimeoutError:
                     logger.error("not all windows were completed within the time limit of %.0f s", limit)
         weights = await _final_weights(net)
+    await asyncio.to_thread(write_usage, plan.run_dir / "usage.csv", usage)
     seconds = None if plan.chaos else plan.window_seconds
     return net.view, summarize(net.view, weights, windows=plan.windows, window_seconds=seconds)
 

@@ -15,11 +15,16 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h; survives exec
 def main() -> None:
     """Replace this process by the program."""
     parent, *command = sys.argv[1:]
+    die_with(int(parent))
+    os.execv(command[0], command)  # noqa: S606 - our own command line
+
+
+def die_with(parent: int) -> None:
+    """Let Linux kill this process when ``parent``, whose child it is, ends; ends now if that happened already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
+    if os.getppid() != parent:
         sys.exit("launch: the parent died first")
-    os.execv(command[0], command)  # noqa: S606 - our own command line
 
 
 if __name__ == "__main__":

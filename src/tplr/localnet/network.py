@@ -182,7 +182,7 @@ def windows_in_all(scored: int, margin: int, offset: int) -> int:
 
 def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
     """Write the packaged profile with the plan's changes to ``path``, and read it back."""
-    raw = scheme_constants(plan.scheme)
+    raw = scheme_constants(plan.scheme, small=plan.small)
     raw["outer_delay"] = plan.outer_delay
     if plan.outer_delay:
         raw["pages_per_window"] *= OVERLAP_BATCHES

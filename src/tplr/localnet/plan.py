@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -62,6 +63,8 @@ class NetworkPlan:
         ranks: processes of ``torchrun`` for each of the first validator and miner-1; the other nodes are one process
             each, so that both kinds must agree.
         outer_delay: of the constants. With 1, a window has ``OVERLAP_BATCHES`` times the batches.
+        small: a smaller model that trains fewer steps, and longer waits: for dozens of nodes on a few cores.
+        share_imports: nodes are forked from one process, and share the memory of what it has imported.
         keep: ``results`` deletes buckets, states and wallets after a run that passed.
     """
 
@@ -84,6 +87,8 @@ class NetworkPlan:
     outer_delay: int
     validators: int
     byzantine: Byzantine | None
+    small: bool
+    share_imports: bool
 
     @property
     def with_probation(self) -> bool:
@@ -108,12 +113,19 @@ class NetworkPlan:
         )
 
 
-def scheme_constants(scheme: Scheme = DEFAULT_SCHEME) -> dict[str, Any]:
-    """The profile's constants with those of a scheme, as JSON values."""
+def scheme_constants(scheme: Scheme = DEFAULT_SCHEME, *, small: bool = False) -> dict[str, Any]:
+    """The profile's constants with those of a scheme, and of a ``small`` run, as JSON values."""
     raw: dict[str, Any] = json.loads(PROFILE.read_text())
     if scheme != DEFAULT_SCHEME:
         del raw[raw["outer"]]
         raw |= json.loads(PROFILE.with_name(f"{scheme}.json").read_text())
+    if small:
+        changes = json.loads(PROFILE.with_name("small.json").read_text())
+        raw["model"] |= changes.pop("model")
+        if "sparseloco" in raw:
+            raw["sparseloco"] |= changes["sparseloco"]
+        del changes["sparseloco"]
+        raw |= changes
     raw.pop("_", None)
     return raw
 
@@ -154,6 +166,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="nodes serve metrics on this port and the next ones; the run folder gets a prometheus.yml",
     )
+    add("--small", action="store_true", help="a smaller model and less training: for dozens of nodes on a few cores")
+    add("--share-imports", action="store_true", help="fork nodes from one process: less memory for each (Linux)")
     add("--chaos", action="store_true", help="inject faults: kills, pauses, outages, garbage, clock skew")
     add("--byzantine", choices=get_args(Byzantine), help="one node lies, another way in each window (--validators 3)")
     add(
@@ -264,6 +278,8 @@ def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
             f"in steps of {BLOCK_SECONDS:g}"
         )
     problems += _check_byzantine(plan) if plan.byzantine else []
+    if plan.share_imports and sys.platform != "linux":
+        problems.append("--share-imports: expected on Linux")
     if plan.vocab_size < MIN_VOCAB_SIZE:
         problems.append(f"--vocab-size {plan.vocab_size}: expected at least {MIN_VOCAB_SIZE}")
     if not 0 <= plan.seed < 2**63:

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from io import BufferedWriter
 from pathlib import Path
 
 from tplr.errors import LocalnetError
+from tplr.localnet.fork_server import Forked, ForkServer
 
 STOP_SECONDS = 10.0
 LAUNCH = Path(__file__).with_name("launch.py")
@@ -27,15 +29,26 @@ class Child:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str | Path], *, env: Mapping[str, str], folder: Path, log: Path
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str],
+        folder: Path,
+        log: Path,
+        server: ForkServer | None = None,
     ) -> None:
-        """``env`` is the whole environment, ``folder`` the working directory; ``log`` gets stdout and stderr."""
+        """``env`` is the whole environment, ``folder`` the working directory; ``log`` gets stdout and stderr.
+
+        ``server`` forks it, if the command is of Python; None: a new interpreter.
+        """
         self.name = name
         self.log = log
         self.command = [str(part) for part in command]
         self._env = dict(env)
         self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        self._server = server
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._wanted = False
 
     @property
@@ -57,20 +70,28 @@ class Child:
         """Start it, appending to its log, with ``more`` added to its environment. RuntimeError if it runs."""
         if self.running:
             raise RuntimeError(f"{self.name} is already running")
-        # -I -S: the launcher needs only the standard library, and starts in a few milliseconds.
-        launcher = [sys.executable, "-I", "-S", str(LAUNCH), str(os.getpid())]
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        env = {**self._env, **(more or {})}
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command line
-                [*launcher, *self.command],
-                env={**self._env, **(more or {})},
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                process_group=0,
+            self._process = (
+                self._server.start(self.command, env=env, folder=self._folder, log=log)
+                if self._server
+                else self._launched(env, log)
             )
         self._wanted = True
+
+    def _launched(self, env: Mapping[str, str], log: BufferedWriter) -> subprocess.Popen[bytes]:
+        # -I -S: the launcher needs only the standard library, and starts in a few milliseconds.
+        launcher = [sys.executable, "-I", "-S", str(LAUNCH), str(os.getpid())]
+        return subprocess.Popen(  # noqa: S603 - our own command line
+            [*launcher, *self.command],
+            env=env,
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
 
     def kill(self) -> None:
         """Send SIGKILL, and wait; does nothing if it is not running."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
@@ -13,6 +14,7 @@ from tplr.chain.local import LocalChain
 from tplr.config import process_variables
 from tplr.errors import LocalnetError
 from tplr.localnet.dataset import prepared_corpus, prepared_store, upload_dataset
+from tplr.localnet.fork_server import ForkServer
 from tplr.localnet.network import (
     READY_FILE,
     Network,
@@ -48,6 +50,7 @@ class Localnet:
     Attributes:
         nodes: processes of the neurons by name: ``validator``, ``miner-1``, ...
         storage: process of the storage server.
+        fork_server: starts the nodes, with ``--share-imports``.
         endpoint: its address.
         view: of the nodes' events, as last read.
         lenient: a process that ends is no error: the caller restarts it.
@@ -59,6 +62,7 @@ class Localnet:
     view: NetworkView
     endpoint: str
     lenient = False
+    fork_server: ForkServer | None = None
 
     def __init__(self, plan: NetworkPlan) -> None:
         self.plan = plan
@@ -79,6 +83,8 @@ class Localnet:
             if plan.data == "store":
                 await asyncio.to_thread(prepared_store, corpus)
             self.network = await asyncio.to_thread(lay_out, plan, corpus)
+            if plan.share_imports:
+                self.fork_server = self._open_fork_server(stack)
             self.endpoint = endpoint = await self._start_storage(stack)
             await upload_dataset(corpus, self.network.dataset.writable, endpoint, data=plan.data)
             await asyncio.to_thread(create_chain, self.network, plan.seed)
@@ -87,6 +93,8 @@ class Localnet:
             self.view = NetworkView(roles, self._hostile)
             self.nodes = {node.name: self._node(node, endpoint) for node in self.network.nodes}
             stack.push_async_callback(self._stop_nodes)
+            if self.fork_server:
+                await asyncio.to_thread(self.fork_server.wait_until_ready)
             for child in self.nodes.values():
                 child.start()
             logger.info("starting %s; logs in %s", ", ".join(self.nodes), self.network.folder / "logs")
@@ -130,6 +138,15 @@ class Localnet:
                     return view
         raise AssertionError("views() is endless")
 
+    def pids(self) -> dict[str, int]:
+        """Of all processes that were started, the supervisor's included, by name."""
+        found = {"localnet": os.getpid(), "storage": self.storage.pid} | {
+            name: child.pid for name, child in self.nodes.items()
+        }
+        if self.fork_server:
+            found["fork-server"] = self.fork_server.pid
+        return {name: pid for name, pid in found.items() if pid is not None}
+
     async def weights(self) -> dict[int, dict[int, float]]:
         """Weights in force on chain: by validator's uid, then by uid."""
         async with LocalChain(self.network.chain, hotkey="") as chain:
@@ -166,7 +183,17 @@ class Localnet:
             env=node_environment(network, node, endpoint),
             folder=network.folder,
             log=network.log(node.name),
+            # torchrun starts interpreters of its own.
+            server=self.fork_server if node.ranks == 1 else None,
         )
+
+    def _open_fork_server(self, stack: AsyncExitStack) -> ForkServer:
+        network = self.network
+        env = base_environment(process_variables(), network.folder / "home")
+        server = ForkServer(env=env, folder=network.folder, log=network.log("fork-server"))
+        stack.callback(server.close)
+        server.open()
+        return server
 
     async def _stop_nodes(self) -> None:
         await asyncio.gather(*(child.stop() for child in self.nodes.values()))

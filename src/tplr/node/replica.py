@@ -323,6 +323,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         return await self._with_model(self.train_state.end_save)
 
     async def _save(self, window: int, saving: Awaitable[SavedState]) -> None:
+        """Wait until the state is saved; an elector's is then published, if a checkpoint is due."""
         try:
             saved = await saving
         except StateError as error:
@@ -330,9 +331,14 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             return
         await failpoint("saved")
         due = (window - self.train_state.start_window) % self._hparams.checkpoint_frequency == 0
-        if due and (self._publishing is None or self._publishing.done()):
+        if not due or (self._publishing and not self._publishing.done()):
+            return
+        comms = self._context.comms
+        if comms.uid in comms.electors:
             self.train_state.snapshots.held.add(window)
             self._publishing = asyncio.create_task(self._publish(window, saved.folder))
+        elif comms.electors.uids:
+            self._publishing = asyncio.create_task(self._withdraw_unread())
 
     def _not_saved(self, error: StateError) -> None:
         # The step is taken all the same: only the state to restart from after a crash is older.
@@ -356,3 +362,10 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             logger.warning("checkpoint of window %d not published: %s", window, error)
         finally:
             self.train_state.snapshots.held.discard(window)
+
+    async def _withdraw_unread(self) -> None:
+        """Delete this node's published checkpoints: of one that is no elector, nobody reads any."""
+        try:
+            await self._context.comms.withdraw_checkpoints(-1)
+        except StoreError as error:
+            logger.warning("own checkpoints, which nobody reads, not deleted: %s", error)

@@ -61,13 +61,14 @@ class Traffic:
 def traffic(load: Workload, role: Role, *, readers: int) -> Traffic:
     """Traffic of a miner whose update ``readers`` nodes gather, or of the leading validator that they follow.
 
-    The validator is an elector among five, and publishes the bundle of each window: an upper bound, as several take
-    turns. Bundles are kept as long as updates, or until they are older than the kept checkpoints.
+    The validator is an elector among five, and publishes checkpoints, which miners do not, and the bundle of each
+    window: an upper bound, as several take turns. Bundles are kept as long as updates, or until they are older than the
+    kept checkpoints.
     """
     hparams, size = load.hparams, load.update_bytes
     miner = role == "miner"
-    checkpoint = 4 * load.parameters
-    parts = count_parts(checkpoint) / hparams.checkpoint_frequency
+    checkpoint = 0 if miner else 4 * load.parameters
+    parts = 0.0 if miner else count_parts(checkpoint) / hparams.checkpoint_frequency
     bundle = size * hparams.max_topk_peers
     sent = size if miner else bundle
     kept = hparams.gradient_retention_windows

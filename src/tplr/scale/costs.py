@@ -110,7 +110,6 @@ def cost(load: Workload, who: Participant, network: Network, *, wait: float, unt
     lists = network.majority * LIST_READS
     cleanup, nodes = len(EACH_WINDOW), network.uids
     checkpoint = 4 * load.parameters / hparams.checkpoint_frequency
-    state = 16 * load.parameters / hparams.checkpoint_frequency
     measured = named + network.probation
     if who == "miner":
         return Cost(
@@ -120,7 +119,7 @@ def cost(load: Workload, who: Participant, network: Network, *, wait: float, unt
             served_reads=nodes * of_update,
             served_lists=0,
             down=named * update,
-            up=update + state,
+            up=update,
             cpu=(named + 1) * update / HASH_RATE,
             memory=named * update,
         )

@@ -1,0 +1,254 @@
+"""Starts nodes by forking a process that has imported all they need: they share its memory until they write to it.
+
+``ForkServer`` starts the server, ``python -m tplr.localnet.fork_server``, and asks it for processes. The server has one
+thread: a fork copies only the thread that calls it, and a lock that another one held would stay locked in the copy. A
+copy sets its environment, working directory and output, and then runs the command as a new interpreter would. All
+copies have the server's hash seed: an order of sets that differs between processes is not tested by them.
+
+A socket of packets leads to the server. A request is JSON (command, environment, folder) with two file descriptors: of
+the log, and of a socket on which the server answers with the process id, and in the end with its status. What has
+ended stays a zombie until the server ends, so its id is not another process's when somebody signals it.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import runpy
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from io import BufferedWriter
+from pathlib import Path
+
+from tplr.config import replace_process_variables
+from tplr.errors import LocalnetError
+from tplr.localnet.launch import die_with
+
+# What nodes import, also late; a module that is missing here costs each of them its memory and time.
+PRELOADED = (
+    "tplr.cli.node",
+    "tplr.node.main",
+    "tplr.node.startup",
+    "tplr.localnet.attackers.hostile_node",
+    "torch._dynamo",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.tokenization_auto",
+    "pyarrow.parquet",
+)
+# pyarrow's allocator would start a thread when it is loaded.
+ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+MAX_REQUEST_BYTES = 2**17
+START_SECONDS = 180.0  # to import everything, on a busy machine
+
+
+class Forked:
+    """A process that the server has forked; the part of ``subprocess.Popen`` that ``Child`` uses.
+
+    Attributes:
+        returncode: exit status, negative for a signal; None while it runs.
+    """
+
+    def __init__(self, answers: socket.socket) -> None:
+        """Raises LocalnetError if the server ended meanwhile."""
+        self._answers = answers
+        self._lock = threading.Lock()
+        self.returncode: int | None = None
+        answers.settimeout(START_SECONDS)
+        if not (first := answers.recv(32)):
+            raise LocalnetError("the fork server ended")
+        self.pid = int(first)
+
+    def poll(self) -> int | None:
+        """``returncode``, as it is now."""
+        self._wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it ends. Raises subprocess.TimeoutExpired, after ``timeout`` seconds."""
+        self._wait(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> None:
+        with self._lock:
+            if self.returncode is None and select.select([self._answers], [], [], timeout)[0]:
+                # A server that ends takes its processes with it, by SIGKILL.
+                self.returncode = int(self._answers.recv(32) or -9)
+                self._answers.close()
+
+
+class ForkServer:
+    """A running server. Must be opened in the main thread: Linux kills the server when the thread that forked it ends.
+
+    Its processes are killed when it is closed.
+    """
+
+    def __init__(
+        self, *, env: Mapping[str, str], folder: Path, log: Path, preloaded: Sequence[str] = PRELOADED
+    ) -> None:
+        """``env``, ``folder`` and ``log``: of the server itself; variables that imports read are in ``env``.
+
+        ``preloaded``: modules to import.
+        """
+        self._env = {**env, **ENVIRONMENT}
+        self._folder = folder
+        self._log = log
+        self._preloaded = preloaded
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, None before ``open``."""
+        return self._process.pid if self._process else None
+
+    def open(self) -> None:
+        """Start it; returns at once: ``wait_until_ready`` before the first ``start``."""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command line
+                [sys.executable, "-m", __name__, str(os.getpid()), str(theirs.fileno()), *self._preloaded],
+                env=self._env,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def wait_until_ready(self) -> None:
+        """Wait until it has imported everything. Blocks. Raises LocalnetError if it can't."""
+        assert self._control is not None
+        self._control.settimeout(START_SECONDS)
+        try:
+            ready = self._control.recv(32)
+        except TimeoutError:
+            ready = b""
+        if not ready:
+            raise LocalnetError(f"the fork server did not start; its log is {self._log}")
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str], folder: Path, log: BufferedWriter) -> Forked:
+        """Run ``python ARGUMENT...`` in a process group of its own; ``command`` begins with the interpreter.
+
+        Raises:
+            LocalnetError: the server ended.
+        """
+        assert self._control is not None
+        request = json.dumps({"arguments": list(command[1:]), "env": {**env, **ENVIRONMENT}, "folder": str(folder)})
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [request.encode()], [log.fileno(), theirs.fileno()])
+            return Forked(ours)
+        except OSError as error:
+            ours.close()
+            raise LocalnetError(f"the fork server does not answer ({error}); its log is {self._log}") from error
+
+    def close(self) -> None:
+        """End the server, and all that it started."""
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+@dataclass(frozen=True)
+class _Request:
+    arguments: list[str]
+    env: dict[str, str]
+    folder: str
+
+
+def main() -> None:
+    """Import, then fork for each request until the other end of the socket is closed."""
+    parent, control = int(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
+    die_with(parent)
+    for name in sys.argv[3:]:
+        import_module(name)
+    if (threads := _threads()) > 1:
+        sys.exit(f"fork server: {threads} threads after the imports; a fork would copy the locks of the others")
+    gc.collect()
+    gc.freeze()  # a collection writes to every object that it visits
+    control.send(b"ready")
+    if (request := _serve(control)) is not None:
+        _become(request)
+
+
+def _serve(control: socket.socket) -> _Request | None:
+    """Returns None in the server at its end, and the request in each copy."""
+    server = os.getpid()
+    answers: dict[int, tuple[int, socket.socket]] = {}  # by file descriptor of the process
+    while True:
+        ready, _, _ = select.select([control, *answers], [], [])
+        for handle in [one for one in answers if one in ready]:
+            pid, answer = answers.pop(handle)
+            _report_end(pid, answer)
+            os.close(handle)
+        if control not in ready:
+            continue
+        message, descriptors, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 2)
+        if not message:
+            return None
+        log, reply = descriptors
+        answer = socket.socket(fileno=reply)
+        if pid := os.fork():
+            with contextlib.suppress(OSError):  # it may have done so itself, or have ended
+                os.setpgid(pid, pid)
+            os.close(log)
+            answer.send(str(pid).encode())
+            answers[os.pidfd_open(pid)] = pid, answer
+            continue
+        os.setpgid(0, 0)
+        die_with(server)
+        for handle, (_, other) in answers.items():
+            os.close(handle)
+            other.close()
+        control.close()
+        answer.close()
+        os.dup2(log, sys.stdout.fileno())
+        os.dup2(log, sys.stderr.fileno())
+        os.close(log)
+        return _Request(**json.loads(message))
+
+
+def _report_end(pid: int, answer: socket.socket) -> None:
+    """Send the status of what has ended, and leave the zombie."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    with contextlib.suppress(OSError), answer:  # nobody may want to know
+        answer.send(str(status).encode())
+
+
+def _become(request: _Request) -> None:
+    """Run what the command line says, as the main program of this process."""
+    replace_process_variables(request.env)
+    os.chdir(request.folder)
+    match request.arguments:
+        case ["-c", code, *rest]:
+            sys.argv = ["-c", *rest]
+            exec(code, {"__name__": "__main__"})  # noqa: S102 - our own command line
+        case ["-m", module, *_]:
+            sys.argv = request.arguments[1:]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        case [script, *_]:
+            sys.argv = request.arguments
+            runpy.run_path(script, run_name="__main__")
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+if __name__ == "__main__":
+    main()
