@@ -24,13 +24,13 @@ from tplr.page.sentences import unpack
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 WINDOWS = 14
 
-pytestmark = [pytest.mark.localnet, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.localnet, pytest.mark.timeout(400)]
 
 
-async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -> None:
-    plan = make_plan(
-        miners=2, windows=WINDOWS, window_seconds=7.5, run_dir=tmp_path / "run", cache=CACHE, share_imports=True
-    )
+@pytest.mark.parametrize("outer_delay", [0, pytest.param(1, marks=pytest.mark.long)])
+async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path, outer_delay: int) -> None:
+    sizes = {"miners": 2, "windows": WINDOWS, "window_seconds": 7.5, "outer_delay": outer_delay}
+    plan = make_plan(**sizes, run_dir=tmp_path / "run", cache=CACHE, share_imports=True)
     async with Localnet(plan) as net, Misfits(net) as misfits:
         victim, witness = net.nodes["miner-1"], net.view.nodes["miner-2"]
         # Both have proved themselves, and are on the list.
@@ -95,10 +95,29 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -
     rows = unpack(document.explanations, 2, int(scored) - document.windows.first)
     assert rows == [(line[:18].strip(), line[18:]) for line in explained.stdout.splitlines()[2:]]
     assert [stamp.agrees for stamp in document.audits] == [True]
+    if outer_delay:
+        assert len(trained_meanwhile(net.network.events("miner-2"))) >= WINDOWS // 2
+        command = ("replay", "--from", scored, "--to", scored, "--without-uid", "2")
+        replayed = read_back(*command, run=plan.run_dir)
+        assert replayed.returncode == 0, replayed.stderr
+        assert scored in [line.split()[0] for line in replayed.stdout.splitlines() if line], replayed.stdout
     # And for whoever wants the model: as the README has it.
     for command in (("export", "--out", "model"), ("export", "--verify", "model"), ("eval",)):
         done = read_back(*command, run=plan.run_dir)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def trained_meanwhile(path: Path) -> list[int]:
+    """Windows whose training began before, and ended after, the node had applied the window before."""
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    applied = {event["window"]: event["time"] for event in events if event["event"] == "applied"}
+    return [
+        event["window"]
+        for event in events
+        if event["event"] == "trained"
+        and (at := applied.get(event["window"] - 1))
+        and event["time"] - event["seconds"] < at < event["time"]
+    ]
 
 
 def read_back(*command: str, run: Path) -> subprocess.CompletedProcess[str]:
