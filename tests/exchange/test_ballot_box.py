@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tplr.exchange.ballots import (
     value_id,
 )
 from tplr.exchange.election import Commit, Election, Propose, Repeat, SendStatus, Wanted
-from tplr.exchange.envelope import Run, Signed, Signer
+from tplr.exchange.envelope import Run, Signed, Signer, envelope_cap
 from tplr.exchange.quorum import WindowQuestion, void
 from tplr.keys import decision_key, echo_key, vote_key
 from tplr.schemas import ObjectInfo, PeerList
@@ -42,14 +43,19 @@ class Bucket(MemoryStore):
         super().__init__()
         self.fails = 0
         self.written: list[str] = []
+        self.most: dict[str, int] = {}  # bytes that a reader of each key takes
 
-    async def put(self, key: str, data: bytes, **options: object) -> ObjectInfo:  # pyright: ignore[reportIncompatibleMethodOverride]
+    async def put(self, key: str, data: bytes, **options: Any) -> ObjectInfo:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.fails:
             self.fails -= 1
             raise StoreUnavailable("not now")
-        info = await super().put(key, data, **options)  # pyright: ignore[reportArgumentType]
+        info = await super().put(key, data, **options)
         self.written.append(key)
         return info
+
+    async def get(self, key: str, *, max_bytes: int, **options: Any) -> bytes:
+        self.most[key] = max_bytes
+        return await super().get(key, max_bytes=max_bytes, **options)
 
 
 @dataclass
@@ -139,10 +145,10 @@ async def test_a_restart_restores_everything_and_publishes_what_is_missing(seats
     assert isinstance(made, CheckedDecision)
     assert again.committed == made.proof
     assert sorted(again.votes) == [0, 1, 2]
-    # What it echoed before counts as said long ago: it commits to nothing by it after two Delta of its own.
+    # It knows what it has echoed: it looks for the others' echoes, not for a proposal.
     fresh = election(1)
     assert await seats.box(1).restore(fresh)
-    assert fresh.act(2.5, 2.5) == []
+    assert [one.uid for one in fresh.wanted(0.5) if one.kind == "relay"] == [0, 2]
 
 
 async def test_a_restart_replaces_nothing_that_is_published(seats: Seats) -> None:
@@ -217,6 +223,8 @@ async def test_what_can_t_be_read_is_nothing(seats: Seats) -> None:
     assert await box.read(Wanted("vote", 1, 0)) is None
     await seats.buckets[1].put(echo_key(WINDOW, 0, 1, "1"), bytes(2 * Relay.max_bytes))
     assert await box.read(Wanted("relay", 1, 0)) is None
+    caps = {vote_key(WINDOW, 1, "1"): Vote.max_bytes, echo_key(WINDOW, 0, 1, "1"): Relay.max_bytes}
+    assert seats.buckets[1].most == {key: envelope_cap(size) for key, size in caps.items()}
 
 
 async def test_nothing_is_left_when_an_election_is_over(seats: Seats) -> None:
