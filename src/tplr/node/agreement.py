@@ -54,7 +54,8 @@ class Agreement:
         self._windows = windows
         self._applied: dict[int, _Applied] = {}
         self._redone: set[int] = set()  # windows rolled back because of their included set
-        self._repairs = 0  # rollbacks since the fingerprints were last equal
+        self._repairs = 0  # rollbacks since the fingerprints of ``_repaired``, or of a later window, were equal
+        self._repaired = -1  # the last window that was rolled back because of the model
 
     def note(self, gathered: GatherResult[Any], fingerprint: str) -> None:
         """Record an applied window."""
@@ -77,6 +78,7 @@ class Agreement:
                 return self._forget(Divergence(window, local_state_failed=False))
             if not mine.report_known and await self._other_model(window, mine):
                 self._repairs += 1
+                self._repaired = window
                 return self._forget(Divergence(window, local_state_failed=self._repairs > 1))
         return None
 
@@ -86,6 +88,7 @@ class Agreement:
             "applied": {str(window): asdict(mine) for window, mine in self._applied.items()},
             "redone": sorted(self._redone),
             "repairs": self._repairs,
+            "repaired": self._repaired,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -93,6 +96,7 @@ class Agreement:
         try:
             self._applied = {int(window): _Applied(**mine) for window, mine in state["applied"].items()}
             self._redone, self._repairs = set(state["redone"]), int(state["repairs"])
+            self._repaired = int(state.get("repaired", -1))  # absent before windows replayed before it were told apart
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"agreement: {error!r} in its saved state") from error
 
@@ -119,7 +123,8 @@ class Agreement:
             return False
         mine.report_known = True
         if report.fingerprint == mine.fingerprint:
-            self._repairs = 0
+            if window >= self._repaired:  # the ones before it are equal each time that they are replayed
+                self._repairs = 0
             return False
         if self._repairs >= MAX_REPAIRS:
             logger.error(
