@@ -127,6 +127,13 @@ VALIDATOR = (
 RUN = (
     Panel("Loss on held-out pages, nats per token", "none", [("held out", "avg(tplr_held_out_loss_nats)")]),
     Panel("Mean training loss, nats per token", "none", [("training", "avg(tplr_training_loss_nats)")]),
+    Panel(
+        "Evaluations: bits per byte on held-out pages",
+        "none",
+        [("{{instance}}", "tplr_evaluation_bits_per_byte")],
+    ),
+    Panel("Evaluations: results of tasks", "none", [("{{task}}", "max by (task) (tplr_evaluation_result)")]),
+    Panel("Evaluations: newest window", "none", [("{{instance}}", "tplr_evaluated_window")], "stat"),
     Panel("Tokens per second of all miners", "none", [("tokens", "sum(rate(tplr_trained_tokens_total[15m]))")]),
     Panel("Nodes by role", "none", [("{{role}}", "count by (role) (tplr_info)")], "stat"),
     Panel("Part of a window that is training", "percentunit", [("mean", "avg(tplr_training_time_ratio)")]),

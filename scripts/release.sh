@@ -3,11 +3,13 @@
 #
 # In dist/: sdist, wheel, sbom.json (CycloneDX) and SHA256SUMS. They are checked in a fresh environment, with a network of
 # real processes. Publishing is another step: push the tag, and upload dist/.
+#
+# UV: the uv to use; default: the one on PATH, else that of .venv, which is set up for it. It installs in seconds what it
+# has in its cache, at the versions of constraints.txt. PYTHON: of the fresh environments; default: python3.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup.sh dev
-uv=$PWD/.venv/bin/uv
-version=$(.venv/bin/python -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')
+python=${PYTHON:-python3}
+version=$("$python" -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')
 
 if [ "${1:-}" != --no-tag ]; then
     [ -z "$(git status --porcelain)" ] || { echo "release: commit or remove your changes first" >&2; exit 2; }
@@ -21,6 +23,11 @@ if [ "${1:-}" != --no-tag ]; then
     }
 fi
 
+uv=${UV:-$(command -v uv || true)}
+if [ -z "$uv" ]; then
+    scripts/setup.sh dev
+    uv=$PWD/.venv/bin/uv
+fi
 rm -rf dist build
 "$uv" build --quiet --out-dir dist
 "$uv" tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements requirements.lock --of JSON -o dist/sbom.json
@@ -29,8 +36,8 @@ fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
 for file in dist/*.whl dist/*.tar.gz; do
     echo "== ${file##*/} in a fresh environment"
-    .venv/bin/python -m venv --clear "$fresh/venv"
-    "$fresh/venv/bin/pip" install --quiet --disable-pip-version-check --constraint constraints.txt "$PWD/${file}[localnet]"
+    "$uv" venv --quiet --clear --python "$python" "$fresh/venv"
+    "$uv" pip install --quiet --python "$fresh/venv/bin/python" --constraint constraints.txt "$PWD/${file}[localnet]"
     (
         cd "$fresh" # not the source tree
         unset PYTHONPATH

@@ -15,6 +15,15 @@ fi
 if [ $# -gt 0 ]; then
     exec $pytest "$@"
 fi
+# What the tests write is kept in memory where there is enough: every file that a node saves waits for its disk, which
+# would decide the time. It stays after a failure.
+free=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 0)
+room=$(df --output=avail -BG /dev/shm 2>/dev/null | tail -1 | tr -dc 0-9)
+if [ -z "${TMPDIR:-}" ] && [ "${free:-0}" -ge 12 ] && [ "${room:-0}" -ge 6 ]; then
+    TMPDIR=$(mktemp -d /dev/shm/tplr-tests-XXXXXX)
+    export TMPDIR
+    trap '[ "$status" = 0 ] && rm -rf "$TMPDIR" || echo "files of the failed tests: $TMPDIR" >&2' EXIT
+fi
 # Most tests wait more than they compute: four processes suit two cores, each with one thread for its tensors.
 status=0
 OMP_NUM_THREADS=1 $pytest -m "not localnet and not long" -n 4 --dist worksteal || status=1

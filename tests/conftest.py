@@ -3,8 +3,10 @@
 import gc
 import io
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +19,30 @@ from tplr.storage import MemoryStore, S3Connections, S3Store
 from tplr.testing.s3server import Rules, Server, serve
 
 SUBFOLDER = "sub/set"
+
+
+LONG_SECONDS = 180  # a test that may take as long counts as long
+
+
+@pytest.hookimpl(trylast=True)  # after those that are not wanted have gone
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes, each begins with some of the modules that have long tests: none is left for the end.
+
+    xdist gives each process as many consecutive tests; who is done takes from the end of another's.
+    """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes == 1:
+        return
+    marks = [(item, item.get_closest_marker("timeout")) for item in items]
+    long = {item.path: None for item, mark in marks if mark and mark.args and mark.args[0] >= LONG_SECONDS}
+    first: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    for path in long:
+        min(first, key=len).extend(item for item in items if item.path == path)
+    others = iter([item for item in items if item.path not in long])
+    share = -(-len(items) // processes)
+    for some in first:
+        some.extend(islice(others, max(0, share - len(some))))
+    items[:] = [item for some in first for item in some]
 
 
 @pytest.fixture(scope="session", autouse=True)

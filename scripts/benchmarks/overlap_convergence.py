@@ -6,12 +6,14 @@ Until then a peer trains from where it expects the agreed model to be, by one of
 - ``none``: the agreed model as it is;
 - ``own X``: a share X of the step along its own last update;
 - ``last X``: a share X of the agreed model's last step, which stands for what all peers will have sent;
+- ``change X``: a share X of the whole change by its own last training, of which its update sends a small part;
 - ``own X, last Y``: both.
 
 Peers use nodes' own code: ``InnerLoop`` is paused when the set comes, as it is in a miner.
 
     python scripts/benchmarks/overlap_convergence.py                 # 64 rounds
-    python scripts/benchmarks/overlap_convergence.py --rounds 500 --only "own 1"
+    python scripts/benchmarks/overlap_convergence.py --rounds 500 --layers 1 --inner-steps 5 --batch 4 --arrives 2
+    python scripts/benchmarks/overlap_convergence.py --inner-steps 6 --only     # what is trained without overlap
 
 Appends each finished cell to ``docs/benchmarks/overlap.csv`` and skips those that are there. ``--report`` prints the
 table.
@@ -22,8 +24,8 @@ import csv
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ import convergence
 import numpy as np
 import torch
 from convergence import GRIDS, Cell, batches_of, load_tokens, make_hparams, read_rows, spread
+from pictures import redraw
 
 from tplr.compress.payload import Update, parse
 from tplr.hparams import HParams
@@ -42,13 +45,12 @@ from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import outer_scheme
 
 RESULTS = convergence.RESULTS.with_name("overlap.csv")
-COLUMNS: tuple[str, ...] = ("method", "rounds", "arrives", "guess", "seed", "loss", "tokens", "seconds")
-SPARSE = (256, 1)  # k of 4096, and bits
+BITS = 1
 IN_TURN = "outer_delay 0"
 # The rates that convergence.py finds for each method.
 SETTINGS = {
     "sparseloco": {"lr": 0.008, "outer": 1.0, "decay": 0.95},
-    "muon-sparseloco": {"lr": 0.016, "outer": 1.0, "decay": 0.95, "momentum": 0.95},
+    "muon-sparseloco": {"lr": 0.016, "outer": 1.0, "decay": 0.95, "momentum": 0.9},
 }
 
 
@@ -57,11 +59,17 @@ class OverlapCell:
     """One training.
 
     Attributes:
+        k: entries of 4096 that an update sends.
+        batch: sequences of an inner step.
         arrives: inner step of a round before which the set of the round before is applied.
     """
 
     method: str
+    k: int
+    layers: int
     rounds: int
+    inner_steps: int
+    batch: int
     arrives: int
     guess: str
     seed: int
@@ -80,6 +88,7 @@ class Peers:
         self._shares = {name: float(share) for name, share in parts}
         self._last: dict[str, torch.Tensor] = {}
         self._sent: list[Update] = []  # of the round before, until they are applied
+        self._changes: list[Mapping[str, torch.Tensor]] = []  # before minus after, of the trainings that made them
         self._steps = 0
 
     def run(self, uid: int, own: np.ndarray, pause_after: int, unfinished: Unfinished | None) -> LocalWork:
@@ -99,8 +108,9 @@ class Peers:
         def expect(sign: int) -> None:
             if share := self._shares.get("own"):
                 self.everyone.trial_step(self._sent[uid], step=self._steps, share=sign * share)
-            for name, one in self._last.items() if "last" in self._shares else ():
-                self.parameters[name].add_(one, alpha=-sign * self._shares["last"])
+            for guess, tensors in (("last", self._last), ("change", self._changes[uid])):
+                for name, one in tensors.items() if guess in self._shares else ():
+                    self.parameters[name].add_(one, alpha=-sign * self._shares[guess])
 
         return expect
 
@@ -117,8 +127,8 @@ class Peers:
             sent.append(parse(body, self.everyone.spec, window=round_, uid=uid))
         return sent
 
-    def receive(self, sent: list[Update]) -> None:
-        self._sent = sent
+    def receive(self, sent: list[Update], works: list[LocalWork]) -> None:
+        self._sent, self._changes = sent, [work.tensors for work in works]
 
     def apply(self) -> None:
         before = {name: one.detach().clone() for name, one in self.parameters.items()}
@@ -142,7 +152,7 @@ def train(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], cell: Over
         sent = peers.pack(number, works)
         if peers.behind:
             peers.apply()
-        peers.receive(sent)
+        peers.receive(sent, works)
         if cell.guess == IN_TURN:
             peers.apply()
     if peers and peers.behind:
@@ -151,9 +161,10 @@ def train(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], cell: Over
 
 def run_cell(cell: OverlapCell) -> dict[str, Any]:
     torch.set_num_threads(1)
-    began, grid = time.process_time(), replace(GRIDS["reduced"], rounds=cell.rounds)
-    GRIDS["overlap"] = grid
-    one = Cell("overlap", "final", cell.method, *SPARSE, json.dumps(SETTINGS[cell.method]), cell.seed)
+    began = time.process_time()
+    sizes = {name: getattr(cell, name) for name in ("layers", "rounds", "inner_steps", "batch")}
+    grid = replace(GRIDS["reduced"], **sizes)
+    one = Cell("overlap", "final", cell.method, cell.k, BITS, json.dumps(SETTINGS[cell.method]), cell.seed)
     held_out, rounds = batches_of(grid, load_tokens(grid), cell.seed)
     hparams = make_hparams(grid, one)
     model = build_model(hparams)
@@ -166,38 +177,57 @@ def run_cell(cell: OverlapCell) -> dict[str, Any]:
 
 
 def print_table(rows: list[dict[str, str]]) -> None:
-    """Losses, and how much higher they are than those of ``outer_delay`` 0, seed by seed."""
-    found: dict[tuple[str, int, int, str], dict[str, float]] = {}
+    """Losses, and how much higher they are than those of ``outer_delay`` 0 with the same tokens, seed by seed."""
+    found: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in rows:
-        place = (row["method"], int(row["rounds"]), int(row["arrives"]), row["guess"])
-        found.setdefault(place, {})[row["seed"]] = float(row["loss"])
-    print("| method | rounds | the set comes after | guess | seeds | final loss | above `outer_delay` 0, same seed |")
-    print("|---|---|---|---|---|---|---|")
-    for (method, rounds, arrives, guess), losses in sorted(found.items()):
-        base = found.get((method, rounds, 0, IN_TURN), {})
+        numbers = (int(row[name]) for name in ("k", "layers", "rounds", "batch", "inner_steps", "arrives"))
+        found.setdefault((row["method"], *numbers, row["guess"]), {})[row["seed"]] = float(row["loss"])
+    titles = (
+        "method, k",
+        "layers",
+        "rounds",
+        "inner steps",
+        "the set comes after",
+        "guess",
+        "seeds",
+        "final loss",
+        "more",
+    )
+    print("|", " | ".join(titles), "|")
+    print("|---" * len(titles) + "|")
+    for place, losses in sorted(found.items()):
+        method, k, layers, rounds, batch, inner_steps, arrives, guess = place
+        base = found.get((*place[:6], 0, IN_TURN), {})
         gaps = [losses[seed] - base[seed] for seed in sorted(losses.keys() & base.keys())]
         gap = f"{statistics.mean(gaps):+.3f} ± {spread(gaps):.3f}" if gaps and guess != IN_TURN else ""
-        mean = statistics.mean(losses.values())
-        print(f"| {method} | {rounds} | {arrives} steps | {guess} | {len(losses)} | {mean:.3f} | {gap} |")
+        mean, seeds = statistics.mean(losses.values()), ", ".join(sorted(losses))
+        size = f"{inner_steps} on {batch} sequences"
+        cells = (f"{method}, {k}", layers, rounds, size, f"{arrives} steps", guess, seeds, f"{mean:.3f}", gap)
+        print("|", " | ".join(map(str, cells)), "|")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2, help="of the model")
+    parser.add_argument("--inner-steps", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=8, help="sequences of an inner step")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", choices=SETTINGS, default=["sparseloco"])
-    parser.add_argument("--arrives", type=int, nargs="+", default=[1, 5, 10], help="of ten inner steps")
-    parser.add_argument("--only", nargs="+", help="these guesses", default=["none", "own 0.25", "own 1", "last 1"])
+    parser.add_argument("--methods", nargs="+", choices=SETTINGS, default=["muon-sparseloco"])
+    parser.add_argument("--k", type=int, default=88, help="of 4096 entries")
+    parser.add_argument("--arrives", type=int, nargs="+", default=[4], help="inner steps before the set comes")
+    parser.add_argument("--only", nargs="*", help="these guesses", default=["none", "own 0.25", "own 1"])
     parser.add_argument("--report", action="store_true", help="only the table of what is there")
     parser.add_argument("--results", type=Path, default=RESULTS, help="CSV to append to (default: %(default)s)")
     given = parser.parse_args()
     cells = [
-        OverlapCell(method, given.rounds, arrives, guess, seed)
+        OverlapCell(method, given.k, given.layers, given.rounds, given.inner_steps, given.batch, arrives, guess, seed)
         for seed in given.seeds
         for method in given.methods
         for arrives, guess in [(0, IN_TURN), *((at, guess) for guess in given.only for at in given.arrives)]
     ]
-    done = {tuple(row[column] for column in COLUMNS[:5]) for row in read_rows(given.results)}
+    identity = [field.name for field in fields(OverlapCell)]
+    done = {tuple(row[name] for name in identity) for row in read_rows(given.results)}
     for cell in () if given.report else cells:
         if tuple(map(str, asdict(cell).values())) in done:
             continue
@@ -205,11 +235,12 @@ def main() -> None:
         print(row, flush=True)
         new = not given.results.exists()
         with given.results.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer = csv.DictWriter(file, list(row), lineterminator="\n")
             if new:
                 writer.writeheader()
             writer.writerow(row)
     print_table(read_rows(given.results))
+    redraw("overlap", given.results)
 
 
 if __name__ == "__main__":

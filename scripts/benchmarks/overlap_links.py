@@ -20,6 +20,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from pictures import redraw
+
 from tplr.localnet.network import NodeSetup
 from tplr.localnet.plan import NetworkPlan, make_plan
 from tplr.localnet.process import Child
@@ -44,8 +46,6 @@ CONSTANTS = {
 class SlowNet(Localnet):
     """A localnet with changed constants, and links that are held to ``MBIT`` for miners."""
 
-    outer_delay = 0
-
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__(plan)
         self.links: list[subprocess.Popen[str]] = []
@@ -54,10 +54,7 @@ class SlowNet(Localnet):
         network = self.network
         sparseloco = network.hparams.sparseloco
         assert sparseloco is not None
-        changes = CONSTANTS | {
-            "outer_delay": self.outer_delay,
-            "sparseloco": sparseloco.model_copy(update={"inner_steps": 200}),
-        }
+        changes = CONSTANTS | {"sparseloco": sparseloco.model_copy(update={"inner_steps": 200})}
         self.network = replace(network, hparams=network.hparams.model_copy(update=changes))
         (network.folder / "hparams.json").write_text(self.network.hparams.model_dump_json(exclude={"demo"}))
         return await super()._start_storage(stack)
@@ -78,9 +75,8 @@ class SlowNet(Localnet):
 
 async def measure(outer_delay: int, windows: int, run_dir: Path) -> list[dict[str, object]]:
     """A row for each miner and window."""
-    plan = make_plan(miners=3, windows=windows, window_seconds=16.0, scheme="sparseloco", run_dir=run_dir)
-    net = SlowNet(plan)
-    net.outer_delay = outer_delay
+    sizes = {"miners": 3, "windows": windows, "window_seconds": 16.0, "outer_delay": outer_delay}
+    net = SlowNet(make_plan(scheme="sparseloco", run_dir=run_dir, **sizes))
     try:
         async with net:
             await net.wait_until(lambda view: view.completed >= windows, timeout=180 + 20 * windows)
@@ -91,7 +87,7 @@ async def measure(outer_delay: int, windows: int, run_dir: Path) -> list[dict[st
 
 
 def rows_of(net: SlowNet, node: NodeSetup, outer_delay: int) -> list[dict[str, object]]:
-    events = read_events(net.network.events(node.name), 0)[0] if node.role == "miner" else ()
+    events = read_events(net.network.events(node.name))[0] if node.role == "miner" else ()
     times = [event for event in events if event["event"] == "window_time"]
     return [
         {
@@ -119,6 +115,8 @@ def main() -> None:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    if len(given.outer_delay) > 1:
+        redraw("overlap_links", given.results)
     for outer_delay in given.outer_delay:
         mine = [row for row in rows if row["outer_delay"] == outer_delay]
         shares = [float(str(row["training"])) / float(str(row["seconds"])) for row in mine]

@@ -272,6 +272,47 @@ def long_run(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+def overlap(rows: Rows, path: Path) -> None:
+    places = ("method", "k", "layers", "rounds", "inner_steps", "batch")
+    in_turn = {
+        (*(row[name] for name in places), row["seed"]): float(row["loss"])
+        for row in rows
+        if row["guess"] == "outer_delay 0"
+    }
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        base = in_turn.get((*(row[name] for name in places), row["seed"]))
+        if row["guess"] != "outer_delay 0" and base is not None:
+            tuning = ", tuning seed" if row["seed"] == "100" else ""
+            label = f"{row['rounds']} rounds, {row['guess']}{tuning}"
+            found.setdefault(label, []).append(float(row["loss"]) - base)
+    figure = new_figure(8.5, 3.2)
+    bars(figure.add_subplot(), found, unit="final loss above that of outer_delay 0, same seed, nats per token")
+    save(figure, path)
+
+
+def overlap_links(rows: Rows, path: Path) -> None:
+    phases = {
+        "training": ("training",),
+        "upload, waits": ("uploading", "waiting_for_bound", "waiting_for_end", "waiting_for_pages"),
+        "download": ("gathering",),
+        "apply, save, pack": ("applying", "saving", "packing"),
+    }
+    figure = new_figure(8.5, 2.4)
+    axes = figure.add_subplot()
+    for place, value in enumerate(("0", "1")):
+        left = 0.0
+        for colour, (label, names) in enumerate(phases.items()):
+            width = sum(statistics.mean(column(rows, name, outer_delay=value)) for name in names)
+            axes.barh(place, width, left=left, color=f"C{colour}", label=None if place else label)
+            left += width
+    axes.set_yticks([0, 1], ["outer_delay 0", "outer_delay 1"])
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of a window of 16 s, mean over windows and miners")
+    beside(axes)
+    save(figure, path)
+
+
 def parquet_loader(rows: Rows, path: Path) -> None:
     figure = new_figure(11, 4.2)
     speed, memory = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -528,6 +569,8 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         gather_faults,
         import_time,
         long_run,
+        overlap,
+        overlap_links,
         parquet_loader,
         storage,
         stores,

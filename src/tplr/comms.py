@@ -20,16 +20,17 @@ from tplr.chain.manager import REMEMBERED_WINDOWS
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.config import Access, Environment, Kind
-from tplr.errors import ObjectNotFound, PayloadError, StoreError
+from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable
 from tplr.exchange import activity, aggregates, checkpoints, peers, retention, scores, updates
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.aggregates import IncludedSet
 from tplr.exchange.agreed import DecisionReader, ElectionResult, agreed
 from tplr.exchange.ballot_box import BallotBox
-from tplr.exchange.ballots import BallotReader
+from tplr.exchange.ballots import VOID_WITHIN, BallotReader, Value
 from tplr.exchange.checkpoints import Checkpoint
 from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.envelope import WHOLE_RUN, Author, Run, Signer
+from tplr.exchange.first_answer import in_time
 from tplr.exchange.gather import GatherResult, gather
 from tplr.exchange.model_checkpoints import (
     LoadedCheckpoint,
@@ -38,6 +39,7 @@ from tplr.exchange.model_checkpoints import (
     wanted_tensors,
     write_checkpoint,
 )
+from tplr.exchange.quorum import void
 from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
 from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules, time_bounds
@@ -147,7 +149,7 @@ class Comms(ChainManager):
         self._uploaded = 0
         self._connections = connections
         self._source_speeds = SourceSpeeds()
-        self._decisions: dict[int, DecisionReader | IncludedSet] = {}
+        self._decisions: dict[int, DecisionReader | Value] = {}
 
     @classmethod
     @asynccontextmanager
@@ -299,22 +301,42 @@ class Comms(ChainManager):
     async def get_included(self, window: int) -> IncludedSet | None:
         """The decided set of a window; None if it is not decided (yet), or its electors do not answer.
 
-        What other electors decided is read once.
+        A set that a later window's decision voids is empty. What electors decided is read once.
 
         Raises:
             ChainUnavailable: the window's electors are not known.
+            PayloadError: what electors publish instead of decisions leaves no majority.
         """
+        nothing = void(window, version_at(self._version, window)).included
+        if self.is_voided(window):
+            return nothing
+        value = await self.get_decision(window)
+        if value is None or not value.included.included:
+            return value and value.included
+        for later in range(window + 1, min(window + 1 + VOID_WITHIN, self.clock.window)):
+            try:
+                await self.get_decision(later)
+            except PayloadError as error:
+                logger.info("decision of window %d not read: %s", later, error)
+        return nothing if self.is_voided(window) else value.included
+
+    def is_voided(self, window: int) -> bool:
+        """Whether a later window's decision that this node has read voids ``window``."""
+        later = map(self._decisions.get, range(window + 1, window + 1 + VOID_WITHIN))
+        return any(isinstance(known, Value) and window in known.voided for known in later)
+
+    async def get_decision(self, window: int) -> Value | None:
+        """What was decided with a window; arguments, None and errors as ``get_included``."""
         known = self._decisions.get(window)
         if known is None:
             known = await self._decision_reader(window)
             self._remember_decision(window, known)
-        if isinstance(known, IncludedSet):
+        if isinstance(known, Value):
             return known
         value = await known.look()
-        if value is None:
-            return None
-        self._remember_decision(window, value.included)
-        return value.included
+        if value is not None:
+            self._remember_decision(window, value)
+        return value
 
     async def get_election(self, window: int) -> ElectionResult:
         """What its electors show of the election of a window. Raises ChainUnavailable: they are not known."""
@@ -325,7 +347,7 @@ class Comms(ChainManager):
         stores = {uid: store for uid in electors.uids if (store := self.store_of(uid))}
         return DecisionReader(BallotReader(electors, self._run, window), stores, window)
 
-    def _remember_decision(self, window: int, known: DecisionReader | IncludedSet) -> None:
+    def _remember_decision(self, window: int, known: DecisionReader | Value) -> None:
         self._decisions[window] = known
         for old in sorted(self._decisions)[:-REMEMBERED_WINDOWS]:
             del self._decisions[old]
@@ -370,17 +392,28 @@ class Comms(ChainManager):
     async def get_update_start(self, window: int, uid: int, size: int) -> bytes:
         """The first ``size`` bytes of an update of a past window, from its aggregate, else from the bucket of ``uid``.
 
-        They are checked against no hash. Raises StoreError; ObjectNotFound if the update is deleted.
+        They are checked against no hash. Raises StoreError, also if a bucket does not answer in time; ObjectNotFound if
+        the update is deleted.
         """
         aggregates_store = self._aggregates or self.leader_store()
+        unanswered: StoreUnavailable | None = None
         try:
             included = await self.get_included(window)
             if included and aggregates_store and uid in {one.uid for one in included.included}:
-                return await aggregates.get_update_start(aggregates_store, included, uid, size)
+                return await in_time(
+                    aggregates.get_update_start(aggregates_store, included, uid, size), aggregates_store, size=size
+                )
         except (ObjectNotFound, PayloadError) as error:
             logger.debug("aggregate of window %d not read: %s", window, error)
-        key = gradient_key(window, uid, self._version)
-        return await self._store_of(uid).get(key, max_bytes=size, byte_range=(0, size))
+        except StoreUnavailable as error:
+            unanswered = error
+        key, store = gradient_key(window, uid, self._version), self._store_of(uid)
+        try:
+            return await in_time(store.get(key, max_bytes=size, byte_range=(0, size)), store, size=size)
+        except ObjectNotFound:
+            if unanswered:  # it may be there
+                raise unanswered from None
+            raise
 
     async def put_witnessed(self, window: int, uid: int, body: bytes) -> None:
         """Publish another uid's update of a decided set in this elector's bucket, for those who could not get it."""

@@ -8,8 +8,6 @@ from safetensors import safe_open
 
 from tplr.errors import PayloadError, StoreUnavailable
 from tplr.exchange.aggregates import (
-    ANSWER_SECONDS,
-    PATIENCE_SECONDS,
     Included,
     IncludedSet,
     bundle,
@@ -18,6 +16,7 @@ from tplr.exchange.aggregates import (
     included_set,
     put_aggregate,
 )
+from tplr.exchange.first_answer import ANSWER_SECONDS, PATIENCE_SECONDS
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.keys import included_key, parse_window_key, state_key

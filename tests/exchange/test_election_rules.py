@@ -244,6 +244,22 @@ def test_the_vote_of_one_who_signed_another_for_the_proposer_is_not_demanded() -
     assert [type(action) for action in elector.at(1.5)] == [Repeat]
 
 
+@pytest.mark.parametrize(("uid", "accepted"), [(2, False), (3, True)])
+def test_an_earlier_window_that_an_elector_and_enough_others_have_lost_is_demanded(uid: int, accepted: bool) -> None:
+    votes = {voter: ballot(voter, 100) for voter in EVERYBODY}
+    for voter in (0, 1, 2):
+        votes[voter] = signed(votes[voter].document.model_copy(update={"lost": (WINDOW - 1,)}), voter)
+    elector = One(uid)
+    elector.election = Election(ELECTORS, uid, QUESTION, DELTA)
+    elector.read(*votes.values()).at(PROPOSE_FROM)
+    shown = {voter: votes[voter] for voter in (1, 2, 3, 4)}
+    value = QUESTION.tally({voter: one.document for voter, one in shown.items()}, ELECTORS, 0)
+    assert value is not None
+    assert value.voided == ()
+    elector.read(proposed(0, 0, value, shown))
+    assert [type(action) for action in elector.at(1.5)] == ([Repeat] if accepted else [])
+
+
 @pytest.mark.parametrize("value", [VOID, LESS])
 def test_a_value_that_does_not_follow_from_its_votes_is_refused(value: Value) -> None:
     elector = one(4)

@@ -14,7 +14,8 @@ from tplr.errors import PayloadError
 from tplr.exchange.envelope import MAX_HEADER_BYTES, Author, Run, body_of, envelope_cap, open_document
 from tplr.schemas import Document
 
-MUTATIONS = 20_000
+# Of each kind; the long tests go on after the first thousand.
+MUTATIONS = pytest.mark.parametrize("mutations", [1_000, pytest.param(20_000, marks=pytest.mark.long)])
 ME = signer(UID)
 
 
@@ -34,14 +35,15 @@ def opens(raw: bytes, schema: type[Document], author: Author = ME, *, window: in
     return opened.document
 
 
+@MUTATIONS
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mutated_envelope_is_one_error(kind: str) -> None:
+def test_a_mutated_envelope_is_one_error(kind: str, mutations: int) -> None:
     """What its author did not sign is never a document, whichever byte is another one."""
     document, schema = KINDS[kind], type(KINDS[kind])
     raw = signed(document, schema, window=WINDOW, by=ME)
     assert opens(raw, schema) == document
     chance, line = random.Random(kind), raw.index(b"\n")
-    for _ in range(MUTATIONS // 2):
+    for _ in range(mutations // 2):
         # Most mutations of the whole are of its body: as many are of its header.
         header = mutated(raw[:line], chance) + raw[line:]
         for damaged in (header, mutated_bytes(raw, chance)):
@@ -54,14 +56,15 @@ def mutated_bytes(raw: bytes, chance: random.Random) -> bytes:
     return raw[:at] + other + raw[at + 1 :]
 
 
+@MUTATIONS
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mutated_document_that_its_author_signs_is_one_error_or_a_valid_document(kind: str) -> None:
+def test_a_mutated_document_that_its_author_signs_is_one_error_or_a_valid_document(kind: str, mutations: int) -> None:
     document, schema = KINDS[kind], type(KINDS[kind])
     body, chance, refused = body_of(document), random.Random(kind), 0
-    for _ in range(MUTATIONS):
+    for _ in range(mutations):
         raw = signed(mutated(body, chance), schema, window=WINDOW, by=ME)
         refused += opens(raw, schema) is None
-    assert MUTATIONS // 4 < refused < MUTATIONS
+    assert mutations // 4 < refused < mutations
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -64,6 +64,19 @@ def test_a_hash_needs_more_than_half_of_all_stake() -> None:
     assert supported({0: vote({10: 1})}, ELECTORS) == {}
 
 
+def test_an_earlier_window_is_voided_if_more_than_half_of_the_stake_has_lost_it() -> None:
+    lost = [vote().model_copy(update={"lost": windows}) for windows in ((3, 4, 6), (4, 5, 7), (4, 6))]
+    value = question().tally(dict(enumerate(lost)), ELECTORS, 0)
+    assert value is not None
+    # Window 3 is too long ago, 7 is the one that is decided.
+    assert value.voided == (4, 6)
+    value = question().tally({0: lost[0], 1: lost[1]}, ELECTORS, 0)
+    assert value is not None
+    assert value.voided == (4,)
+    last = question().tally(dict(enumerate(lost)), ELECTORS, 3)
+    assert last == void(7, "1")
+
+
 def test_the_reserve_replaces_missing_peers_in_its_order() -> None:
     both = vote({10: 1, 12: 3, 13: 4, 14: 5}, {11: Reason.TOO_LATE})
     found = included({0: both, 1: both}, reserve=(14, 13))

@@ -1,17 +1,19 @@
 """Commits and updates are judged by when they were written: an answer that gets lost must not make them late."""
 
 import hashlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tplr.exchange.updates import put_commit, put_update
+from tplr.exchange import first_answer
+from tplr.exchange.updates import find_by_hash, put_commit, put_update
 from tplr.keys import commit_key, gradient_key
 from tplr.schemas import Bucket
-from tplr.storage import ObjectStore, S3Connections
+from tplr.storage import MemoryStore, ObjectStore, S3Connections
 from tplr.storage.retry import with_retry
-from tplr.testing.s3server import LoseResponse, Rules, Server, Status, serve
+from tplr.testing.s3server import Delay, LoseResponse, Rules, Server, Status, serve
 
 BUCKET = Bucket(name="bucket", account_id="a" * 32, access_key_id="b" * 32, secret_access_key="c" * 64)
 KEYS = {BUCKET.access_key_id: {"secret": BUCKET.secret_access_key, "buckets": {"bucket": "read-write"}}}
@@ -86,3 +88,18 @@ async def test_who_puts_again_on_purpose_writes_anew(place: tuple[Server, Object
     first = await put_update(store, 7, 3, BODY, "1", deadline_seconds=30)
     second = await put_update(store, 7, 3, BODY, "1", deadline_seconds=30)
     assert second.last_modified > first.last_modified
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+async def test_an_update_is_found_beside_a_bucket_that_hangs_or_has_another(served, monkeypatch, method: str) -> None:
+    monkeypatch.setattr(first_answer, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(first_answer, "ANSWER_SECONDS", 0.5)
+    other, right = MemoryStore(), MemoryStore()
+    await other.put(UPDATE, BODY[:-1] + b"!")
+    await served.store.put(UPDATE, BODY)
+    served.server.faults.add(f"^{method} ", Delay(3600), times=None)
+    began = time.monotonic()
+    assert await find_by_hash([served.store, other, MemoryStore()], UPDATE, sha256=SHA256, size=len(BODY)) is None
+    await right.put(UPDATE, BODY)
+    assert await find_by_hash([served.store, other, right], UPDATE, sha256=SHA256, size=len(BODY)) == BODY
+    assert time.monotonic() - began < 5.0

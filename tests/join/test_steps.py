@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from forked import ForkedCommands, forked_commands
 
 from tplr.join.env_file import read_env_file
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
@@ -33,6 +34,7 @@ class World:
     network: Network
     owner: dict[str, str]
     newcomer: dict[str, str]
+    commands: ForkedCommands
 
     @property
     def description(self) -> Path:
@@ -40,17 +42,8 @@ class World:
 
     async def tplr(self, *arguments: object, env: dict[str, str]) -> tuple[int, str]:
         """Exit status and output of ``tplr ARGUMENTS``, without frames and line breaks of tables."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tplr.cli", *map(str, arguments)),
-            env=env | {"COLUMNS": "200"},
-            cwd=self.network.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        output, _ = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, re.sub(r"[\s│┃┏┓┗┛┡┩━─┼├┤└┘┴┬╇]+", " ", output.decode())
+        command = [sys.executable, "-m", "tplr.cli", *arguments]
+        return await self.commands.run(command, env=env | {"COLUMNS": "200"}, folder=self.network.folder)
 
     async def init(self, *arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
         given = ("--name", "toy", "--netuid", NETUID, "--network", f"local:{self.network.chain}")
@@ -72,13 +65,14 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         owner, newcomer = (node_environment(network, node, server.endpoint) for node in network.nodes[:2])
         shared = ("R2_DATASET_", "R2_AGGREGATOR_", "TPLR_")  # what only run.toml tells a newcomer
         newcomer = {name: value for name, value in newcomer.items() if not name.startswith(shared)}
-        world = World(network, owner, newcomer)
-        status, said = await world.init(
-            "--hparams", "hparams.json", "--link", "website=https://example.org", "--replace"
-        )
-        assert status == 0, said
-        assert "whoever has both can join" in said
-        yield world
+        with forked_commands(network.folder) as commands:
+            world = World(network, owner, newcomer, commands)
+            status, said = await world.init(
+                "--hparams", "hparams.json", "--link", "website=https://example.org", "--replace"
+            )
+            assert status == 0, said
+            assert "whoever has both can join" in said
+            yield world
 
 
 async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -> None:

@@ -185,6 +185,15 @@ def test_a_node_is_started_as_in_production(make):
     assert load_hparams(parsed.hparams) == network.hparams
 
 
+def test_with_overlap_a_window_has_more_batches_and_the_rate_falls_over_the_same_windows(make):
+    plain, overlap = (make(outer_delay=value).hparams for value in (0, 1))
+    assert (plain.outer_delay, overlap.outer_delay) == (0, 1)
+    assert overlap.pages_per_window == 2 * plain.pages_per_window
+    one, other = plain.sparseloco, overlap.sparseloco
+    assert other.inner_steps == 2 * one.inner_steps
+    assert other.inner_learning_rate.t_max == 2 * one.inner_learning_rate.t_max
+
+
 def test_ranks_are_those_of_the_validator_and_of_one_miner(make):
     network = make(ranks=2)
     assert [(node.name, node.ranks) for node in network.nodes] == [

@@ -1,5 +1,9 @@
-"""A whole network of real processes over HTTP: it trains, agrees, pays, and a killed miner finds its way back."""
+"""A whole network of real processes over HTTP: it trains, agrees, pays, and a killed miner finds its way back.
 
+Beside it stand three whom the chain refuses: each hears why, and the others neither stop nor pay them.
+"""
+
+import asyncio
 import json
 import os
 import signal
@@ -8,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from misfits import Misfits
 
 from tplr.errors import LocalnetError
 from tplr.localnet.plan import make_plan
@@ -19,12 +24,14 @@ from tplr.page.sentences import unpack
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 WINDOWS = 14
 
-pytestmark = [pytest.mark.localnet, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.localnet, pytest.mark.timeout(400)]
 
 
-async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -> None:
-    plan = make_plan(miners=2, windows=WINDOWS, window_seconds=7.5, run_dir=tmp_path / "run", cache=CACHE)
-    async with Localnet(plan) as net:
+@pytest.mark.parametrize("outer_delay", [0, pytest.param(1, marks=pytest.mark.long)])
+async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path, outer_delay: int) -> None:
+    sizes = {"miners": 2, "windows": WINDOWS, "window_seconds": 7.5, "outer_delay": outer_delay}
+    plan = make_plan(**sizes, run_dir=tmp_path / "run", cache=CACHE, share_imports=True)
+    async with Localnet(plan) as net, Misfits(net) as misfits:
         victim, witness = net.nodes["miner-1"], net.view.nodes["miner-2"]
         # Both have proved themselves, and are on the list.
         # Two windows are done everywhere, so the victim has a saved state.
@@ -37,12 +44,21 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -
         assert killed_after is not None
         # Away for two whole windows at least, which it has to make up from the buckets.
         await net.wait_until(lambda _: (witness.window or 0) >= killed_after + 2, timeout=60)
+        # Another process watches meanwhile what the run has published.
+        watching = asyncio.create_task(asyncio.to_thread(read_back, "watch", "--once", run=plan.run_dir))
         victim.start()
         view = await net.wait_until(lambda view: view.completed >= WINDOWS, timeout=150)
         weights = await net.weights()
+        await misfits.refused()
+        await misfits.check(weights)
+        watched = await watching
 
         for name, child in net.nodes.items():
             assert await child.stop() == 0, f"{name} did not end cleanly:\n{child.log_tail()}"
+
+    assert watched.returncode == 0, watched.stderr
+    for shown in ("templar: localnet, netuid", "│ validator 0 ", "│ miner 1 ", "│ miner 2 "):
+        assert shown in watched.stdout, watched.stdout
 
     # Replayed or lived through: no window is missing, and all of them give the same model.
     back = view.nodes["miner-1"]
@@ -50,6 +66,7 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -
     assert max(back.applied) >= killed_after + 3
     assert set(range(killed_after + 1, killed_after + 3)) <= set(view.shared_windows())
     assert view.disagreements() == {}
+    assert all(set(one.included) <= {1, 2} for one in witness.applied.values())
     # While it was away its update was missing, for everyone alike; afterwards it counted again.
     skipped = {window: applied.skipped for window, applied in witness.applied.items() if applied.skipped}
     assert {1: "missing"} in skipped.values() or {1: "no_commit"} in skipped.values()
@@ -74,14 +91,33 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -
     assert shown.stdout.strip() == str(plan.run_dir / "page.html")
     document = RunDocument.model_validate_json((tmp_path / "page.json").read_bytes())
     assert document.windows.count >= WINDOWS
-    assert [node.name for node in document.nodes] == ["validator", "miner-1", "miner-2"]
+    assert [node.name for node in document.nodes] == ["validator", "miner-1", "miner-2", "bystander"]
     rows = unpack(document.explanations, 2, int(scored) - document.windows.first)
     assert rows == [(line[:18].strip(), line[18:]) for line in explained.stdout.splitlines()[2:]]
     assert [stamp.agrees for stamp in document.audits] == [True]
+    if outer_delay:
+        assert len(trained_meanwhile(net.network.events("miner-2"))) >= WINDOWS // 2
+        command = ("replay", "--from", scored, "--to", scored, "--without-uid", "2")
+        replayed = read_back(*command, run=plan.run_dir)
+        assert replayed.returncode == 0, replayed.stderr
+        assert scored in [line.split()[0] for line in replayed.stdout.splitlines() if line], replayed.stdout
     # And for whoever wants the model: as the README has it.
     for command in (("export", "--out", "model"), ("export", "--verify", "model"), ("eval",)):
         done = read_back(*command, run=plan.run_dir)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def trained_meanwhile(path: Path) -> list[int]:
+    """Windows whose training began before, and ended after, the node had applied the window before."""
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    applied = {event["window"]: event["time"] for event in events if event["event"] == "applied"}
+    return [
+        event["window"]
+        for event in events
+        if event["event"] == "trained"
+        and (at := applied.get(event["window"] - 1))
+        and event["time"] - event["seconds"] < at < event["time"]
+    ]
 
 
 def read_back(*command: str, run: Path) -> subprocess.CompletedProcess[str]:

@@ -100,6 +100,7 @@ def test_the_windows_length_is_counted_in_blocks():
         ({"vocab_size": 256}, "--vocab-size 256"),
         ({"seed": -1}, "--seed -1"),
         ({"ranks": 0}, "--ranks 0"),
+        ({"outer_delay": 1, "scheme": "demo"}, "--outer-delay 1: expected 0 with --scheme demo"),
         ({"ranks": 2, "chaos": True}, "--ranks 2: expected 1 with --chaos"),
         ({"port": -1}, "--port -1"),
         ({"port": 65536}, "--port 65536"),

@@ -38,7 +38,7 @@ NEWCOMER = len(FIRST) + 1
 CHEATS = range(NEWCOMER + 1, NEWCOMER + 1 + len(WRECKERS))
 
 
-@pytest.fixture(scope="module", params=["demo", "sparseloco"])
+@pytest.fixture(scope="module", params=["demo", pytest.param("sparseloco", marks=pytest.mark.long)])
 def records(request: pytest.FixtureRequest) -> list[WindowRecord]:
     """Windows of a run with production's delays and probation."""
     timing = {"peer_replacement_frequency": 5, "peer_list_window_margin": 2, "validator_offset": 2}

@@ -38,7 +38,7 @@ def crowd() -> list[Member]:
     ]
 
 
-@pytest.fixture(scope="module", params=["demo", "sparseloco"])
+@pytest.fixture(scope="module", params=[pytest.param("demo", marks=pytest.mark.long), "sparseloco"])
 def world(request: pytest.FixtureRequest) -> World:
     hparams = small(
         profile(request.param),

@@ -35,7 +35,7 @@ from tplr.pages.dataset import PageDataset
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
 from tplr.telemetry import Telemetry
-from tplr.testing.s3server import Server, serve
+from tplr.testing.s3server import Rules, Server, serve
 from tplr.training.model import build_model
 from tplr.training.schemes import payload_spec
 
@@ -161,7 +161,7 @@ Staging = Callable[..., contextlib.AbstractAsyncContextManager[Stage]]
 def staged(tmp_path: Path) -> Staging:
     """Opens a stage: so many ``miners`` and ``validators``, a scheme, changed constants.
 
-    ``by_hand``: blocks come in ``pass_windows``.
+    ``by_hand``: blocks come in ``pass_windows``. ``dated_by_hand``: and objects are dated by this clock.
     """
 
     @contextlib.asynccontextmanager
@@ -171,6 +171,7 @@ def staged(tmp_path: Path) -> Staging:
         *,
         validators: int = 1,
         by_hand: bool = False,
+        dated_by_hand: bool = False,
         own_aggregator: bool = False,
         **constants: Any,
     ) -> AsyncIterator[Stage]:
@@ -193,9 +194,12 @@ def staged(tmp_path: Path) -> Staging:
         }
         hparams = network.hparams.model_copy(update=changes | constants)
         async with contextlib.AsyncExitStack() as stack:
-            server = await stack.enter_async_context(serve(network.storage, network.keys))
-            await upload_dataset(corpus, network.dataset.writable, server.endpoint)
             clock = ManualClock(time.time()) if by_hand else None
+            dates = {}
+            if clock and dated_by_hand:
+                dates = {"clock": clock.now, "rules": Rules(one_write_per_second=False, max_clock_skew=1e12)}
+            server = await stack.enter_async_context(serve(network.storage, network.keys, **dates))
+            await upload_dataset(corpus, network.dataset.writable, server.endpoint)
             create_chain(network, plan.seed, clock=clock)
             if clock is None:
                 await asyncio.sleep(2 * BLOCK_SECONDS)  # until everybody's registration is in a block

@@ -41,6 +41,29 @@ def world() -> World:
     return build()
 
 
+class Overlapping(Honest):
+    """Trains each window but the first from a model without the set of the one before, which comes meanwhile."""
+
+    own_model = True
+
+    async def act(self, world: World, window: int) -> None:
+        pages = world.pages(self.uid, window)
+        stats = self.train_state.train(pages.batches) if window == START_WINDOW else self.train_state.resume()
+        assert stats.batches == len(pages.batches)
+        about = {"window": window, "uid": self.uid, "pages_digest": pages.digest, "batches": stats.batches}
+        await self.publish(world, window, self.train_state.pack(**about))
+
+    async def report(self, world: World, window: int) -> None:
+        steps = iter([False, True])
+        batches = world.pages(self.uid, window + 1).batches
+        assert self.train_state.train(batches, pause=lambda: next(steps)).paused
+        included = (await world.comms.get_report(VALIDATOR, window)).included
+        gathered = await world.comms.gather_updates([int(uid) for uid in included], window, world.spec)
+        self.train_state.apply([one.update for one in gathered.updates], window)
+        self.train_state.own_applied(window)
+        await super().report(world, window)
+
+
 async def audit(world: World, tmp_path: Path, until: int = LAST):
     train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
     train_state.start_window = START_WINDOW
@@ -72,6 +95,21 @@ async def test_so_does_one_with_another_number_of_threads(world: World, tmp_path
 
 async def test_an_audit_of_the_documented_profile_agrees(tmp_path: Path) -> None:
     assert await audit(await asyncio.to_thread(build, "documented"), tmp_path) is None
+
+
+async def test_an_audit_agrees_where_miners_train_while_a_set_is_applied(tmp_path: Path) -> None:
+    """With ``outer_delay`` 1 nodes hold the same models, and what validators publish of them is recomputed alike."""
+    changes = {"pages_per_window": 2, "evaluation_sequences": 16, "pay_windows": 2, "uids_per_window": 1}
+    hparams = small(profile("muon"), outer_delay=1, **changes)
+    world = World(hparams, [Overlapping(16), Overlapping(16)], measures_loss=False)
+    await world.run(WINDOWS)
+    assert {one.train_state.digest() for one in world.members} == {world.train_state.digest()}
+    evaluations = [one.evaluation for one in world.records[-1].seen.observations.values() if one.evaluation]
+    assert evaluations
+    losses = [(one.held_out.before, one.held_out.after) for one in evaluations]
+    assert all(after and after < before for before, after in losses)
+    assert not any(record.outcome.struck for record in world.records)
+    assert await audit(world, tmp_path) is None
 
 
 @pytest.mark.parametrize(

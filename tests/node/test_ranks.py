@@ -76,21 +76,22 @@ def test_a_role_that_has_no_use_for_ranks_is_refused_at_start(monkeypatch) -> No
     assert main(arguments("aggregator")) == MISCONFIGURED
 
 
-@pytest.fixture
-def hparams(tmp_path) -> str:
+@pytest.fixture(scope="module")
+def hparams(tmp_path_factory) -> str:
     raw = scheme_constants("sparseloco")
     raw["model"] |= {"vocab_size": 67, "hidden_size": 16, "intermediate_size": 30, "num_hidden_layers": 1}
     raw["sparseloco"] |= {"inner_steps": 2, "batches_per_inner_step": 3, "outer_momentum": 0.5}
     raw |= {"target_chunk": 16, "topk_compression": 16}
-    path = tmp_path / "hparams.json"
+    path = tmp_path_factory.mktemp("hparams") / "hparams.json"
     path.write_text(json.dumps(raw))
     return str(path)
 
 
-@pytest.fixture
-def expected(hparams, tmp_path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def expected(hparams, tmp_path_factory) -> dict[str, str]:
     """Digest of each window that a single process saves."""
-    (found,) = run_ranks(1, tmp_path / "expected", "walk", **_where(hparams, tmp_path / "expected"), timeout=60).results
+    place = tmp_path_factory.mktemp("expected")
+    (found,) = run_ranks(1, place, "walk", **_where(hparams, place), timeout=60).results
     return found
 
 
@@ -127,11 +128,20 @@ def test_every_command_is_tested() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("index", "at"), [*enumerate(COMMANDS)])
-def test_a_failed_rank_ends_all_and_costs_no_more_than_the_window(index, at, hparams, expected, tmp_path) -> None:
-    """Each command with one failure, and with 2 or 4 ranks; the long test has all of them."""
-    size = 4 if index % 4 == 3 else 2
-    check_failure(tmp_path, hparams, expected, (at, (index // 2) % size, HOW[index % 3]), size)
+@pytest.mark.parametrize(
+    ("at", "rank", "how", "size"),
+    [
+        ("_train", 0, "raises", 2),
+        ("restore_update", 1, "dies", 4),
+        ("apply", 0, "hangs", 2),
+        ("save", 1, "dies", 2),
+        ("end_save", 1, "raises", 2),
+        ("_restore", 0, "dies", 2),
+    ],
+)
+def test_a_failed_rank_ends_all_and_costs_no_more_than_the_window(at, rank, how, size, hparams, expected, tmp_path):
+    """The steps between which the state on disk differs; the long test has every command and failure."""
+    check_failure(tmp_path, hparams, expected, (at, rank, how), size)
 
 
 @pytest.mark.long

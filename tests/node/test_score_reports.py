@@ -1,5 +1,7 @@
 """Sealed score reports wait on disk, also when the validator is killed, and are published when weights are in force."""
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -191,3 +193,28 @@ async def test_a_full_disk_costs_the_report_and_not_the_validator(validator, mon
     assert "scores not kept, and so neither sealed nor published" in validator.problems[0]
     assert validator.bucket.seals == {}
     assert validator.waiting == []
+
+
+async def test_what_is_released_while_the_next_window_is_scored_is_not_reported_as_lost(validator, monkeypatch) -> None:
+    reports = validator.reports()
+    assert await reports.kept(5) is None
+    await reports.publish(report(5), weights_due=9)
+    unlink = Path.unlink
+
+    def slowly(path: Path, **options: bool) -> None:
+        deleting.set()
+        assert listed.wait(5)
+        unlink(path, **options)
+
+    deleting, listed = threading.Event(), threading.Event()
+    monkeypatch.setattr(Path, "unlink", slowly)
+    releasing = asyncio.ensure_future(reports.release(5, newest=7))
+    assert await asyncio.to_thread(deleting.wait, 5)
+    assert await reports.kept(6) is None
+    listed.set()
+    await releasing
+    monkeypatch.undo()
+    await reports.seal(weights_due=9)
+    await reports.publish(report(6), weights_due=9)
+    assert sorted(validator.bucket.reports) == [5]
+    assert validator.problems == []

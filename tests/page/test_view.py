@@ -97,7 +97,7 @@ def test_a_click_explains_in_the_words_of_explain(browser, path, document) -> No
             page.tab.mouse.click(*cell(page, row, index))
             assert page.explanation == unpack(document.explanations, row + 1, index)
             assert page.selected.startswith(f"Window {FIRST + index} ")
-            assert page.tab.url.endswith(f"#window={FIRST + index}&uid={row + 1}")
+            assert page.fragment == f"#window={FIRST + index}&uid={row + 1}"
         command = page.tab.locator(".command").inner_text()
         assert command == f"tplr explain --uid {MINERS} --window {FIRST + WINDOWS - 1} --validator 0"
         # A row of the window's table selects its miner too.
@@ -135,7 +135,7 @@ def test_the_slider_and_the_keys_move(browser, path) -> None:
         page.tab.locator("canvas").first.focus()
         for key in ("ArrowLeft", "ArrowDown", "ArrowDown", "ArrowUp"):
             page.tab.keyboard.press(key)
-        assert page.tab.url.endswith(f"#window={FIRST + 31}&uid=2")
+        assert page.fragment == f"#window={FIRST + 31}&uid=2"
         page.tab.keyboard.press("End")
         assert page.selected.startswith(f"Window {FIRST + WINDOWS - 1} ")
         page.tab.keyboard.press("Home")
@@ -152,7 +152,8 @@ def test_the_choices_and_the_numbers_behind_charts(browser, path, document) -> N
         assert page.tab.get_by_text("more is darker").is_visible()
         page.tab.get_by_text("Show the numbers").first.click()
         first = page.tab.locator("details table").first
-        assert len(first.locator("tbody tr").all()) == WINDOWS
+        first.locator("tbody tr").last.wait_for()  # rows are made after the click is done
+        assert first.locator("tbody tr").count() == WINDOWS
         last = first.locator("tbody tr").last.inner_text()
         assert f"{document.losses.held_out[-1]:.3f}" in last
         clean(page, path)

@@ -3,6 +3,10 @@
 import asyncio
 import contextlib
 import json
+import re
+import socket
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -118,6 +122,35 @@ async def test_following_evaluates_each_checkpoint_once(recorded, tmp_path):
             async with asyncio.timeout(1):
                 await anext(results)
     assert len(read_results(tmp_path)) == 1
+
+
+def served(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+        return response.read().decode()
+
+
+async def test_metrics_show_what_is_measured_beside_a_run(recorded, tmp_path):
+    words = ["eval", "--local", str(recorded.folder), "--follow", "--results", str(tmp_path / "results")]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tplr.cli", *words, "--metrics-port", str(port), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(100):
+            text = ""
+            while "\ntplr_evaluation_bits_per_byte" not in text:
+                await asyncio.sleep(0.2)
+                with contextlib.suppress(OSError):
+                    text = await asyncio.to_thread(served, port)
+    finally:
+        process.terminate()
+        await process.wait()
+    found = dict(re.findall(r"^(tplr_eval\w+) (\S+)$", text, re.MULTILINE))
+    (result,) = read_results(tmp_path / "results")
+    assert float(found["tplr_evaluated_window"]) == recorded.kept == result.window
+    assert float(found["tplr_evaluation_bits_per_byte"]) == result.held_out.bits_per_byte
 
 
 async def test_a_checkpoint_that_is_damaged_is_passed_over(own_run, tmp_path, caplog):

@@ -6,46 +6,73 @@ import pytest
 
 from tplr.errors import ConfigError
 from tplr.telemetry import JsonlListener, Telemetry, read_events
+from tplr.telemetry.jsonl import START, rotated
 
 
 def test_events_carry_who_and_when_and_are_read_once(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "events.jsonl"
-    assert read_events(path) == ([], 0)
+    assert read_events(path) == ([], START)
     with JsonlListener(path) as listener:
         telemetry = Telemetry(role="miner", uid=3, listeners=(listener,))
         telemetry.emit("trained", window=7, loss=4.5)
-        first, offset = read_events(path)
+        first, position = read_events(path)
         telemetry.emit("uploaded", window=7, bytes=10)
-        second, offset = read_events(path, offset)
+        second, position = read_events(path, position)
     assert [event["event"] for event in first + second] == ["trained", "uploaded"]
     assert first[0]["loss"] == 4.5
     assert {(event["role"], event["uid"]) for event in first + second} == {("miner", 3)}
-    assert read_events(path, offset) == ([], offset)
+    assert read_events(path, position) == ([], position)
 
 
 def test_unfinished_line_waits_and_does_not_swallow_the_next(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event":"a"}\n{"event":"b","wi')
-    events, offset = read_events(path)
+    events, position = read_events(path)
     assert events == [{"event": "a"}]
     with JsonlListener(path) as listener:
         listener({"event": "c"})
-    assert read_events(path, offset)[0] == [{"event": "c"}]
+    assert read_events(path, position)[0] == [{"event": "c"}]
 
 
 def test_rotation_keeps_one_file_and_a_reader_misses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     seen: list[int] = []
-    offset = 0
+    position = START
     with JsonlListener(path, max_bytes=100) as listener:
         for number in range(50):
             listener({"event": "a", "number": number})
             if number % 2:
-                events, offset = read_events(path, offset)
+                events, position = read_events(path, position)
                 seen += [event["number"] for event in events]
     assert seen == list(range(50))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["events.jsonl", "events.jsonl.1"]
     assert all(file.stat().st_size <= 100 for file in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("length", [1, 5, 9])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_rotation_is_noticed_whatever_the_length_of_the_new_file(tmp_path: Path, length: int, again: bool) -> None:
+    path = tmp_path / "events.jsonl"
+
+    def write(*numbers: int) -> None:
+        with JsonlListener(path) as listener:
+            for number in numbers:
+                listener({"event": "a", "number": number})
+
+    write(0, 1, 2, 3, 4)
+    events, position = read_events(path)
+    write(5)
+    path.replace(rotated(path))
+    write(*range(6, 6 + length))
+    if again:  # and another one since: what was in the first file is gone, also if its inode is used again
+        path.replace(rotated(path))
+        write(*range(20, 20 + length))
+        position = position._replace(file=position.file and (position.file[0], path.stat().st_ino, position.file[2]))
+    found, position = read_events(path, position)
+    expected = [*range(6, 6 + length), *range(20, 20 + length)] if again else [5, *range(6, 6 + length)]
+    assert [event["number"] for event in found] == expected
+    assert read_events(path, position) == ([], position)
+    assert len(events) == 5
 
 
 def test_full_disk_loses_events_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

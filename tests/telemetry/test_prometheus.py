@@ -54,6 +54,12 @@ EVENTS: dict[str, list[tuple[str, dict[str, Any]]]] = {
             | {"storage_requests": {"ok": 12, "StoreUnavailable": 3}, "gpus": {"0": GPU}},
         ),
     ],
+    "evaluator": [
+        (
+            "evaluation",
+            {"window": 7, "nats_per_token": 4.0, "bits_per_byte": 1.6, "tasks": {"arithmetic": {"acc,none": 0.25}}},
+        ),
+    ],
 }
 
 
@@ -81,6 +87,7 @@ def test_events_become_series() -> None:
         play(listener, "miner")
         mine = series(listener.port)
         play(listener, "validator")
+        play(listener, "evaluator")
         found = series(listener.port)
     assert mine["tplr_info", "miner"] == 1
     assert mine["tplr_training_loss_nats", ""] == 5.5
@@ -97,6 +104,8 @@ def test_events_become_series() -> None:
     assert found["tplr_strikes_total", "behind"] == 1
     assert found["tplr_storage_requests_total", "StoreUnavailable"] == 3
     assert found["tplr_gpu_utilisation_ratio", "0"] == 0.9
+    assert found["tplr_evaluation_bits_per_byte", ""] == 1.6
+    assert found["tplr_evaluation_result", "arithmetic acc,none"] == 0.25
     assert found["process_resident_memory_bytes", ""] > 2**20
     # Every metric has been read from the events above, under its own name.
     assert {metric.name for metric in METRICS} <= {name for name, _ in found}

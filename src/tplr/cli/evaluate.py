@@ -53,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
     async def work(network: "NetworkReader", device: str) -> int:
         from contextlib import ExitStack, aclosing
 
+        from tplr.node.startup import open_listeners
         from tplr.run.evaluate import EvaluationPlan, evaluations
-        from tplr.telemetry import JsonlListener, Telemetry
+        from tplr.telemetry import Telemetry
 
         plan = EvaluationPlan(
             tasks=args.tasks,
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             publish=args.publish,
         )
         with ExitStack() as stack:
-            listeners = (stack.enter_context(JsonlListener(args.events)),) if args.events else ()
+            listeners = open_listeners(network.arguments, stack)
             telemetry = Telemetry(role="evaluator", uid=network.comms.uid if args.publish else -1, listeners=listeners)
             chosen = "follow" if args.follow else args.model or args.window
             async with aclosing(evaluations(network, plan, chosen, device)) as results:

@@ -13,7 +13,8 @@ from typing import Annotated
 
 from pydantic import FailFast, Field
 
-from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable
+from tplr.errors import ObjectNotFound, PayloadError
+from tplr.exchange.first_answer import find_first
 from tplr.exchange.gather import GatherResult
 from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.keys import state_key, version_at
@@ -22,8 +23,6 @@ from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
 
 PUT_SECONDS = 60.0
-# Until the other buckets are asked, too, if one does not answer; and until one is given up.
-PATIENCE_SECONDS, ANSWER_SECONDS = 1.0, 4.0
 
 
 class Included(Wire):
@@ -139,59 +138,16 @@ async def find_aggregate(
 ) -> list[bytes] | None:
     """As ``get_aggregate``, from the fastest of ``stores`` with a valid aggregate; raises only if none has one.
 
-    If one does not answer within ``PATIENCE_SECONDS``, all others are asked at once, and whoever answers first is
-    taken; nobody is waited for longer than ``ANSWER_SECONDS``, and for an aggregate as long again as it takes at the
-    lowest allowed speed. Whoever is silent counts as failed in ``speeds``.
+    Nobody is waited for that does not answer: ``first_answer.find_first``.
     """
-    clock = asyncio.get_running_loop().time
-    problem: StoreError | PayloadError | None = None
-    unasked = speeds.order(stores)
-    looks: dict[asyncio.Task[ObjectInfo | None], tuple[ObjectStore, float]] = {}  # and when each was asked
 
-    def ask(count: int) -> None:
-        for store in unasked[:count]:
-            looks[asyncio.create_task(_look(store, included))] = store, clock()
-        del unasked[:count]
+    async def look(store: ObjectStore) -> ObjectInfo | None:
+        return await _look(store, included)
 
-    try:
-        while unasked or looks:
-            if not looks:
-                ask(1)
-            until = max(began for _, began in looks.values()) + (PATIENCE_SECONDS if unasked else ANSWER_SECONDS)
-            done, _ = await asyncio.wait(looks, timeout=max(0.0, until - clock()), return_when=asyncio.FIRST_COMPLETED)
-            if not done and not unasked:
-                problem = StoreUnavailable(f"aggregate of window {included.window}: no answer in {ANSWER_SECONDS:g} s")
-                break
-            if not done:
-                ask(len(unasked))
-            for look in [one for one in looks if one in done]:
-                store, began = looks.pop(look)
-                try:
-                    if (info := look.result()) and (bodies := await _fetch_in_time(store, info, included)) is not None:
-                        speeds.note(store, size=info.size, seconds=clock() - began)
-                        return bodies
-                except (StoreError, PayloadError) as error:
-                    speeds.note(store, size=0, seconds=clock() - began)
-                    problem = error
-    finally:
-        for look, (store, began) in looks.items():
-            look.cancel()
-            if not look.done() and clock() - began >= PATIENCE_SECONDS:
-                speeds.note(store, size=0, seconds=clock() - began)
-        await asyncio.gather(*looks, return_exceptions=True)
-    if problem:
-        raise problem
-    return None
+    async def fetch(store: ObjectStore, info: ObjectInfo) -> list[bytes] | None:
+        return await _fetch(store, info, included)
 
-
-async def _fetch_in_time(store: ObjectStore, info: ObjectInfo, included: IncludedSet) -> list[bytes] | None:
-    """As ``_fetch``. Raises StoreUnavailable if it takes longer than at the lowest allowed speed."""
-    seconds = ANSWER_SECONDS + info.size / TransferLimits.download_floor
-    try:
-        async with asyncio.timeout(seconds):
-            return await _fetch(store, info, included)
-    except TimeoutError as error:
-        raise StoreUnavailable(f"no aggregate within {seconds:.0f} s", bucket=store.name, key=info.key) from error
+    return await find_first(stores, look, fetch, speeds, what=f"aggregate of window {included.window}")
 
 
 def split(key: str, body: bytes, included: IncludedSet) -> list[bytes]:

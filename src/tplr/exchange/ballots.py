@@ -15,9 +15,11 @@ from tplr.chain.electors import Electors
 from tplr.errors import PayloadError
 from tplr.exchange.aggregates import IncludedSet
 from tplr.exchange.envelope import MAX_HEADER_BYTES, Author, DocumentT, Run, Signed, body_sha256, open_document
-from tplr.schemas import Document, Items, PeerList, ReasonText, Sha256, UidText, Wire
+from tplr.schemas import Document, Items, PeerList, ReasonText, Sha256, UidText, Window, Wire
 
 MAX_ELECTORS = 64
+# A window's election can void these many windows before it.
+VOID_WITHIN = 3
 # Embedded once, an envelope grows by its escaped quotation marks. A vote on 256 uids has 30 kB, of 20 electors 700 kB.
 MAX_VOTE_BYTES = 2**16
 MAX_BALLOT_BYTES = 2**21
@@ -37,6 +39,7 @@ class Vote(Document):
         found: SHA-256 of each valid update of a listed or reserve peer, by uid.
         missing: the reason for each other one.
         peers: the next peer list that this elector wants; None: the present one stays.
+        lost: earlier windows whose decided updates this elector has not, and can't get.
     """
 
     kind: ClassVar[str] = "vote"
@@ -45,13 +48,19 @@ class Vote(Document):
     found: Annotated[dict[UidText, Sha256], FailFast()] = Field(max_length=4096)
     missing: Annotated[dict[UidText, ReasonText], FailFast()] = Field(max_length=4096)
     peers: PeerList | None
+    lost: Annotated[Items[Window], Field(max_length=VOID_WITHIN)] = ()
 
 
 class Value(Wire):
-    """What is decided: the updates of a window, and the peer list that follows, if there is a new one."""
+    """What is decided: the updates of a window, and the peer list that follows, if there is a new one.
+
+    Attributes:
+        voided: earlier windows in which nothing is applied, whatever was decided about them.
+    """
 
     included: IncludedSet
     peers: PeerList | None
+    voided: Annotated[Items[Window], Field(max_length=VOID_WITHIN)] = ()
 
 
 class Proposal(Document):

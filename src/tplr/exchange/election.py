@@ -47,7 +47,7 @@ from tplr.exchange.ballots import (
     value_id,
 )
 from tplr.exchange.envelope import Signed
-from tplr.exchange.quorum import Question, supported
+from tplr.exchange.quorum import Question, supported, tally_lost
 
 # In Delta, from the beginning of a slot.
 PROPOSE_FROM, PROPOSE_UNTIL, ECHO_UNTIL, COMMIT_UNTIL, SLOT = 1, 2, 3, 5, 6
@@ -339,13 +339,19 @@ class Election:
         return self._demanded is not None and self._demands(relay, self._demanded)
 
     def _demands(self, relay: CheckedRelay, known: Mapping[int, Signed[Vote]]) -> bool:
-        """Whether a proposal counts each update that this elector found and knows to have enough votes."""
-        own = known[self._uid].document.found if self._uid in known else {}
+        """Whether a proposal counts all that this elector voted for and knows to have enough votes: updates it found,
+        and windows it says are lost."""
+        mine = known[self._uid].document if self._uid in known else None
+        if mine is None:
+            return True
         # A vote of one who signed another one for the proposer says nothing about the proposer.
         alike = {uid: one.document for uid, one in known.items() if relay.votes.get(uid, one).sha256 == one.sha256}
-        counted = supported({uid: one.document for uid, one in relay.votes.items()}, self._electors)
-        needed = supported(alike, self._electors)
-        return all(counted.get(uid) == sha256 for uid, sha256 in needed.items() if own.get(str(uid)) == sha256)
+        shown = {uid: one.document for uid, one in relay.votes.items()}
+        lost = [tally_lost(votes, self._electors, relay.proposal.window) for votes in (alike, shown)]
+        if any(window not in lost[1] for window in lost[0] if window in mine.lost):
+            return False
+        counted, needed = (supported(votes, self._electors) for votes in (shown, alike))
+        return all(counted.get(uid) == sha256 for uid, sha256 in needed.items() if mine.found.get(str(uid)) == sha256)
 
     def _commit(self, slot: int, seen: float, now: float) -> list[Action]:
         if self.committed:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from tplr.chain.electors import Electors
 from tplr.exchange.aggregates import Included, IncludedSet
-from tplr.exchange.ballots import Value, Vote
+from tplr.exchange.ballots import VOID_WITHIN, Value, Vote
 from tplr.schemas import PeerList, Reason
 
 T = TypeVar("T")
@@ -54,7 +54,8 @@ class WindowQuestion:
             return None
         included = tally_updates(votes, electors, self)
         listing = slot < self.lists_until
-        return Value(included=included, peers=tally_peers(votes, electors, self) if listing else None)
+        peers = tally_peers(votes, electors, self) if listing else None
+        return Value(included=included, peers=peers, voided=tally_lost(votes, electors, self.window))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +127,12 @@ def tally_updates(votes: Mapping[int, Vote], electors: Electors, question: Windo
         skipped={str(uid): named[uid] for uid in sorted(named)},
         success_rate=len(counted) / (len(counted) + len(named)) if counted else 0.0,
     )
+
+
+def tally_lost(votes: Mapping[int, Vote], electors: Electors, window: int) -> tuple[int, ...]:
+    """The windows before ``window`` that more than half of the electors' stake says are lost, ascending."""
+    lately = range(window - VOID_WITHIN, window)
+    return tuple(one for one in lately if electors.outweighs(uid for uid, vote in votes.items() if one in vote.lost))
 
 
 def _reason(uid: int, votes: Mapping[int, Vote], electors: Electors) -> Reason:

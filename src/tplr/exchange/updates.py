@@ -9,9 +9,12 @@ from dataclasses import dataclass, field, replace
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
 from tplr.errors import ObjectNotFound, StoreError
+from tplr.exchange.first_answer import find_first
 from tplr.exchange.gather import HASH_FIELD, GatherRules
+from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.hparams import HParams
 from tplr.keys import commit_key, gradient_key
+from tplr.logging import logger
 from tplr.schemas import ANYTIME, ObjectInfo, UploadBounds
 from tplr.storage import ObjectStore
 from tplr.storage.parts import md5_hex
@@ -38,13 +41,27 @@ async def put_update(
 
 
 async def find_by_hash(stores: Iterable[ObjectStore], key: str, *, sha256: str, size: int) -> bytes | None:
-    """The object with this hash from the first of ``stores`` that has it at ``key``, or None."""
-    for store in stores:
-        with contextlib.suppress(StoreError):
-            body = await store.get(key, max_bytes=size)
-            if await asyncio.to_thread(lambda body=body: hashlib.sha256(body).hexdigest()) == sha256:
-                return body
-    return None
+    """The object with this hash from one of ``stores`` that has it at ``key``, or None.
+
+    Nobody is waited for that does not answer: ``first_answer.find_first``.
+    """
+
+    async def look(store: ObjectStore) -> ObjectInfo | None:
+        with contextlib.suppress(ObjectNotFound):
+            info = await store.head(key)
+            return info if info.size == size else None
+        return None
+
+    async def fetch(store: ObjectStore, info: ObjectInfo) -> bytes | None:
+        body = await store.get(key, max_bytes=size, if_match=info.etag)
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
+        return body if digest == sha256 else None
+
+    try:
+        return await find_first(stores, look, fetch, SourceSpeeds(), what=key)
+    except StoreError as error:
+        logger.info("%s not found: %s", key, error)
+        return None
 
 
 @dataclass

@@ -190,7 +190,7 @@ def _serve(control: socket.socket) -> _Request | None:
     answers: dict[int, tuple[int, socket.socket]] = {}  # by file descriptor of the process
     while True:
         ready, _, _ = select.select([control, *answers], [], [])
-        for handle in [one for one in ready if isinstance(one, int)]:
+        for handle in [one for one in answers if one in ready]:
             pid, answer = answers.pop(handle)
             _report_end(pid, answer)
             os.close(handle)

@@ -23,7 +23,7 @@ from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer, store_shares
-from tplr.localnet.plan import BLOCK_SECONDS, HOST, Byzantine, NetworkPlan, scheme_constants
+from tplr.localnet.plan import BLOCK_SECONDS, HOST, OVERLAP_BATCHES, Byzantine, NetworkPlan, scheme_constants
 
 Role = Literal["miner", "validator", "aggregator"]
 
@@ -183,6 +183,10 @@ def windows_in_all(scored: int, margin: int, offset: int) -> int:
 def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
     """Write the packaged profile with the plan's changes to ``path``, and read it back."""
     raw = scheme_constants(plan.scheme, small=plan.small)
+    raw["outer_delay"] = plan.outer_delay
+    if plan.outer_delay:
+        raw["pages_per_window"] *= OVERLAP_BATCHES
+        raw["sparseloco"]["inner_steps"] *= OVERLAP_BATCHES
     # The learning rate falls within the run, and its cycle does not restart before the last windows are scored.
     if not plan.with_probation:
         raw["probation_windows"] = 0

@@ -36,6 +36,7 @@ MIN_BYZANTINE_WINDOW_SECONDS = 16.0  # a proposer that is silent costs a slot of
 MIN_SMALL_WINDOW_SECONDS = 40.0  # for the longer waits of dozens of nodes
 MIN_VALIDATORS_OF_WHICH_ONE_LIES = 3  # fewer have no honest majority
 MIN_CHAOS_WINDOWS = 16  # FIRST_WINDOW, QUIET_WINDOWS, and some between them
+OVERLAP_BATCHES = 2
 MIN_VOCAB_SIZE = 257  # all bytes, and the end-of-text token
 
 RUN_BYTES = 100 * 2**20  # corpus, tokenizer, chain, logs, picture
@@ -62,6 +63,7 @@ class NetworkPlan:
         validators: with falling stakes; from three on, none has half of them.
         ranks: processes of ``torchrun`` for each of the first validator and miner-1; the other nodes are one process
             each, so that both kinds must agree.
+        outer_delay: of the constants. With 1, a window has ``OVERLAP_BATCHES`` times the batches.
         small: a smaller model that trains fewer steps, and longer waits: for dozens of nodes on a few cores.
         share_imports: nodes are forked from one process, and share the memory of what it has imported.
         keep: ``results`` deletes buckets, states and wallets after a run that passed.
@@ -83,6 +85,7 @@ class NetworkPlan:
     chaos: bool
     data: DataKind
     ranks: int
+    outer_delay: int
     validators: int
     byzantine: Byzantine | None
     small: bool
@@ -149,6 +152,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=profile.blocks_per_window * BLOCK_SECONDS,
         metavar="S",
         help=f"length of a window, in steps of {BLOCK_SECONDS} (default: %(default)s)",
+    )
+    add(
+        "--outer-delay", type=int, choices=(0, 1), default=profile.outer_delay, help="1: miners train while they gather"
     )
     add("--corpus", type=Path, metavar="FOLDER", help="folder of text to train on (default: Python's standard library)")
     add("--run-dir", type=Path, metavar="DIR", help="new or empty folder for this run (default: runs/<time>)")
@@ -262,6 +268,8 @@ def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
         problems.append(f"--windows {plan.windows}: expected at least {MIN_CHAOS_WINDOWS} with --chaos")
     if not 1 <= plan.ranks <= MAX_RANKS:
         problems.append(f"--ranks {plan.ranks}: expected 1 to {MAX_RANKS}")
+    if plan.outer_delay and plan.scheme == "demo":
+        problems.append(f"--outer-delay {plan.outer_delay}: expected 0 with --scheme demo")
     if plan.chaos and plan.ranks > 1:  # a signal to torchrun does not suspend its ranks
         problems.append(f"--ranks {plan.ranks}: expected 1 with --chaos")
     in_blocks = plan.window_seconds / BLOCK_SECONDS

@@ -31,6 +31,7 @@ from tplr.localnet.process import Child
 from tplr.logging import logger
 from tplr.telemetry import read_events
 from tplr.telemetry.events import Event
+from tplr.telemetry.jsonl import START, Position
 from tplr.watch.view import NetworkView
 
 POLL_SECONDS = 0.25
@@ -67,7 +68,7 @@ class Localnet:
     def __init__(self, plan: NetworkPlan) -> None:
         self.plan = plan
         self._stack = AsyncExitStack()
-        self._offsets: dict[str, int] = {}
+        self._positions: dict[str, Position] = {}
 
     async def __aenter__(self) -> Self:
         """Start all processes.
@@ -201,7 +202,8 @@ class Localnet:
     def _read_events(self) -> dict[str, list[Event]]:
         found: dict[str, list[Event]] = {}
         for name in self.nodes:
-            events, self._offsets[name] = read_events(self.network.events(name), self._offsets.get(name, 0))
+            position = self._positions.get(name, START)
+            events, self._positions[name] = read_events(self.network.events(name), position)
             found[name] = list(events)
         return found
 

@@ -73,6 +73,9 @@ class Agreement:
         updates give other numbers on another kind of device.
         """
         for window, mine in sorted(self._applied.items()):
+            if mine.included and self._comms.is_voided(window):
+                logger.warning("window %d was voided after it was applied here; rolling back", window)
+                return self._forget(Divergence(window, local_state_failed=False))
             if not mine.set_known and await self._other_set(window, mine):
                 self._redone.add(window)
                 return self._forget(Divergence(window, local_state_failed=False))

@@ -4,9 +4,9 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tplr.comms import Comms
+from tplr.compress.payload import Update
 from tplr.errors import PayloadError
 from tplr.exchange.aggregates import IncludedSet, bundle, split
 from tplr.exchange.gather import GatherResult
@@ -39,13 +39,34 @@ class Bundles:
         self._windows = windows
         self._folder = folder
         self._published: dict[int, Path] = {}
+        self._kept: set[int] = set()
 
-    async def keep(self, included: IncludedSet, found: GatherResult[Any]) -> None:
-        """Store the updates of a set here. Raises StateError."""
-        bodies = {one.uid: one.update.body for one in found.updates}
-        await self._store(included, [bodies[one.uid] for one in included.included])
+    async def keep(self, found: GatherResult[Update]) -> None:
+        """Store the updates that this node found in a window here, as far as they are not. Raises StateError."""
+        for one in found.updates:
+            path = self._folder / f"window-{found.window}-{one.uid}-{one.sha256}"
+            if not await asyncio.to_thread(path.exists):
+                await asyncio.to_thread(atomic_write, path, one.update.body)
+        self._kept.add(found.window)
 
-    async def publish(self, included: IncludedSet, own: GatherResult[Any] | None = None) -> None:
+    async def kept(self, window: int) -> GatherResult[Update] | None:
+        """The updates of a window that were stored here before a restart; None: there are none."""
+        found = {}
+        for path in await asyncio.to_thread(lambda: sorted(self._folder.glob(f"window-{window}-*-*"))):
+            _, _, uid, sha256 = path.name.split("-")
+            try:
+                body = await asyncio.to_thread(path.read_bytes)
+                one = await asyncio.to_thread(self._windows.parsed, window, int(uid), body)
+            except (OSError, PayloadError, ValueError) as error:
+                logger.warning("%s not used: %s", path, error)
+                continue
+            if one.sha256 == sha256:
+                found[one.uid] = one
+        self._kept.add(window)
+        updates = tuple(found[uid] for uid in sorted(found))
+        return GatherResult(window=window, updates=updates, skipped={}) if found else None
+
+    async def publish(self, included: IncludedSet, own: GatherResult[Update] | None = None) -> None:
         """Publish a set's bundle, from what is stored here, from ``own``, or from wherever its updates are.
 
         Raises:
@@ -63,10 +84,11 @@ class Bundles:
     async def drop(self, window: int) -> None:
         """Delete what is stored here of a window."""
         self._published.pop(window, None)
+        self._kept.discard(window)
         for path in await asyncio.to_thread(lambda: [*self._folder.glob(f"window-{window}-*")]):
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
-    async def _body(self, included: IncludedSet, own: GatherResult[Any] | None) -> bytes:
+    async def _body(self, included: IncludedSet, own: GatherResult[Update] | None) -> bytes:
         path = self.path(included)
         if await asyncio.to_thread(path.exists):
             body = await asyncio.to_thread(path.read_bytes)
@@ -79,7 +101,10 @@ class Bundles:
         found = await self._windows.from_set(included, own)
         if found is None:
             raise PayloadError("its set names an object that is not an update: no node can apply it")
-        return await self._store(included, [one.update.body for one in found.updates])
+        bodies = [one.update.body for one in found.updates]
+        if included.window in self._kept:
+            return await asyncio.to_thread(bundle, included, bodies)
+        return await self._store(included, bodies)
 
     async def _store(self, included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
         body = bundle(included, bodies)

@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+import shutil
 import time
 from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tplr.chain.electors import Electors
@@ -13,7 +15,7 @@ from tplr.errors import ChainUnavailable, PayloadError, StateError, StoreError, 
 from tplr.exchange.aggregates import IncludedSet
 from tplr.exchange.agreed import enough
 from tplr.exchange.ballot_box import feed
-from tplr.exchange.ballots import CheckedProof, Vote
+from tplr.exchange.ballots import VOID_WITHIN, CheckedProof, Vote
 from tplr.exchange.election import SLOT, Election
 from tplr.exchange.election_run import ElectionRun
 from tplr.exchange.gather import ANSWER_SECONDS, GatherResult
@@ -89,6 +91,7 @@ class Elector:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._done: set[int] = set()
         self._tries: Counter[int] = Counter()
+        self._lost: Counter[int] = Counter()  # attempts to get what was decided, by window
         self._window_seconds = hparams.blocks_per_window * context.clock.block_time
 
     async def run(self, start: int) -> None:
@@ -100,19 +103,20 @@ class Elector:
                 await self._comms.cleanup_aggregates(tick.window)
 
     def _due(self, start: int, newest: int) -> list[int]:
-        """The newest window, and one earlier window that is not done: the one with the fewest tries."""
+        """The newest window, and one earlier window that is not done: one that is lost, or with the fewest tries."""
         oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
         self._done = {window for window in self._done if window >= oldest}
+        self._lost = Counter({window: tries for window, tries in self._lost.items() if window >= newest - VOID_WITHIN})
         self._running = {window: task for window, task in self._running.items() if not task.done()}
         waiting = [
             window
             for window in range(newest, oldest - 1, -1)
             if window not in self._done and window not in self._running
         ]
-        gaps = [window for window in waiting if window != newest]
-        return (
-            [*waiting[:1], *sorted(gaps, key=lambda window: self._tries[window])[:1]] if waiting[:1] == [newest] else []
-        )
+        if waiting[:1] != [newest]:
+            return []
+        gaps = sorted(waiting[1:], key=lambda window: (window not in self._lost, self._tries[window]))
+        return [newest, *gaps[:1]]
 
     async def _window(self, window: int, *, late: bool) -> None:
         """Take part in one election. A failure is retried with the next window."""
@@ -121,16 +125,34 @@ class Elector:
             try:
                 electors = await self._comms.electors_in(window)
                 alone = electors.uids == (self._comms.uid,)
-                old = window < self._context.clock.window - LAST_WINDOWS
-                done = self._comms.uid not in electors or (old and not alone)
-                done = done or await self._decide(window, electors, late=late, alone=alone)
+                if self._comms.uid not in electors:
+                    done = True
+                elif window < self._context.clock.window - LAST_WINDOWS and not alone:
+                    done = await self._adopt(window)
+                else:
+                    done = await self._decide(window, electors, late=late, alone=alone)
             except (ChainUnavailable, PayloadError, StateError, StoreError, WindowLost) as error:
                 logger.warning("not decided yet: %s", error)
                 self._context.telemetry.emit("problem", text=f"window {window} not decided yet: {error}")
                 return
             if done:
-                self._done.add(window)
-                del self._tries[window]
+                self._finish(window)
+
+    def _finish(self, window: int) -> None:
+        self._done.add(window)
+        self._tries.pop(window, None)
+
+    async def _adopt(self, window: int) -> bool:
+        """Publish the peer list that the others decided while this node was away; whether their decision is known."""
+        await self._bundles.drop(window)
+        await asyncio.to_thread(shutil.rmtree, self._ballots(window), ignore_errors=True)
+        value = await self._comms.get_decision(window)
+        if value is not None:
+            await self._leader.decided(value.peers)
+        return value is not None
+
+    def _ballots(self, window: int) -> Path:
+        return self._folder / f"election-{window}"
 
     async def _decide(self, window: int, electors: Electors, *, late: bool, alone: bool) -> bool:
         """Whether the window is decided, and this node has done its part.
@@ -141,14 +163,15 @@ class Elector:
         began, clock, loop = time.monotonic(), self._context.clock, asyncio.get_running_loop()
         opens = loop.time() + self._closes_after - clock.seconds_since(window + 1)
         electors, delta = electors.turned(window), self._hparams.relay_seconds
-        box = self._comms.ballot_box(window, electors, self._folder / f"election-{window}")
+        box = self._comms.ballot_box(window, electors, self._ballots(window))
         question = await self._question(window, electors)
         election = Election(electors, self._comms.uid, question, delta)
-        own: GatherResult[Update] | None = None
-        if not await box.restore(election):
+        if await box.restore(election):
+            own = await self._bundles.kept(window)
+        else:
             own = await self._find(window, late=late, until=None if alone or late else opens - loop.time())
             await failpoint("found")
-            await self._bundles.keep(self._alone(own, question), own)
+            await self._bundles.keep(own)
             await failpoint("kept")
             feed(election, await box.vote(self._vote(own)))
         bundling = self._bundle_ahead(own, question, electors)
@@ -169,9 +192,14 @@ class Elector:
                 self._context.telemetry.emit("problem", text=f"window {window}: elector uid {uid} signed two ballots")
             if not finished or election.decided is None:
                 logger.error("not decided within %d windows: other electors do not answer", LAST_WINDOWS)
-                return True
+                return False
+            value = election.decided.value
+            for voided in value.voided:
+                self._finish(voided)
+                self._lost.pop(voided, None)
             await self._witness(election, own)
-            await self._publish(election.decided.value.included, own, bundling, electors)
+            whole = await self._follow(value.included, own)
+            await self._publish(value.included, whole, bundling, self._publishers(value.included, election, electors))
         finally:
             if bundling:
                 bundling.cancel()
@@ -204,6 +232,12 @@ class Elector:
             found={str(one.uid): one.sha256 for one in own.updates},
             missing={str(uid): reason for uid, reason in sorted(own.skipped.items())},
             peers=self._leader.wish,
+            lost=tuple(
+                # A second attempt comes a window after the first one: others need time to publish what they have.
+                window
+                for window in range(own.window - VOID_WITHIN, own.window)
+                if self._lost[window] > 1
+            ),
         )
 
     def _alone(self, own: GatherResult[Update], question: WindowQuestion) -> IncludedSet:
@@ -215,7 +249,7 @@ class Elector:
         self, own: GatherResult[Update] | None, question: WindowQuestion, electors: Electors
     ) -> asyncio.Task[None] | None:
         """Publish the bundle while the others still decide: mostly, all have found the same."""
-        if own is None or not self._publishes(electors):
+        if own is None or self._comms.uid not in enough(electors, electors.uids):
             return None
         return asyncio.create_task(self._bundles.publish(self._alone(own, question), own))
 
@@ -230,24 +264,53 @@ class Elector:
             if disputed and included.get(one.uid) == one.sha256:
                 await self._comms.put_witnessed(own.window, one.uid, one.update.body)
 
+    async def _follow(self, included: IncludedSet, own: GatherResult[Update] | None) -> GatherResult[Update]:
+        """All updates of a decided set. If some can't be had, this node publishes those that it has, and says in later
+        votes that the window is lost.
+
+        Raises:
+            ChainUnavailable, StateError: this node can't do its part now.
+            PayloadError, StoreError, WindowLost: it can't have them.
+        """
+        window, wanted = included.window, {(one.uid, one.sha256) for one in included.included}
+        has = [one for one in own.updates if (one.uid, one.sha256) in wanted] if own else []
+        try:
+            whole = await self._windows.from_set(included, own)
+            if whole is None:
+                raise PayloadError("its set names an object that is not an update: no node can apply it")
+        except (PayloadError, StoreError, WindowLost):
+            self._lost[window] += 1
+            for one in has:
+                await self._comms.put_witnessed(window, one.uid, one.update.body)
+            raise
+        self._lost.pop(window, None)
+        if len(has) < len(wanted):
+            await self._bundles.keep(whole)
+        return whole
+
     async def _publish(
         self,
         included: IncludedSet,
-        own: GatherResult[Update] | None,
+        whole: GatherResult[Update],
         ahead: asyncio.Task[None] | None,
-        electors: Electors,
+        publishers: Collection[int],
     ) -> None:
         """See to it that what was decided can be applied by everybody, whatever happens to the peers' buckets."""
-        if not self._publishes(electors) or not included.included:
+        if self._comms.uid not in publishers or not included.included:
             return
         if ahead:
             await asyncio.wait([ahead])
         if not self._bundles.has_published(included):
-            await self._bundles.publish(included, own)
+            await self._bundles.publish(included, whole)
 
-    def _publishes(self, electors: Electors) -> bool:
-        """Whether this node is one of those that publish a window's bundle: the first with more than half of the stake.
+    @staticmethod
+    def _publishers(included: IncludedSet, election: Election, electors: Electors) -> Sequence[int]:
+        """Who publishes a window's bundle: the first electors with more than half of the stake that had all of it.
 
-        One of them is honest and answers, if such electors have more than half. Fewer could delete it together.
+        One of them is honest and answers, if such electors have more than half. Fewer could delete it together. If
+        those that are known to have had all of it have less than half, everybody publishes it.
         """
-        return self._comms.uid in enough(electors, electors.uids)
+        wanted = {str(one.uid): one.sha256 for one in included.included}.items()
+        voted = election.votes
+        had = [uid for uid in electors.uids if uid in voted and wanted <= voted[uid].document.found.items()]
+        return enough(electors, had) if electors.outweighs(had) else electors.uids

@@ -76,7 +76,8 @@ class Leader:
         self._telemetry = context.telemetry
         self._hparams = hparams
         self._period = self._wished_period = 0  # the first list is for the first period
-        self._published: PeerList | None = None  # the newest list
+        self._published: PeerList | None = None  # the newest list; None: it is not known
+        self._decided: dict[int, PeerList] = {}  # not published yet, by first effective window
         # A uid that was registered again inherits nothing: these are its miners' hotkeys.
         self._struck: dict[str, int] = {}  # the last scored window in which a rule struck
         self._places: dict[int, str] = {}  # whose place on the newest list a uid is
@@ -152,6 +153,7 @@ class Leader:
             self.wish, self._published, self._places, self.excluded = None, None, {}, frozenset()
             await self._mirror()
             return
+        await self._post_decided()
         period = (window - start_window) // self._hparams.peer_replacement_frequency
         try:
             if self._hparams.probation_windows:
@@ -168,20 +170,25 @@ class Leader:
             logger.warning("peer list not published, retrying in the next window: %s", error)
 
     async def decided(self, peers: PeerList | None) -> None:
-        """Publish the list that was decided with a window, unless it is the present one."""
+        """Publish the list that was decided with a window, also one that is in effect already, or has no news: so all
+        electors have the same lists. What fails is retried when lists are renewed."""
         if peers is None:
             return
-        present = self._published
-        if present and _members(present) == _members(peers):
+        if peers.first_effective_window > self._clock.window:
             self._settle()
-            return
-        try:
-            await self._post(peers)
-            self._settle()
-        except PreconditionFailed:
-            logger.warning("another peer list from window %d is published", peers.first_effective_window)
-        except StoreError as error:
-            logger.warning("decided peer list not published: %s", error)
+        self._decided[peers.first_effective_window] = peers
+        await self._post_decided()
+
+    async def _post_decided(self) -> None:
+        for first, peers in sorted(self._decided.items()):
+            try:
+                await self._post(peers)
+            except PreconditionFailed:
+                logger.warning("another peer list from window %d is published", first)
+            except StoreError as error:
+                logger.warning("decided peer list not published: %s", error)
+                continue
+            self._decided.pop(first, None)
 
     def _settle(self) -> None:
         """What this node wanted is done."""
@@ -273,7 +280,10 @@ class Leader:
 
     async def _post(self, document: PeerList) -> None:
         await self._comms.post_peer_list(document)
-        self._published, self._places = document, self._hotkeys(document)
+        if document.first_effective_window > self._clock.window:
+            self._published, self._places = document, self._hotkeys(document)
+        else:
+            self._published = None  # this node was away: the newest one may be another elector's
         logger.info(
             "peer list from window %d: %s, reserve %s, on probation %s",
             document.first_effective_window,
@@ -306,7 +316,3 @@ class Leader:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"leader: {error!r} in its saved state") from error
         self._struck, self._places, self.excluded = struck, places, excluded
-
-
-def _members(listed: PeerList) -> tuple[set[int], tuple[int, ...], set[int]]:
-    return {*listed.peers}, listed.reserve_peers, {*listed.probation}

@@ -150,6 +150,7 @@ class Miner:
             train_stats = await self._train(window, pages)
         finally:
             ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
         await failpoint("trained")
         if train_stats.batches == 0:
             self._miss(window, _why_no_batch(pages, train_stats), "no_batch")

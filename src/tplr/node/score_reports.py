@@ -32,12 +32,16 @@ class ScoreReports:
         self._folder = folder
         self._name = re.compile(rf"window-([0-9]{{1,15}})-v{re.escape(hparams.version)}")
         self._sealed: dict[int, bool] = {}  # windows on disk, and whether their hash is published
+        self._listed = False
         self._readable = -1  # newest window whose report may be read, because weights are in force
 
     async def kept(self, window: int) -> ScoreReport | None:
         """The report of a window that was sealed before a restart, or None."""
-        for found in await asyncio.to_thread(self._on_disk):
-            self._sealed.setdefault(found, False)
+        if not self._listed:
+            # Once: what is listed later may be deleted by ``release`` before it is read.
+            self._listed = True
+            for found in await asyncio.to_thread(self._on_disk):
+                self._sealed.setdefault(found, False)
         return await self._read(window) if window in self._sealed else None
 
     async def publish(self, report: ScoreReport, *, weights_due: int) -> None:

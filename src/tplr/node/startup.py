@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -291,7 +291,7 @@ def use_resources(args: Arguments, env: Environment) -> Resources:
     return resources
 
 
-def open_listeners(args: Arguments, stack: AsyncExitStack) -> tuple[Listener, ...]:
+def open_listeners(args: Arguments, stack: ExitStack | AsyncExitStack) -> tuple[Listener, ...]:
     """The listeners of this node's events: the log, and those given by arguments. Raises ConfigError."""
     listeners: list[Listener] = [log_event]
     if args.events:

@@ -214,7 +214,7 @@ class StateFolder:
         values: Mapping[str, Any],
         copies: Mapping[str, Mapping[str, torch.Tensor]] = {},
         parallel: ParallelContext = SINGLE_PROCESS,
-    ) -> "SnapshotDraft":
+    ) -> SnapshotDraft:
         """A snapshot to ``write`` and then to ``finish``; arguments as ``save``. A collective.
 
         Args:
@@ -237,7 +237,7 @@ class StateFolder:
                         draft.rows[f"{group}.{name}"] = copies.get(group, {}).get(name, part), rows.start
         return draft
 
-    def finish(self, draft: "SnapshotDraft", parallel: ParallelContext = SINGLE_PROCESS) -> SavedState:
+    def finish(self, draft: SnapshotDraft, parallel: ParallelContext = SINGLE_PROCESS) -> SavedState:
         """Make a written snapshot the newest one. A collective.
 
         Raises:

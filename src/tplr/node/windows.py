@@ -10,6 +10,7 @@ from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
 from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError, StoreError, WindowLost
 from tplr.exchange.aggregates import IncludedSet, reported_set
+from tplr.exchange.ballots import VOID_WITHIN
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.exchange.polling import pause_after
 from tplr.hparams import HParams
@@ -130,7 +131,7 @@ class WindowUpdates:
         included = await self.published(window)
         if included is None and window < self._comms.clock.window - 1:
             included = await self.reported(window)
-        if included and (agreed := await self.from_set(included)):
+        if included and (agreed := await self._follow(included)):
             return agreed
         if window < self.oldest:
             raise WindowLost(f"window {window} has no included set, and updates before {self.oldest} are deleted")
@@ -138,8 +139,19 @@ class WindowUpdates:
         # A set of a past window is not awaited: if one is published later, this node rolls back.
         late = window < self._comms.clock.window - 1
         if included is None and not late and (included := await self.decided(window)):
-            return await self.from_set(included, own) or own
+            return await self._follow(included, own) or own
         return own
+
+    async def _follow(
+        self, included: IncludedSet, own: GatherResult[Update] | None = None
+    ) -> GatherResult[Update] | None:
+        """As ``from_set``, but nothing is lost as long as electors can still void the window."""
+        try:
+            return await self.from_set(included, own)
+        except WindowLost as error:
+            if self._comms.clock.window > included.window + VOID_WITHIN + 1:
+                raise
+            raise StoreError(str(error)) from error
 
     async def decided(self, window: int) -> IncludedSet | None:
         """The decided set, awaited for ``manifest_timeout_seconds``; None if it is not decided by then."""
@@ -189,9 +201,13 @@ class WindowUpdates:
         """Updates of a set that their own buckets do not hold for this node, from an elector that had them in time."""
         found = {}
         for uid, body in (await self._comms.witnessed(included, uids) if uids else {}).items():
-            update = await asyncio.to_thread(parse, body, self._spec, window=included.window, uid=uid)
-            found[uid] = GatheredUpdate(uid, update, hashlib.sha256(body).hexdigest(), len(body))
+            found[uid] = await asyncio.to_thread(self.parsed, included.window, uid, body)
         return found
+
+    def parsed(self, window: int, uid: int, body: bytes) -> GatheredUpdate[Update]:
+        """An update, as gathered. Raises PayloadError."""
+        update = parse(body, self._spec, window=window, uid=uid)
+        return GatheredUpdate(uid, update, hashlib.sha256(body).hexdigest(), len(body))
 
     async def _aggregated(self, included: IncludedSet) -> dict[int, GatheredUpdate[Update]]:
         """The updates of a set from its aggregate; empty if there is no valid aggregate.

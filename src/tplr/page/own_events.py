@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tplr.node.window_time import PHASES
-from tplr.telemetry.jsonl import read_events
+from tplr.telemetry.jsonl import START, read_events
 
 
 @dataclass
@@ -41,7 +41,7 @@ class OwnEvents:
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._nodes = {path: NodeEvents(path.stem) for path in sorted(paths)}
-        self._offsets = dict.fromkeys(self._nodes, 0)
+        self._offsets = dict.fromkeys(self._nodes, START)
 
     def read(self) -> list[NodeEvents]:
         """All nodes, with what their files hold by now. Blocks."""

@@ -4,7 +4,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from tplr.errors import ConfigError
 from tplr.logging import logger
@@ -63,26 +63,57 @@ def rotated(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
-def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The complete lines from byte ``offset`` on, and the offset after them. A missing file has no events.
+MAX_LINE = 2**16  # bytes of the first line that are compared
 
-    A file that is shorter than ``offset`` has been rotated since: what was not read of the one before comes first.
+
+class Position(NamedTuple):
+    """How far a file of events has been read.
+
+    Attributes:
+        offset: in bytes.
+        file: which file that was, by device, inode and first line, as inodes are used again; None: nothing was read.
     """
-    if not path.exists():
-        return [], offset
-    if path.stat().st_size < offset:
-        before, _ = _read_from(rotated(path), offset)
-        events, end = _read_from(path, 0)
-        return before + events, end
-    return _read_from(path, offset)
+
+    offset: int = 0
+    file: tuple[int, int, bytes] | None = None
+
+    def within(self, file: tuple[int, int, bytes]) -> bool:
+        """Whether this is a position in ``file``. Before its first line is whole, nothing is known of it."""
+        return self.file is not None and self.file[:2] == file[:2] and (self.offset == 0 or self.file == file)
 
 
-def _read_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+START = Position()
+
+
+def read_events(path: Path, position: Position = START) -> tuple[list[dict[str, Any]], Position]:
+    """The complete lines from ``position`` on, and the position after them. A missing file has no events.
+
+    If the file has been rotated since, what was not read of the one before comes first.
+    """
+    try:
+        events, end = _read_from(path, position)
+    except FileNotFoundError:
+        return [], position
+    if position.file is None or end.file is None or position.within(end.file):
+        return events, end
+    try:
+        before, _ = _read_from(rotated(path), position)
+    except FileNotFoundError:
+        before = []
+    return before + events, end
+
+
+def _read_from(path: Path, position: Position) -> tuple[list[dict[str, Any]], Position]:
+    """From its beginning, if it is another file."""
     with path.open("rb") as file:
-        file.seek(offset)
+        stat = os.fstat(file.fileno())
+        identity = stat.st_dev, stat.st_ino, file.readline(MAX_LINE)
+        start = position.offset if position.within(identity) else 0
+        file.seek(start)
         data = file.read()
     whole = data[: data.rfind(b"\n") + 1]
-    return [event for line in whole.splitlines() if (event := _parse(line)) is not None], offset + len(whole)
+    events = [event for line in whole.splitlines() if (event := _parse(line)) is not None]
+    return events, Position(start + len(whole), identity)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

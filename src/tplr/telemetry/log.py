@@ -7,7 +7,7 @@ from tplr.logging import logger
 from tplr.telemetry.events import HEADER, Event
 
 # Events that their emitters log themselves.
-SPOKEN = frozenset({"missed", "problem", "peers", "weights", "outdated"})
+SPOKEN = frozenset({"missed", "problem", "peers", "weights", "outdated", "evaluation"})
 # One line per miner, or for machines alone: only at level DEBUG.
 DETAILS = frozenset({"evaluated", "pulse"})
 

@@ -1,7 +1,8 @@
 """What each event says in numbers: a table from events to metrics, which names no monitoring system.
 
 Names follow Prometheus's rules (https://prometheus.io/docs/practices/naming/): base units, counters end in ``_total``.
-No label holds a window, a hash or a text, so the number of series is bounded: by phases, reasons, and 256 uids.
+No label holds a window, a hash or a text, so the number of series is bounded: by phases, reasons, 256 uids, and the
+tasks that the operator names.
 """
 
 from collections import Counter
@@ -58,6 +59,10 @@ def _gather_results(event: Event) -> Reading:
 
 def _of_gpus(field: str) -> Callable[[Event], Reading]:
     return lambda event: {gpu: one[field] for gpu, one in event["gpus"].items() if field in one}
+
+
+def _task_results(event: Event) -> Reading:
+    return {f"{task} {name}": value for task, found in event["tasks"].items() for name, value in found.items()}
 
 
 def _share_of_training(event: Event) -> Reading:
@@ -195,6 +200,27 @@ METRICS: tuple[Metric, ...] = (
         help="Unix time at which this validator last set weights.",
         event="weights",
         read=_field("time"),
+    ),
+    # Evaluations, by ``tplr eval``
+    Metric(
+        name="tplr_evaluated_window",
+        help="Newest window whose model was evaluated.",
+        event="evaluation",
+        read=_field("window"),
+    ),
+    Metric(
+        name="tplr_evaluation_bits_per_byte",
+        help="Loss on held-out pages, bits per byte.",
+        event="evaluation",
+        read=_field("bits_per_byte"),
+    ),
+    Metric(
+        name="tplr_evaluation_result",
+        help="Results of tasks, by task and metric, in the task's own unit.",
+        event="evaluation",
+        read=_task_results,
+        label="task",
+        replaces=True,
     ),
     # Chain and machine
     Metric(name="tplr_block", help="Newest block seen.", event="pulse", read=_field("block")),

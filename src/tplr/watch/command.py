@@ -62,6 +62,7 @@ async def watch(source: Source, console: Console, *, once: bool = False) -> None
         finally:
             if looking:
                 looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
 
 
 class _Printer:

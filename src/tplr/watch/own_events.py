@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from tplr.errors import ConfigError
-from tplr.telemetry.jsonl import read_events, rotated
+from tplr.telemetry.jsonl import START, Position, read_events, rotated
 from tplr.watch.frame import Frame, loss_fact
 from tplr.watch.view import NetworkView
 
@@ -28,12 +28,12 @@ class EventsSource:
         self._path = path
         self._name = path.stem
         self._view = NetworkView({})
-        self._offset = 0
+        self._position = START
         self._read = False
 
     async def look(self) -> Frame:
         """A frame of all events so far. Raises ConfigError for a line that is no event of a node, OSError."""
-        events, self._offset = await asyncio.to_thread(self._new_events)
+        events, self._position = await asyncio.to_thread(self._new_events)
         if events and not self._view.nodes:
             try:
                 roles = {self._name: str(events[0]["role"])}
@@ -49,10 +49,10 @@ class EventsSource:
         notes = () if self._view.nodes else (f"{self._path} holds no events yet",)
         return Frame(f"templar: {self._name}", self._view, COLUMNS, loss_fact(self._view), notes)
 
-    def _new_events(self) -> tuple[list[dict], int]:
+    def _new_events(self) -> tuple[list[dict], Position]:
         before = []
         if not self._read:
             before, _ = read_events(rotated(self._path))
             self._read = True
-        events, offset = read_events(self._path, self._offset)
-        return [*before, *events], offset
+        events, position = read_events(self._path, self._position)
+        return [*before, *events], position

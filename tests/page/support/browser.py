@@ -38,6 +38,11 @@ class OpenPage:
         return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
 
     @property
+    def fragment(self) -> str:
+        """The end of the address, as the page itself knows it; the driver's own copy is late."""
+        return self.tab.evaluate("location.hash")
+
+    @property
     def selected(self) -> str:
         """What the bar says of the selected window."""
         return self.tab.locator("#window-text").inner_text()

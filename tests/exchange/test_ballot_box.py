@@ -1,0 +1,240 @@
+"""Ballots in buckets: each is on disk before it is published, published once, and the same after a restart."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tplr.chain import hotkeys
+from tplr.chain.electors import Elector, Electors
+from tplr.errors import StoreUnavailable
+from tplr.exchange.ballot_box import BallotBox, feed
+from tplr.exchange.ballots import (
+    BallotReader,
+    CheckedDecision,
+    CheckedProof,
+    CheckedRelay,
+    Relay,
+    Value,
+    Vote,
+    value_id,
+)
+from tplr.exchange.election import Commit, Election, Propose, Repeat, SendStatus, Wanted
+from tplr.exchange.envelope import Run, Signed, Signer
+from tplr.exchange.quorum import WindowQuestion, void
+from tplr.keys import decision_key, echo_key, vote_key
+from tplr.schemas import ObjectInfo, PeerList
+from tplr.storage import MemoryStore
+
+RUN, WINDOW = Run(3, "1"), 7
+KEYS = [hotkeys.new_hotkey() for _ in range(3)]
+ELECTORS = Electors(tuple(Elector(uid, KEYS[uid].ss58_address, 30 - uid) for uid in range(3)))
+LISTED = PeerList(peers=(10,), initial_selection=False, sync_window=1, first_effective_window=3)
+VALUE: Value = void(WINDOW, "1")
+OTHER = VALUE.model_copy(update={"peers": LISTED})
+VOTE, OTHER_VOTE = (Vote(found=found, missing={}, peers=None) for found in ({"10": "5e" * 32}, {}))
+
+
+class Bucket(MemoryStore):
+    """One that fails as often as a test says, and counts writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = 0
+        self.written: list[str] = []
+
+    async def put(self, key: str, data: bytes, **options: object) -> ObjectInfo:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.fails:
+            self.fails -= 1
+            raise StoreUnavailable("not now")
+        info = await super().put(key, data, **options)  # pyright: ignore[reportArgumentType]
+        self.written.append(key)
+        return info
+
+
+@dataclass
+class Seats:
+    """Three electors, each with a bucket and a folder."""
+
+    folder: Path
+    buckets: list[Bucket]
+
+    def box(self, uid: int, folder: str = "", seconds: float = 2.0) -> BallotBox:
+        return BallotBox(
+            subject=WINDOW,
+            reader=BallotReader(ELECTORS, RUN, WINDOW),
+            signer=Signer(RUN, uid, KEYS[uid].ss58_address, lambda message: hotkeys.sign(KEYS[uid], message)),
+            own=self.buckets[uid],
+            stores={other: bucket for other, bucket in enumerate(self.buckets) if other != uid},
+            folder=self.folder / f"{uid}{folder}",
+            seconds=seconds,
+        )
+
+    async def votes(self) -> dict[int, Signed[Vote]]:
+        found = {}
+        for uid in range(3):
+            found[uid] = await self.box(uid).vote(VOTE)
+        return found
+
+    async def proof(self, value: Value = VALUE) -> CheckedProof:
+        """Two have echoed it."""
+        first = await self.box(0).carry_out(Propose(0, value, await self.votes(), None))
+        assert isinstance(first, CheckedRelay)
+        second = await self.box(1).carry_out(Repeat(first))
+        assert isinstance(second, CheckedRelay)
+        return CheckedProof(0, value, value_id(value), {0: first.echo, 1: second.echo})
+
+
+@pytest.fixture
+def seats(tmp_path: Path) -> Seats:
+    return Seats(tmp_path, [Bucket() for _ in range(3)])
+
+
+def election(uid: int) -> Election:
+    question = WindowQuestion(
+        window=WINDOW, version="1", listed=LISTED, size=1, at_most=1, effective=9, lists_until=1, void_from=3
+    )
+    return Election(ELECTORS, uid, question, 1.0)
+
+
+async def test_a_vote_is_stored_before_it_is_published_and_never_replaced(seats: Seats) -> None:
+    seats.buckets[0].fails = 10**6
+    with pytest.raises(StoreUnavailable):
+        await seats.box(0, seconds=0.05).vote(VOTE)
+    seats.buckets[0].fails = 0
+    again = await seats.box(0).vote(OTHER_VOTE)  # it is bound by what it has signed
+    assert isinstance(again, Signed)
+    assert again.document == VOTE
+    there = await seats.box(1).read(Wanted("vote", 0, 0))
+    assert there == again
+
+
+async def test_what_is_published_counts_if_the_disk_is_lost_and_is_stored_again(seats: Seats) -> None:
+    first = await seats.box(0).vote(VOTE)
+    for _ in range(2):
+        assert await seats.box(0, "-new").vote(OTHER_VOTE) == first
+        await seats.buckets[0].delete(vote_key(WINDOW, 0, "1"))  # and then it is on the new disk
+    assert await seats.box(0, "-new").restore(election(0))
+    assert await seats.box(1).read(Wanted("vote", 0, 0)) == first
+
+
+async def test_a_bucket_that_fails_once_is_asked_again(seats: Seats) -> None:
+    seats.buckets[0].fails = 1
+    await seats.box(0).vote(VOTE)
+    assert seats.buckets[0].written == [vote_key(WINDOW, 0, "1")]
+
+
+async def test_a_restart_restores_everything_and_publishes_what_is_missing(seats: Seats) -> None:
+    proof = await seats.proof()
+    await seats.box(0).carry_out(SendStatus(1, await seats.votes(), proof))
+    made = await seats.box(0).carry_out(Commit(proof, await seats.votes(), {}))
+    bucket = seats.buckets[0]
+    before = {info.key: await bucket.get(info.key, max_bytes=10**7) for info in await bucket.list()}
+    assert len(before) == 4
+    for key in before:
+        await bucket.delete(key)
+    again = election(0)
+    assert await seats.box(0).restore(again)
+    assert {info.key: await bucket.get(info.key, max_bytes=10**7) for info in await bucket.list()} == before
+    assert isinstance(made, CheckedDecision)
+    assert again.committed == made.proof
+    assert sorted(again.votes) == [0, 1, 2]
+    # What it echoed before counts as said long ago: it commits to nothing by it after two Delta of its own.
+    fresh = election(1)
+    assert await seats.box(1).restore(fresh)
+    assert fresh.act(2.5, 2.5) == []
+
+
+async def test_a_restart_replaces_nothing_that_is_published(seats: Seats) -> None:
+    await seats.box(0, "-old").vote(VOTE)
+    path = seats.folder / "0" / "vote-0"
+    path.parent.mkdir()
+    bucket = Bucket()
+    raw = await seats.buckets[0].get(vote_key(WINDOW, 0, "1"), max_bytes=10**6)
+    other = Seats(seats.folder / "other", [bucket, *seats.buckets[1:]])
+    await other.box(0).vote(OTHER_VOTE)
+    path.write_bytes(await bucket.get(vote_key(WINDOW, 0, "1"), max_bytes=10**6))
+    await seats.box(0).restore(election(0))
+    assert await seats.buckets[0].get(vote_key(WINDOW, 0, "1"), max_bytes=10**6) == raw
+
+
+async def test_a_damaged_file_and_others_are_left_out(seats: Seats) -> None:
+    await seats.box(0).vote(VOTE)
+    folder = seats.folder / "0"
+    (folder / "relay-0").write_bytes(b"damaged")
+    (folder / "relay-one").write_bytes(b"?")
+    (folder / "other-0").write_bytes(b"?")
+    assert await seats.box(0).restore(election(0))
+    (folder / "vote-0").write_bytes(b"damaged")
+    assert not await seats.box(0).restore(election(0))
+    assert len(await seats.buckets[0].list()) == 1
+
+
+async def test_without_a_vote_a_restart_says_so(seats: Seats) -> None:
+    await seats.proof()
+    (seats.folder / "1" / "vote-0").unlink()
+    assert not await seats.box(1).restore(election(1))
+
+
+async def test_an_elector_says_one_thing_in_a_slot(seats: Seats) -> None:
+    await seats.proof()
+    said = await seats.box(0).carry_out(Propose(0, OTHER, {}, None))
+    assert isinstance(said, CheckedRelay)
+    assert said.id == value_id(VALUE)
+    there = await seats.box(1).read(Wanted("relay", 0, 0))
+    assert there == said
+    assert isinstance(there, CheckedRelay)
+    assert sorted(there.votes) == [0, 1, 2]
+    assert {int(uid): sha for uid, sha in there.proposal.document.votes.items()} == {
+        uid: vote.sha256 for uid, vote in there.votes.items()
+    }
+
+
+async def test_a_commitment_binds_and_shows_more_later(seats: Seats) -> None:
+    proof = await seats.proof()
+    first = await seats.box(0).carry_out(Commit(proof, {}, {}))
+    assert isinstance(first, CheckedDecision)
+    # One that does not know its own is bound by it.
+    other = CheckedProof(0, OTHER, value_id(OTHER), proof.echoes)
+    bound = await seats.box(0).carry_out(Commit(other, {}, {}))
+    assert bound == first
+    second = await seats.box(1).carry_out(Commit(proof, {}, {}))
+    assert isinstance(second, CheckedDecision)
+    known = {**first.commitments, **second.commitments}
+    more = await seats.box(0).carry_out(Commit(proof, {}, known))
+    assert isinstance(more, CheckedDecision)
+    assert sorted(more.commitments) == [0, 1]
+    there = await seats.box(2).read(Wanted("decision", 0, 0))
+    assert there == more
+    assert seats.buckets[0].written.count(decision_key(WINDOW, "1")) == 2
+
+
+async def test_what_can_t_be_read_is_nothing(seats: Seats) -> None:
+    box = seats.box(0)
+    assert await box.read(Wanted("vote", 1, 0)) is None
+    assert await box.read(Wanted("vote", 9, 0)) is None
+    await seats.buckets[1].put(vote_key(WINDOW, 1, "1"), b"nonsense")
+    assert await box.read(Wanted("vote", 1, 0)) is None
+    await seats.buckets[1].put(echo_key(WINDOW, 0, 1, "1"), bytes(2 * Relay.max_bytes))
+    assert await box.read(Wanted("relay", 1, 0)) is None
+
+
+async def test_nothing_is_left_when_an_election_is_over(seats: Seats) -> None:
+    await seats.box(0).vote(VOTE)
+    await seats.box(0).clear()
+    assert not (seats.folder / "0").exists()
+    await seats.box(0).clear()
+
+
+async def test_a_ballot_is_fed_by_its_kind(seats: Seats) -> None:
+    proof, fed = await seats.proof(), election(2)
+    for wanted in (Wanted("vote", 0, 0), Wanted("relay", 0, 0)):
+        ballot = await seats.box(2).read(wanted)
+        assert ballot is not None
+        feed(fed, ballot)
+    assert sorted(fed.votes) == [0, 1, 2]
+    for uid in (0, 1):
+        decision = await seats.box(uid).carry_out(Commit(proof, {}, {}))
+        feed(fed, decision)
+    assert fed.decided is not None
+    assert fed.decided.id == proof.id

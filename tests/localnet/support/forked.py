@@ -1,0 +1,43 @@
+"""Commands of Python, each in a process of its own, forked from one that has imported what they need."""
+
+import asyncio
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tplr.config import process_variables
+from tplr.localnet.fork_server import PRELOADED, ForkServer
+from tplr.localnet.network import base_environment
+
+FRAMES = re.compile(r"[\s│┃┏┓┗┛┡┩━─┼├┤└┘┴┬╇]+")
+
+
+class ForkedCommands:
+    """Runs commands with the start-up time of a fork."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    async def run(self, command: Sequence[object], *, env: Mapping[str, str], folder: Path) -> tuple[int, str]:
+        """Exit status, and what it printed without frames and line breaks of tables."""
+        with tempfile.TemporaryFile() as output:
+            words = [str(word) for word in command]
+            process = await asyncio.to_thread(self._server.start, words, env=env, folder=folder, log=output)
+            status = await asyncio.to_thread(process.wait)
+            output.seek(0)
+            return status, FRAMES.sub(" ", output.read().decode())
+
+
+@contextmanager
+def forked_commands(folder: Path) -> Iterator[ForkedCommands]:
+    """A server that forks commands until the block ends; ``folder`` gets its log."""
+    env = base_environment(process_variables(), folder / "home")
+    server = ForkServer(env=env, folder=folder, log=folder / "fork-server.log", preloaded=("tplr.cli.join", *PRELOADED))
+    server.open()
+    try:
+        server.wait_until_ready()
+        yield ForkedCommands(server)
+    finally:
+        server.close()
