@@ -5,12 +5,25 @@ import dataclasses
 import os
 import re
 import socket
+from typing import get_args
 
 import pytest
 
 from tplr.errors import ConfigError
-from tplr.hparams import load_hparams
-from tplr.localnet.plan import PROFILE, WINDOWS_FOR_PROBATION, add_arguments, fewest_windows, make_plan, needed_bytes
+from tplr.hparams import HParams, load_hparams
+from tplr.localnet.plan import (
+    BLOCK_SECONDS,
+    MIN_SMALL_WINDOW_SECONDS,
+    PROFILE,
+    WINDOWS_FOR_PROBATION,
+    Scheme,
+    add_arguments,
+    fewest_windows,
+    make_plan,
+    needed_bytes,
+    scheme_constants,
+)
+from tplr.node.startup import check_window
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +79,7 @@ def test_the_windows_length_is_counted_in_blocks():
         ({"miners": 0}, "--miners 0"),
         ({"miners": 256, "windows": 99}, "--miners 256: expected 1 to 255"),
         ({"miners": 254, "windows": 99, "validators": 3}, "--miners 254: expected 1 to 253"),
+        ({"small": True}, "--window-seconds 8: expected at least 40 with --small"),
         ({"byzantine": "leader", "validators": 3}, "--window-seconds 8: expected at least 16 with --byzantine"),
         ({"byzantine": "leader", "window_seconds": 16.0}, "--validators 1: expected at least 3 with --byzantine"),
         (
@@ -186,3 +200,12 @@ def test_the_disk_here_is_really_asked():
 def test_the_extra_that_draws_is_asked_for_at_start(monkeypatch):
     monkeypatch.setattr("tplr.localnet.plan.find_spec", lambda _: None)
     assert problems() == ("matplotlib, which draws loss.png, is not installed: pip install 'tplr[localnet]'",)
+
+
+@pytest.mark.parametrize("scheme", get_args(Scheme))
+def test_a_small_run_has_a_smaller_model_and_the_schemes_constants(scheme: Scheme) -> None:
+    usual, small = (HParams.model_validate(scheme_constants(scheme, small=one)) for one in (False, True))
+    assert small.model.hidden_size < usual.model.hidden_size
+    assert small.outer == usual.outer
+    plan = make_plan(small=True, window_seconds=MIN_SMALL_WINDOW_SECONDS, scheme=scheme)
+    check_window(small.model_copy(update={"blocks_per_window": plan.blocks_per_window}), BLOCK_SECONDS)

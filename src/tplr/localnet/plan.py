@@ -33,6 +33,7 @@ MAX_RANKS = 8  # of one node
 # A shorter run would hardly learn: with probation its first six windows only measure.
 WINDOWS_FOR_PROBATION = 16
 MIN_BYZANTINE_WINDOW_SECONDS = 16.0  # a proposer that is silent costs a slot of six ``relay_seconds``
+MIN_SMALL_WINDOW_SECONDS = 40.0  # for the longer waits of dozens of nodes
 MIN_VALIDATORS_OF_WHICH_ONE_LIES = 3  # fewer have no honest majority
 MIN_CHAOS_WINDOWS = 16  # FIRST_WINDOW, QUIET_WINDOWS, and some between them
 OVERLAP_BATCHES = 2
@@ -278,6 +279,10 @@ def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
             f"in steps of {BLOCK_SECONDS:g}"
         )
     problems += _check_byzantine(plan) if plan.byzantine else []
+    if plan.small and plan.window_seconds < MIN_SMALL_WINDOW_SECONDS:
+        problems.append(
+            f"--window-seconds {plan.window_seconds:g}: expected at least {MIN_SMALL_WINDOW_SECONDS:g} with --small"
+        )
     if plan.share_imports and sys.platform != "linux":
         problems.append("--share-imports: expected on Linux")
     if plan.vocab_size < MIN_VOCAB_SIZE:

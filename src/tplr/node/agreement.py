@@ -54,7 +54,8 @@ class Agreement:
         self._windows = windows
         self._applied: dict[int, _Applied] = {}
         self._redone: set[int] = set()  # windows rolled back because of their included set
-        self._repairs = 0  # rollbacks since the fingerprints were last equal
+        self._repairs = 0  # rollbacks since the fingerprints of ``_repaired``, or of a later window, were equal
+        self._repaired = -1  # the last window that was rolled back because of the model
 
     def note(self, gathered: GatherResult[Any], fingerprint: str) -> None:
         """Record an applied window."""
@@ -80,6 +81,7 @@ class Agreement:
                 return self._forget(Divergence(window, local_state_failed=False))
             if not mine.report_known and await self._other_model(window, mine):
                 self._repairs += 1
+                self._repaired = window
                 return self._forget(Divergence(window, local_state_failed=self._repairs > 1))
         return None
 
@@ -89,6 +91,7 @@ class Agreement:
             "applied": {str(window): asdict(mine) for window, mine in self._applied.items()},
             "redone": sorted(self._redone),
             "repairs": self._repairs,
+            "repaired": self._repaired,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -96,6 +99,7 @@ class Agreement:
         try:
             self._applied = {int(window): _Applied(**mine) for window, mine in state["applied"].items()}
             self._redone, self._repairs = set(state["redone"]), int(state["repairs"])
+            self._repaired = int(state.get("repaired", -1))  # absent before windows replayed before it were told apart
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"agreement: {error!r} in its saved state") from error
 
@@ -122,7 +126,8 @@ class Agreement:
             return False
         mine.report_known = True
         if report.fingerprint == mine.fingerprint:
-            self._repairs = 0
+            if window >= self._repaired:  # the ones before it are equal each time that they are replayed
+                self._repairs = 0
             return False
         if self._repairs >= MAX_REPAIRS:
             logger.error(

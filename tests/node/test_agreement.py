@@ -1,0 +1,67 @@
+"""When a node rolls back because of its model: twice in a row, whatever it replays in between."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tplr.node import agreement
+from tplr.node.agreement import Agreement
+
+
+class NothingPublished:
+    """No window's included set is known."""
+
+    async def published(self, _: int) -> None:
+        return None
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
+    """What most electors report, by window."""
+    fingerprints: dict[int, str] = {}
+
+    async def majority_report(_: object, window: int) -> SimpleNamespace | None:
+        return SimpleNamespace(fingerprint=fingerprints[window]) if window in fingerprints else None
+
+    monkeypatch.setattr(agreement, "majority_report", majority_report)
+    return fingerprints
+
+
+def new() -> Agreement:
+    return Agreement(SimpleNamespace(alone=False), NothingPublished())  # type: ignore[arg-type]
+
+
+def note(one: Agreement, **fingerprints: str) -> None:
+    for window, fingerprint in fingerprints.items():
+        one.note(SimpleNamespace(updates=[], window=int(window[1:]), published=True), fingerprint)  # type: ignore[arg-type]
+
+
+async def divergence(one: Agreement) -> tuple[int, bool] | None:
+    found = await one.first_divergence()
+    return found and (found.window, found.local_state_failed)
+
+
+async def test_windows_that_are_replayed_and_equal_do_not_begin_the_count_again(reported, caplog) -> None:
+    reported.update({5: "five", 6: "six"})
+    one = new()
+    found = []
+    for _ in range(3):
+        note(one, w5="five", w6="another")
+        found.append(await divergence(one))
+        before, one = one, new()  # also when it is restarted in between
+        one.load_state_dict(before.state_dict())
+    assert found == [(6, False), (6, True), None]
+    assert "still differs from most electors' after rollbacks" in caplog.text
+    # A later window that is equal ends it.
+    reported.update({7: "seven", 8: "eight"})
+    note(one, w7="seven", w8="another")
+    assert await divergence(one) == (8, False)
+
+
+async def test_a_state_that_was_saved_before_counts_as_it_did(reported) -> None:
+    state = {"applied": {}, "redone": [], "repairs": 1}
+    one = new()
+    one.load_state_dict(state)
+    reported[6] = "six"
+    note(one, w6="another")
+    assert await divergence(one) == (6, True)
