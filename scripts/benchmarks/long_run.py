@@ -27,12 +27,12 @@ PLATEAU = 60  # windows
 LIMIT = 0.02
 WINDOW_SECONDS = 7.5
 STEPS = (
-    "They are connections to the storage, each kept for ten seconds after its last request, which is longer than a "
-    "window: as many as a node sends requests at once in any part of a window. From `gradient_retention_windows` (here "
-    "100) windows after the start, a node also deletes in each window what is older than that, up to 16 objects at "
-    "once: that is the step of three after 97 windows. In a run with 45 instead of 100, in which the miner missed some "
-    "windows, the validator's median rises from 4 to 5 after 45 windows, all of "
-    "it in connections to the storage; a node's other open files stay 10 or 11."
+    "They are connections to the storage, each kept for ten seconds after its last request, which is longer than "
+    "a window: as many as a node sends requests at once in any part of a window. From "
+    "`gradient_retention_windows` (here 100) windows after the start, a node also deletes in each window what is "
+    "older than that, up to 16 objects at once: that is the step of three after 97 windows. In a run with 45 "
+    "instead of 100, in which the miner missed some windows, the validator's median rises from 4 to 5 after 45 "
+    "windows, all of it in connections to the storage; a node's other open files stay 10 or 11."
 )
 
 Rows = list[dict[str, str]]  # as the CSV has them

@@ -72,7 +72,8 @@ def window_question(
 class Elector:
     """Votes, takes part in each window's election, and publishes the bundle of what was decided.
 
-    Alone, it also decides windows that it missed, one with each new window.
+    With each new window it also looks at one that it missed: alone it decides it; else it publishes the peer list that
+    the others decided with it.
     """
 
     def __init__(
