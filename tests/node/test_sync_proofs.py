@@ -6,7 +6,9 @@ from typing import Any, cast
 import pytest
 
 from tplr.errors import AccessDenied, StoreUnavailable
+from tplr.exchange.aggregates import IncludedSet
 from tplr.exchange.documents import put_document
+from tplr.exchange.quorum import void
 from tplr.keys import debug_key
 from tplr.localnet.attackers import Honest
 from tplr.localnet.simulation import World, profile, small
@@ -139,6 +141,22 @@ async def test_a_miner_that_missed_a_window_is_a_step_behind(world: World) -> No
     assert await found(world, world._observer._sync) == [0, 1, 0]
     # A validator that has just started does not know what the proof of that window would be.
     assert await found(world) == [0, None, 0]
+
+
+@pytest.mark.parametrize(
+    ("window", "skipped", "judged"),
+    [(NEWEST, {}, False), (NEWEST - 1, {}, False), (NEWEST - 2, {}, True), (NEWEST, {"1": "missing"}, True)],
+)
+async def test_nobody_is_judged_right_after_a_void_window(world: World, monkeypatch, window, skipped, judged) -> None:
+    """Miners who did not learn in time that a window was void report the model of what they had gathered."""
+    empty = void(window, world.hparams.version).included.model_copy(update={"skipped": skipped})
+
+    async def get_included(asked: int) -> IncludedSet | None:
+        return empty if asked == window else None
+
+    monkeypatch.setattr(world.comms, "get_included", get_included)
+    await world.by_uid[2].store.put(key_of(world, 2), b"another model's")
+    assert await found(world) == ([0, OUT_OF_SYNC, 0] if judged else [None, None, None])
 
 
 async def test_nothing_is_known_before_the_first_window(world: World) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from tplr.comms import Comms
 from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable
 from tplr.hparams import HParams
+from tplr.logging import logger
 from tplr.node.observation import Observation
 from tplr.node.train_state import TrainState
 from tplr.schemas import OUT_OF_SYNC
@@ -16,6 +17,7 @@ from tplr.storage.retry import with_retry
 REPORT_SECONDS = 10.0  # for all reports of one miner
 ALL_SECONDS = 30.0  # for those of all miners: however many buckets are slow, the window goes on
 CONCURRENCY = 64
+UNSETTLED = 2  # windows in which nodes may not know yet that one was void
 
 
 class SyncProofs:
@@ -33,10 +35,11 @@ class SyncProofs:
 
         A report that is missing, malformed or too large is no proof. So is one that can't be reached, while more than
         half of the others' can: then the fault is not this validator's. Whoever was not asked in time, because others'
-        buckets were slow, is not judged; the order is another one in each window.
+        buckets were slow, is not judged; the order is another one in each window. Nobody is judged right after a void
+        window.
         """
         newest, uids = seen.window - 1, sorted(uids)
-        if newest < self._train_state.start_window:
+        if newest < self._train_state.start_window or await self._after_void(newest):
             return
         block_hash = await self._comms.window_hash(seen.window)
         self._expected[newest] = await asyncio.to_thread(self._proofs, uids, newest, block_hash)
@@ -63,6 +66,21 @@ class SyncProofs:
         if len(unreached) < len(found):
             for uid in unreached:
                 seen.note(uid, behind=OUT_OF_SYNC)
+
+    async def _after_void(self, newest: int) -> bool:
+        """Whether one of the newest ``UNSETTLED`` windows is void although it had peers.
+
+        Who did not learn that in time applied what it had gathered itself, as it should, and reports that model until
+        it rolls back: such a report says nothing about its author.
+        """
+        for window in range(max(newest - UNSETTLED + 1, self._train_state.start_window), newest + 1):
+            included = await self._comms.get_included(window)
+            if included and not included.included and not included.skipped:
+                peers = await self._comms.get_peer_list(window)
+                if peers and peers.peers:
+                    logger.info("window %d was void: reports after window %d prove nothing", window, newest)
+                    return True
+        return False
 
     async def behind(self, uid: int, newest: int) -> int | None:
         """Windows between ``newest`` and the last one that ``uid`` has a valid proof for; None if this validator does
