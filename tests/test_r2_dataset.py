@@ -211,7 +211,7 @@ async def test_closing_leaves_nothing(server, tokenizer, recwarn):
     assert sockets_to(server) > sockets
     await loader.aclose()
     await loader.aclose()
-    async with asyncio.timeout(10):  # the server, in this process too, takes a moment to see that nobody is there
+    async with asyncio.timeout(30):  # the server, in this process too, takes a moment to see that nobody is there
         while not asyncio.all_tasks() <= tasks or not sockets_to(server) <= sockets:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert {thread for thread in threading.enumerate() if not thread.name.startswith("asyncio")} <= threads

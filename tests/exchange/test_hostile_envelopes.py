@@ -129,6 +129,7 @@ def test_a_header_bomb_is_one_error(kind: str) -> None:
 LIMIT_SECONDS, LIMIT_BYTES = 60, 2**30
 
 
+@pytest.mark.long
 def test_the_largest_envelopes_that_are_fetched_end_within_bounds_of_time_and_memory() -> None:
     """The kernel ends a process that takes more."""
     path = [*(one for one in sys.path if one), str(Path(__file__).parent / "support")]
