@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run the tests; the networks of real processes run last and alone.
 #   scripts/test.sh                           # all but the long tests
-#   scripts/test.sh --long                    # all, and then those that take more than a minute each
+#   scripts/test.sh --long                    # all, and then the long ones
 #   scripts/test.sh tests/exchange -k gather  # other arguments go to pytest
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
