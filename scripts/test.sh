@@ -15,6 +15,7 @@ fi
 if [ $# -gt 0 ]; then
     exec $pytest "$@"
 fi
+status=0
 # What the tests write is kept in memory where there is enough: every file that a node saves waits for its disk, which
 # would decide the time. It stays after a failure.
 free=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 0)
@@ -25,7 +26,6 @@ if [ -z "${TMPDIR:-}" ] && [ "${free:-0}" -ge 12 ] && [ "${room:-0}" -ge 6 ]; th
     trap '[ "$status" = 0 ] && rm -rf "$TMPDIR" || echo "files of the failed tests: $TMPDIR" >&2' EXIT
 fi
 # Most tests wait more than they compute: four processes suit two cores, each with one thread for its tensors.
-status=0
 OMP_NUM_THREADS=1 $pytest -m "not localnet and not long" -n 4 --dist worksteal || status=1
 $pytest -m "localnet and not long" || status=1
 if [ -n "$long" ]; then
