@@ -495,6 +495,7 @@ def main() -> None:
     parser.add_argument("--reduced", dest="grid", action="store_const", const="reduced", help="as --grid reduced")
     parser.add_argument("--report", action="store_true", help="only the table and the picture of what is there")
     parser.add_argument("--methods", nargs="+", choices=TRIALS, default=list(TRIALS), help="default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", help="of the final cells (default: all of the grid)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="cells at a time (default: one a core)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="CSV to append to (default: %(default)s)")
     given = parser.parse_args()
@@ -503,7 +504,9 @@ def main() -> None:
     if not given.report:
         run_cells([one for one in trials(tuned) if one.method in wanted], given.results, given.jobs)
         best = best_settings(read_rows(given.results), tuned)
-        run_cells([one for one in finals(name, best) if one.method in wanted], given.results, given.jobs)
+        seeds = given.seeds or range(GRIDS[name].seeds)
+        final = [one for one in finals(name, best) if one.method in wanted and one.seed in seeds]
+        run_cells(final, given.results, given.jobs)
     rows = read_rows(given.results)
     print("settings found:", json.dumps({m: json.loads(s) for m, s in best_settings(rows, tuned).items()}))
     results = summarize(rows, name)

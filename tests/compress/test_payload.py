@@ -288,7 +288,7 @@ def assert_safe(update: Update, spec: PayloadSpec) -> None:
         assert (indices < tensor.grid.entries).all()
         assert (indices.diff(dim=1) > 0).all()
         if not tensor.dense:
-            spelt = elias_fano.encode(indices, tensor.grid.entries).numpy().tobytes()
+            spelt = elias_fano.encode(indices, tensor.grid.entries, grouped=tensor.grouped).numpy().tobytes()
             assert spelt == update.body[tensor.indices]
         if spec.bits:
             count = tensor.grid.chunks * tensor.k

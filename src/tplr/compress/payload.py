@@ -95,9 +95,10 @@ def decode_chunks(updates: Sequence[Update], tensor: TensorSpec, chunks: np.ndar
     if tensor.dense:
         return torch.arange(tensor.k).expand(shape), values
     grid = tensor.grid
-    where = elias_fano.row_bits(chunks, grid.chunks, grid.entries, tensor.k)
+    where = elias_fano.row_bits(chunks, grid.chunks, grid.entries, tensor.k, grouped=tensor.grouped)
     all_bits = torch.from_numpy(np.stack([pick(body[tensor.indices], 1, where) for body in bodies]))
-    return elias_fano.decode_bits(all_bits, len(chunks), grid.entries, tensor.k), values
+    indices = elias_fano.decode_bits(all_bits, len(chunks), grid.entries, tensor.k, grouped=tensor.grouped)
+    return indices, values
 
 
 def tensor_norm(update: Update, tensor: TensorSpec) -> float:
@@ -131,7 +132,7 @@ def build(
     """Quantize and pack an update: ``spec.expected_size`` bytes. Indices of dense tensors are not read.
 
     Raises:
-        ValueError: tensors or metadata do not fit the spec, or a value is not finite.
+        ValueError: tensors, indices or metadata do not fit the spec, or a value is not finite.
     """
     if coefficients.keys() != spec.tensors.keys():
         raise ValueError(f"tensors {sorted(coefficients.keys() ^ spec.tensors.keys())} are missing or unknown")
@@ -171,7 +172,7 @@ def fill(
     for group, of_group in zip(groups, sections, strict=True):
         if not group.tensors[0].dense:
             indices = torch.stack([coefficients[tensor.name][0] for tensor in group.tensors])
-            of_group["indices"] = elias_fano.encode(indices, group.grid.entries)
+            of_group["indices"] = elias_fano.encode(indices, group.grid.entries, grouped=group.grouped)
         for section, data in of_group.items():
             for tensor, of_tensor in zip(group.tensors, data.cpu(), strict=True):
                 body[getattr(tensor, section)] = of_tensor.numpy().tobytes()
@@ -271,7 +272,8 @@ def _decode(
         indices.copy_(torch.arange(one.k, device=indices.device))
     else:
         packed = _read_sections(bodies, [tensor.indices for tensor in tensors]).to(indices.device).view(*leading, -1)
-        elias_fano.decode(packed, one.grid.chunks, one.grid.entries, one.k, checked=checked, out=indices)
+        shape = one.grid.chunks, one.grid.entries, one.k
+        elias_fano.decode(packed, *shape, grouped=one.grouped, checked=checked, out=indices)
 
 
 def _read_sections(bodies: Sequence[bytes], where: Sequence[slice], dtype: torch.dtype = torch.uint8) -> torch.Tensor:

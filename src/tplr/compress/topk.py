@@ -1,13 +1,36 @@
-"""The k entries of each row that are largest in magnitude."""
+"""The k entries of each row that are largest in magnitude, or those of its groups."""
 
 import numpy as np
 import torch
 
+from torch.nn.functional import pad
+
 from tplr.compress import search
 from tplr.compress.chunks import largest_divisor
+from tplr.compress.elias_fano import low_bits
 
 # More groups take longer to rank; fewer leave more candidates. With four an entry, 1.2 candidates an entry are left.
 GROUPS_PER_ENTRY = 4
+
+
+def select(rows: torch.Tensor, k: int, *, grouped: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """``top_k``, or ``largest_of_groups`` if ``grouped`` and k is not the whole row."""
+    return largest_of_groups(rows, k) if grouped and k < rows.shape[1] else top_k(rows, k)
+
+
+def largest_of_groups(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices int64 [count, k], ascending, and values [count, k]: the largest magnitude of each of k groups.
+
+    Groups are those of ``elias_fano.py``. Of equal magnitudes the lower index wins.
+
+    Args:
+        rows: finite, [count, n].
+    """
+    count, n = rows.shape
+    size = 1 << low_bits(n, k, grouped=True)
+    groups = pad(rows.abs(), (0, k * size - n), value=-1).view(count, k, size)
+    indices = groups.argmax(dim=2).add_(size * torch.arange(k, device=rows.device))
+    return indices, rows.gather(1, indices)
 
 
 def top_k(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
