@@ -258,8 +258,8 @@ class HParams(_Strict):
             that.
         outer: the scheme of the run. The group of its name holds its constants; the other group is absent.
         topk_compression: values sent for each chunk of ``target_chunk`` squared entries.
-        topk_selection: ``chunk``: the largest, wherever they are; ``group``: the largest of each of so many groups of
-            neighbours, whose indices cost less (``compress/elias_fano.py``).
+        topk_selection: ``chunk``: the largest, wherever they are; ``group``: the largest of each of so many groups,
+            whose indices cost less (``compress/interleaved.py``).
         quantization_bits: 1, 2, 4, 8, or 0 for values sent as float32.
         quantization_scale, quantization_codebook, quantization_rounding: see ``compress/quantize.py``.
         stale_after_windows: age at which a miner's error feedback (in windows) and inner optimizer (in outer steps) are

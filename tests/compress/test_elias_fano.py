@@ -2,14 +2,13 @@
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tplr.compress import bits
-from tplr.compress.elias_fano import bits_per_row, decode, decode_bits, encode, group_count, low_bits, row_bits
+from tplr.compress.elias_fano import bits_per_row, decode, encode, low_bits
 from tplr.errors import PayloadError
 
 
@@ -55,41 +54,3 @@ def test_every_bit_string_is_refused_or_the_only_spelling_of_its_row(n, k):
         assert torch.equal(encode(indices, n), packed)
         accepted.add(tuple(indices[0].tolist()))
     assert accepted == set(itertools.combinations(range(n), k))
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_one_index_of_each_group_survives(data):
-    n = data.draw(st.integers(1, 300))
-    k = group_count(n, data.draw(st.integers(1, n)))
-    size = 1 << low_bits(n, k, grouped=True)
-    row = st.tuples(*(st.integers(start, min(start + size, n) - 1) for start in range(0, n, size))).map(list)
-    indices = torch.tensor(data.draw(st.lists(row, min_size=1, max_size=4)))
-    packed = encode(indices, n, grouped=True)
-    assert len(packed) == bits.packed_size(len(indices) * bits_per_row(n, k, grouped=True), 1)
-    for checked in (False, True):
-        out = torch.empty_like(indices)
-        assert torch.equal(decode(packed, len(indices), n, k, grouped=True, checked=checked, out=out), indices)
-    some = row_bits(np.array([len(indices) - 1]), len(indices), n, k, grouped=True)
-    all_bits = bits.unpack(packed, 1, len(indices) * bits_per_row(n, k, grouped=True))
-    assert torch.equal(decode_bits(all_bits[some], 1, n, k, grouped=True), indices[-1:])
-
-
-@pytest.mark.parametrize(("n", "k"), [(8, 2), (7, 2), (9, 3), (4, 4), (5, 1)])
-def test_every_bit_string_of_groups_is_refused_or_the_only_spelling_of_its_row(n, k):
-    size = 1 << low_bits(n, k, grouped=True)
-    accepted = set()
-    for string in itertools.product((0, 1), repeat=bits_per_row(n, k, grouped=True)):
-        packed = bits.pack(torch.tensor(string, dtype=torch.uint8), 1)
-        try:
-            indices = decode(packed[None], 1, n, k, grouped=True)[0]
-        except PayloadError:
-            continue
-        assert torch.equal(encode(indices, n, grouped=True), packed)
-        accepted.add(tuple(indices[0].tolist()))
-    assert accepted == set(itertools.product(*(range(start, min(start + size, n)) for start in range(0, n, size))))
-
-
-def test_a_group_without_an_index_is_refused_when_encoding():
-    with pytest.raises(ValueError, match="not one in each of 2 groups of 4 entries"):
-        encode(torch.tensor([[1, 3]]), 8, grouped=True)

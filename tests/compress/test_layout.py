@@ -71,7 +71,7 @@ def test_a_tensor_travels_dense_where_that_is_no_larger(entries, topk, bits, kep
     [
         (4096, 128, 1, 128),
         (4096, 88, 1, 128),  # n / k is 46: groups of 32
-        (403, 6, 1, 7),  # groups of 64, the last one of 19
+        (403, 6, 1, 7),  # groups of at most 64, here of 57 or 58
         (64, 128, 1, 64),
         (32, 8, 1, 8),  # 8 * 1 + 8 * 2 against 32 * 1
         (32, 16, 1, 32),  # 16 * 1 + 16 * 1 against 32 * 1

@@ -24,10 +24,11 @@ def test_rows_of_zeros_take_the_first_entries():
 
 
 def test_the_largest_of_each_group_is_its_first():
-    rows = torch.tensor([[0.0, -3.0, 3.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.5, -2.0]])
-    indices, values = largest_of_groups(rows, 3)  # groups of 4, 4 and 2
-    assert indices.tolist() == [[1, 4, 9]]
-    assert values.tolist() == [[-3.0, 0.0, -2.0]]
+    # Groups of three: 0, 3, -3, -2; then -3, 0.5, 3; then 1, 0, 0.
+    rows = torch.tensor([[0.0, -3.0, 1.0, 3.0, 0.5, 0.0, -3.0, 3.0, 0.0, -2.0]])
+    indices, values = largest_of_groups(rows, 3)
+    assert indices.tolist() == [[3, 1, 2]]
+    assert values.tolist() == [[3.0, -3.0, 1.0]]
 
 
 def test_a_row_that_is_sent_whole_has_no_groups():

@@ -8,8 +8,8 @@ section     type     content
 codebooks   float32  ``2**bits`` entries for each tensor (``quantize.py``); empty if values are not quantized
 values      uint8    codes of each tensor, chunk by chunk (float32 if values are not quantized)
 scales      uint8    a byte for each chunk; empty if values are not quantized, or have one scale for each tensor
-indices     uint8    Elias–Fano rows of each tensor (``elias_fano.py``), grouped if ``topk_selection`` is ``group``; empty
-                     for a dense tensor
+indices     uint8    rows of each tensor: Elias–Fano (``elias_fano.py``), or one of each group (``interleaved.py``);
+                     empty for a dense tensor
 ==========  =======  ==============================================================================================
 
 In a section, tensors are ordered by name (code points), and each starts at a whole byte.
@@ -21,14 +21,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from tplr.compress import elias_fano
+from tplr.compress import elias_fano, interleaved
 from tplr.compress.bits import packed_size
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.quantize import Codebook, Quantizer, Rounding, Scale
 from tplr.hparams import HParams
 
 # Identifies the layout and the codec: a change to either changes this name.
-FORMAT = "tplr-update-2"
+FORMAT = "tplr-update-3"
+
+# Of its hash: so many tell layouts apart, and nobody gains by two that look alike, as a reader goes by its own.
+LAYOUT_DIGITS = 32
 
 Selection = Literal["chunk", "group"]
 
@@ -39,7 +42,7 @@ class TensorSpec:
 
     Attributes:
         k: number of entries sent for each chunk; all of them in a dense tensor.
-        grouped: whether these are one of each of k groups of neighbours.
+        grouped: whether these are one of each of k groups.
         codebook, values, scales, indices: slices of the object's bytes.
     """
 
@@ -72,7 +75,7 @@ class PayloadSpec:
         quantizer: of the values; None for float32.
         tensors: by name, in the order of the bytes.
         expected_size: of the whole object, in bytes.
-        layout: SHA-256 over everything that the layout follows from; equal specs have equal hashes.
+        layout: 32 digits of the SHA-256 over everything that the layout follows from; equal specs have equal hashes.
         head, tail: bytes of the header before and after the metadata.
     """
 
@@ -117,8 +120,8 @@ class PayloadSpec:
 
         Args:
             topk: number of entries sent for each chunk.
-            selection: ``chunk``: the largest, wherever they are; ``group``: the largest of each of ``topk`` groups of
-                neighbours, or more if the groups' size would be no power of two.
+            selection: ``chunk``: the largest, wherever they are; ``group``: the largest of each of ``topk`` groups, or
+                of more groups whose size is a power of two.
             bits: of a value: 1, 2, 4 or 8, or 0 for float32.
             scale, codebook, rounding: see ``Quantizer``.
 
@@ -139,8 +142,8 @@ class PayloadSpec:
 
         rules = [FORMAT, outer, target_chunk, topk, bits, scale, [[name, grid.shape] for name, grid in grids.items()]]
         rules += ["group"] if grouped else []
-        layout = hashlib.sha256(json.dumps(rules, separators=(",", ":")).encode()).hexdigest()
-        head = f'{{"__metadata__":{{"format":"{FORMAT}","outer":"{outer}","layout":"{layout}",'.encode()
+        layout = hashlib.sha256(json.dumps(rules, separators=(",", ":")).encode()).hexdigest()[:LAYOUT_DIGITS]
+        head = f'{{"__metadata__":{{"format":"{FORMAT}","layout":"{layout}",'.encode()
         tail = _describe_sections(totals, bits).encode()
         # The safetensors library expects the data to start at a multiple of eight.
         tail += b" " * (-(len(head) + len(_metadata(0, 0, "0" * 64, 0)) + len(tail)) % 8)
@@ -176,8 +179,12 @@ def entries_kept(entries: int, topk: int, bits: int, *, grouped: bool = False) -
     Grouped, it is the number of groups.
     """
     k, width = min(topk, entries), bits or 32
-    k = elias_fano.group_count(entries, k) if grouped else k
-    return entries if entries * width <= k * width + elias_fano.bits_per_row(entries, k, grouped=grouped) else k
+    k = interleaved.group_count(entries, k) if grouped else k
+    return entries if entries * width <= k * width + _index_bits(entries, k, grouped=grouped) else k
+
+
+def _index_bits(entries: int, k: int, *, grouped: bool) -> int:
+    return (interleaved if grouped else elias_fano).bits_per_row(entries, k)
 
 
 class _SectionSizes(NamedTuple):
@@ -191,7 +198,7 @@ class _SectionSizes(NamedTuple):
     @classmethod
     def of(cls, grid: ChunkGrid, k: int, quantizer: Quantizer | None, *, grouped: bool) -> "_SectionSizes":
         """Those of one tensor."""
-        of_row = 0 if k == grid.entries else elias_fano.bits_per_row(grid.entries, k, grouped=grouped)
+        of_row = 0 if k == grid.entries else _index_bits(grid.entries, k, grouped=grouped)
         return cls(
             codebooks=4 * 2**quantizer.bits if quantizer else 0,
             values=packed_size(grid.chunks * k, quantizer.bits) if quantizer else 4 * grid.chunks * k,

@@ -27,7 +27,7 @@ class TensorGroup:
 
     @property
     def grouped(self) -> bool:
-        """Whether these are one of each of k groups of neighbours."""
+        """Whether these are one of each of k groups (``interleaved.py``)."""
         return self.tensors[0].grouped
 
     def row_views(self, data: Mapping[str, torch.Tensor], rows: slice) -> list[torch.Tensor]:

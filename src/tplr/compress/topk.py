@@ -2,12 +2,10 @@
 
 import numpy as np
 import torch
-
 from torch.nn.functional import pad
 
 from tplr.compress import search
 from tplr.compress.chunks import largest_divisor
-from tplr.compress.elias_fano import low_bits
 
 # More groups take longer to rank; fewer leave more candidates. With four an entry, 1.2 candidates an entry are left.
 GROUPS_PER_ENTRY = 4
@@ -19,17 +17,21 @@ def select(rows: torch.Tensor, k: int, *, grouped: bool) -> tuple[torch.Tensor, 
 
 
 def largest_of_groups(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices int64 [count, k], ascending, and values [count, k]: the largest magnitude of each of k groups.
+    """Indices int64 [count, k] and values [count, k]: the largest magnitude of each of the k groups.
 
-    Groups are those of ``elias_fano.py``. Of equal magnitudes the lower index wins.
+    Groups are those of ``interleaved.py``. Of equal magnitudes the lower index wins.
 
     Args:
         rows: finite, [count, n].
     """
     count, n = rows.shape
-    size = 1 << low_bits(n, k, grouped=True)
-    groups = pad(rows.abs(), (0, k * size - n), value=-1).view(count, k, size)
-    indices = groups.argmax(dim=2).add_(size * torch.arange(k, device=rows.device))
+    places = -(-n // k)
+    magnitude = pad(rows.abs(), (0, k * places - n), value=-1).view(count, places, k)
+    # The first of the largest, from comparisons: a third of the time of ``argmax`` on a CPU.
+    dtype = torch.uint8 if places < 2**8 else torch.int32
+    left = torch.arange(places, 0, -1, dtype=dtype, device=rows.device)[:, None]
+    first = places - ((magnitude == magnitude.amax(dim=1, keepdim=True)) * left).amax(dim=1).long()
+    indices = first.mul_(k).add_(torch.arange(k, device=rows.device))
     return indices, rows.gather(1, indices)
 
 
