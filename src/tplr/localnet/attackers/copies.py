@@ -83,10 +83,9 @@ def _replace_some(
         return indices, values
     order = torch.from_numpy(random.random((chunks, entries))).scatter_(1, indices, 2.0)  # 2: sent already
     replaced = torch.from_numpy(random.random((chunks, k))).topk(count, dim=1).indices
-    if tensor.grouped:  # by another of its group
-        fresh = select(2 - order, k, grouped=True)[0].gather(1, replaced)
-    else:
-        fresh = order.topk(count, dim=1, largest=False).indices
+    if tensor.grouped:  # each by another of its group
+        return indices.scatter(1, replaced, select(2 - order, k, grouped=True)[0].gather(1, replaced)), values
+    fresh = order.topk(count, dim=1, largest=False).indices
     merged = indices.scatter(1, replaced, fresh)
     merged, position = merged.sort(dim=1)
     return merged, values.gather(1, position)
