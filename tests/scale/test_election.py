@@ -9,6 +9,7 @@ from tplr.scale.election import Outcome, SimulatedElection
 from tplr.schemas import PeerList
 
 DELTA, REQUEST = 2.0, 0.05
+APART = 1e-3  # seconds: electors of one process vote one after the other
 MINERS = tuple(range(100, 120))
 
 
@@ -21,7 +22,7 @@ def run(count: int, quiet: tuple[int, ...] = (), late: float = 0.0) -> tuple[Ele
     vote = Vote(found={str(uid): f"{uid:064x}" for uid in MINERS}, missing={}, peers=None)
     heard = {uid: REQUEST for uid in electors.uids if uid not in quiet}
     found = SimulatedElection(electors, question, window=7, delta=DELTA, request=heard)
-    votes = {uid: (late if uid == count - 1 else 0.0, vote) for uid in heard}
+    votes = {uid: (late if uid == count - 1 else APART * uid, vote) for uid in heard}
     return electors, found.run(votes, until=600.0)
 
 
