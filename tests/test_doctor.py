@@ -263,7 +263,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
         monkeypatch.setenv("COLUMNS", "200")
         for name, value in env.items():
             monkeypatch.setenv(name, value)
-        status = main(["doctor", *arguments])
+        # A chain file that is not there: no test asks a public network.
+        status = main(["doctor", *arguments, "--subtensor.network", "local:none"])
         return status, capsys.readouterr().out
 
     return run
@@ -274,7 +275,11 @@ def test_the_exit_status_of_missing_settings_and_wrong_arguments(run) -> None:
     assert status == 2
     assert "R2_GRADIENTS_ACCOUNT_ID is missing" in output
     assert run({}, "gradiants")[0] == 2
-    assert run({"TPLR_S3_ENDPOINT": "nonsense"})[0] == 2
+    status, output = run({"TPLR_S3_ENDPOINT": "nonsense", "TPLR_TRANSFERS": "many"})
+    assert status == 2
+    # It hides nothing of what is wrong elsewhere.
+    for found in ("TPLR_S3_ENDPOINT: expected http", "hparams: no file hparams.json", "TPLR_TRANSFERS is 'many'"):
+        assert found in output
 
 
 def test_the_exit_status_of_a_server_that_is_not_there(run) -> None:

@@ -65,7 +65,10 @@ def main(kinds: Sequence[str], more: More | None = None, environment: Environmen
 
 
 async def _examine_all(kinds: Sequence[Kind], environment: Environment, more: More | None) -> list[Report]:
-    reports = await examine(kinds, environment)
+    try:
+        reports = await examine(kinds, environment)
+    except ConfigError as error:  # of what all buckets share: it must not hide what is wrong elsewhere
+        reports = [Report("buckets", _settings(error), configured=False)]
     return [*reports, await more(environment)] if more else reports
 
 
@@ -81,10 +84,7 @@ async def examine(kinds: Sequence[Kind], environment: Environment) -> list[Repor
             try:
                 record = environment.record(kind)
             except ConfigError as error:
-                problems = [
-                    Finding("settings", ProbeResult.PROBLEM, text, "see .env.example") for text in error.problems
-                ]
-                reports.append(Report(f"{kind} bucket", problems, configured=False))
+                reports.append(Report(f"{kind} bucket", _settings(error), configured=False))
                 continue
             for number, replica in enumerate(record.get("multiple", [record])):
                 variables = f"R2_{kind.upper()}" + (f"_BUCKET_LIST[{number}]" if "multiple" in record else "")
@@ -119,6 +119,10 @@ def _fits_the_chain(bucket: Bucket, variables: str) -> Finding:
             "commitment", ProbeResult.PROBLEM, str(error), f"use a bucket and keys like R2's for {variables}"
         )
     return Finding("commitment", ProbeResult.OK, "fits the chain's 128 characters")
+
+
+def _settings(error: ConfigError) -> list[Finding]:
+    return [Finding("settings", ProbeResult.PROBLEM, text, "see .env.example") for text in error.problems]
 
 
 def _configured(environment: Environment) -> list[Kind]:
