@@ -199,6 +199,7 @@ async def test_wrong_settings_are_told_without_their_secrets(world, name: str, v
     assert whole
     assert ProbeResult.PROBLEM in verdicts(report).values()
     assert expected in text(report)
+    assert ("the secret may be wrong" in text(report)) == name.endswith("_SECRET_ACCESS_KEY")
     for secret in (value if len(value) == 64 else "no secret", env["R2_GRADIENTS_READ_SECRET_ACCESS_KEY"]):
         assert secret not in text(report)
 
@@ -289,6 +290,8 @@ def test_the_exit_status_of_a_server_that_is_not_there(run) -> None:
         status, output = run(env | bucket_variables("gradients", GRADIENTS, "read", "write"))
     assert status == 1
     assert "the write key can't write" in output
+    assert "the server or the way to it is down" in " ".join(output.split())
+    assert "secret may be wrong" not in output
     assert GRADIENTS.writable.secret_access_key not in output
 
 
