@@ -283,6 +283,15 @@ def test_the_exit_status_of_missing_settings_and_wrong_arguments(run) -> None:
         assert found in output
 
 
+def test_an_aggregator_needs_no_bucket_of_a_miner(run) -> None:
+    _, output = run({}, "--role", "aggregator")
+    assert output.count("R2_AGGREGATOR_BUCKET_NAME is missing") == 1  # and not again in the table of the node
+    assert "R2_GRADIENTS" not in output
+    _, output = run({}, "--role", "validator")
+    assert "R2_GRADIENTS_BUCKET_NAME is missing" in output
+    assert "R2_AGGREGATOR" not in output
+
+
 def test_the_exit_status_of_a_server_that_is_not_there(run) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

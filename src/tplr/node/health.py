@@ -1,6 +1,5 @@
 """A node's start-up checks as findings of ``tplr doctor``: all problems at once, before anything is started."""
 
-import asyncio
 import time
 from contextlib import AsyncExitStack
 
@@ -20,12 +19,12 @@ async def examine_node(args: Arguments, environment: Environment) -> Report:
     The model is built, as at a start, and nothing is left running.
     """
     checks = Checks()
-    endpoints = asyncio.create_task(examine_endpoints(args))
+    endpoints = await examine_endpoints(args)  # before a model is built, which blocks
     async with AsyncExitStack() as stack:
         await prepare(args, environment, stack, checks)
     findings = _standing(checks, args)
     findings += [Finding(one.check, ProbeResult.PROBLEM, one.text, outside=one.outside) for one in checks.problems]
-    findings += await endpoints
+    findings += endpoints
     for name, like in environment.unknown_names().items():
         remedy = f"did you mean {like}?" if like else "remove it"
         findings.append(Finding("environment", ProbeResult.WARNING, f"nothing reads {name}", remedy))
