@@ -3,7 +3,7 @@
     tplr localnet --scheme demo --small --share-imports --miners 8 --validators 3 --windows 8 --window-seconds 40 \\
         --run-dir FIRST
     python scripts/benchmarks/scale_localnet.py FIRST --predict prediction.json
-    tplr localnet ... --run-dir SECOND
+    (the same command with --run-dir SECOND)
     python scripts/benchmarks/scale_localnet.py SECOND --compare prediction.json
 
 The simulation gets what it does not predict, and all of it is work: the run's constants, the medians of training,
