@@ -64,7 +64,7 @@ class S3Client:
         else:
             check_key(response.key)
             target = encode_target(self.bucket.name, response.key, query)
-        headers = {**headers, **response.conditions()}
+        headers = {**headers, **response.conditions}
         bucket = await asyncio.to_thread(self.renew) if self.renew else self.bucket
         signed = sign(
             bucket,

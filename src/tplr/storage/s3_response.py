@@ -36,18 +36,16 @@ class S3Response:
     """A response without a body; ``begin`` raises the error that it means. A ``Receiver`` of ``s3_http``.
 
     Attributes:
+        conditions: the headers of the request that ask for this response.
         status: of the response.
         headers: by lower-case names; values of a repeated header are joined.
     """
 
     bucket: str
     key: str
+    conditions: Mapping[str, str] = field(init=False, default_factory=dict)
     status: int = field(init=False, default=0)
     headers: Mapping[str, str] = field(init=False, default_factory=dict)
-
-    def conditions(self) -> Mapping[str, str]:
-        """The headers that ask for this response."""
-        return {}
 
     def begin(self, response: HTTPResponse) -> memoryview | int:
         self.status = response.status
@@ -152,14 +150,11 @@ class ObjectResponse(S3Response):
         ahead = self.sink is None and self.max_bytes in _ALLOCATED_AHEAD
         self._buffer = io.BytesIO(bytes(self.max_bytes if ahead else 0))
         self._md5 = hashlib.md5(usedforsecurity=False)
-
-    def conditions(self) -> Mapping[str, str]:
-        """The ETag and the range that are asked for."""
-        headers = {} if self.if_match is None else {"If-Match": f'"{self.if_match}"'}
+        conditions = {} if self.if_match is None else {"If-Match": f'"{self.if_match}"'}
         if self.byte_range is not None:
             start, stop = self.byte_range
-            headers["Range"] = f"bytes={start}" if start < 0 else f"bytes={start}-{stop - 1}"
-        return headers
+            conditions["Range"] = f"bytes={start}" if start < 0 else f"bytes={start}-{stop - 1}"
+        self.conditions = conditions
 
     def begin(self, response: HTTPResponse) -> memoryview | int:
         super().begin(response)

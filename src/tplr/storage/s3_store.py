@@ -169,9 +169,10 @@ class S3Store(ObjectStore):
         condition = {"If-None-Match": "*"} if create_only else {}
         sent = {**headers, **_content_md5(md5), **metadata_headers(checked), **condition}
         response = await self.client.send("PUT", S3Response(self.name, key), sent, body=body)
-        if response.etag != body.md5():  # not every server checks Content-MD5
+        stored = response.stored(body.size, checked)
+        if stored.etag != body.md5():  # not every server checks Content-MD5
             raise response.unavailable("the body arrived damaged")
-        return response.stored(body.size, checked)
+        return stored
 
 
 def _content_md5(md5: str | None) -> dict[str, str]:
