@@ -101,7 +101,7 @@ class OuterScheme(ABC):
         body = empty_body(self.spec, **metadata)
         coefficients: dict[str, Coefficients] = {}
         for group, work in self._owners.whole(tensors):
-            with self._error_feedback.on_device(one.name for one in group.tensors) as errors:
+            with self._error_feedback.on_device([one.name for one in group.tensors]) as errors:
                 coefficients |= self._accumulate(group, errors, work, step)
         fill(body, coefficients, self.spec, window=window, uid=uid)
         self._add_to_errors(Update(spec=self.spec, body=bytes(body), **metadata), sign=-1)
@@ -110,7 +110,7 @@ class OuterScheme(ABC):
     def _add_to_errors(self, update: Update, *, sign: int) -> None:
         """``errors += sign * decode(update)``, for the tensors that this rank owns."""
         for group in self._owners.groups(self._parallel.rank):
-            with self._error_feedback.on_device(one.name for one in group.tensors) as errors:
+            with self._error_feedback.on_device([one.name for one in group.tensors]) as errors:
                 self._add_decoded(group, errors, update, sign=sign)
 
     def _new_error_feedback(self) -> ErrorFeedback:
