@@ -60,8 +60,10 @@ GRADIENT += ("node/train_state", "node/windows", "training/")
 # What a validator measures, and what is published or saved besides.
 BESIDES = ("align", "baseline", "_begin_save", ":_bytes.", "batch_losses", "decode_bits", "decode_chunks", "evaluat")
 BESIDES += ("fingerprint", "in_basis", "inner_products", "memory_by_kind", "OuterScheme.whole", "probe_gradient")
-BESIDES += ("put_aggregate", "report", "restore", "_row_losses", "set_caps", "state_dict", "tensor_norm", "token_losses")
-BESIDES += ("TrainState._gradient.", "trial_step", "witnessed")
+BESIDES += ("put_aggregate", "report", "restore", "_row_losses", "set_caps", "state_dict", "tensor_norm")
+BESIDES += ("token_losses", "TrainState._gradient.", "trial_step", "witnessed")
+# Whether these run depends on when the window is decided.
+BESIDES += ("WindowUpdates._follow", "WindowUpdates.from_set")
 PAGE = ("node/sources", "pages/", "tokenize/")
 NO_S3 = ("testing/", "localnet/")
 
@@ -303,7 +305,7 @@ async def gradient(scheme: str) -> dict[tuple[Function, Function], bool]:
 
 
 async def _until(condition: Callable[[], bool], tasks: Sequence[asyncio.Future[None]]) -> None:
-    async with asyncio.timeout(180):
+    async with asyncio.timeout(900):
         while not condition():
             for ended in filter(asyncio.Future.done, tasks):
                 ended.result()
