@@ -48,7 +48,7 @@ class Overlapping(Honest):
 
     async def act(self, world: World, window: int) -> None:
         pages = world.pages(self.uid, window)
-        stats = self.train_state.train(pages.batches) if window == START_WINDOW else self.train_state.resume()
+        stats = self.train_state.train(pages.batches if window == START_WINDOW else None)
         assert stats.batches == len(pages.batches)
         about = {"window": window, "uid": self.uid, "pages_digest": pages.digest, "batches": stats.batches}
         await self.publish(world, window, self.train_state.pack(**about))

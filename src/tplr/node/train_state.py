@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -123,35 +123,22 @@ class TrainState:
 
     # Training
 
-    def train(self, batches: np.ndarray, stop: Stop = never, pause: Stop = never) -> TrainStats:
+    def train(self, batches: np.ndarray | None, stop: Stop = never, pause: Stop = never) -> TrainStats:
         """Train on a window's batches until they end or ``stop()``; ``pack`` takes the result.
 
-        If ``pause()`` ends it before, the result has ``paused``, and ``resume`` continues it. In between the model is
-        the agreed one, and may be changed in any way.
+        If ``pause()`` ends it before, the result has ``paused``. In between the model is the agreed one, and may be
+        changed in any way.
+
+        Args:
+            batches: None continues a paused training.
         """
-        return self._with_flags(lambda: self._train(batches), stop, pause)
-
-    def resume(self, stop: Stop = never, pause: Stop = never) -> TrainStats:
-        """Continue a paused training; arguments and result are those of ``train``."""
-        return self._with_flags(self._resume, stop, pause)
-
-    def _with_flags(self, run: Callable[[], TrainStats], stop: Stop, pause: Stop) -> TrainStats:
-        self._stop, self._pause = stop, pause
-        try:
-            return run()
-        finally:
-            self._stop = self._pause = never
+        self._stop, self._pause = stop, pause  # rank 0's decide for all
+        return self._train(batches)
 
     @command
-    def _train(self, batches: np.ndarray) -> TrainStats:
-        self._work, self._batches, self._unfinished = {}, batches, None
-        return self._run()
-
-    @command
-    def _resume(self) -> TrainStats:
-        return self._run()
-
-    def _run(self) -> TrainStats:
+    def _train(self, batches: np.ndarray | None) -> TrainStats:
+        if batches is not None:
+            self._work, self._batches, self._unfinished = {}, batches, None
         unfinished, self._unfinished = self._unfinished, None
         kept, self._kept = self._kept, None
         work = self.local.run(
