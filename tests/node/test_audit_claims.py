@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -133,6 +134,31 @@ async def test_a_report_in_another_bucket_than_then_proves_nothing(world: World,
     await says(world, HONEST, behind=OUT_OF_SYNC)
     _, believed = await audited()
     assert f"steps behind of uids [{HONEST}] not verified" in believed
+
+
+@pytest.mark.parametrize("then", [True, False])
+async def test_whose_uid_is_another_s_by_now_makes_nobody_a_liar(
+    world: World, audited, monkeypatch, then: bool
+) -> None:
+    """Reports are signed by the hotkey of then. That the validator names another than both is a lie."""
+    before = await world.comms.hotkeys_in(LAST)
+    neurons = [
+        replace(neuron, hotkey="another") if neuron.uid == HONEST else neuron
+        for neuron in world.comms.metagraph.neurons
+    ]
+    monkeypatch.setattr(world.comms, "metagraph", replace(world.comms.metagraph, neurons=tuple(neurons)))
+
+    async def hotkeys_in(_: int) -> dict[int, str]:
+        return before if then else {**before, HONEST: "a third"}
+
+    monkeypatch.setattr(world.comms, "hotkeys_in", hotkeys_in)
+    found, believed = await audited()
+    if then:
+        assert found is None
+        assert f"steps behind of uids [{HONEST}] not verified" in believed
+    else:
+        assert found is not None
+        assert found.what == f"hotkey of uid {HONEST}"
 
 
 async def test_a_report_that_is_none_is_out_of_sync_only_if_it_was_there_in_time(world: World, audited) -> None:

@@ -361,6 +361,9 @@ class _Comms:
         """Nobody changes its bucket."""
         return self.commitments
 
+    async def hotkeys_in(self, _: int) -> dict[int, str]:
+        return {neuron.uid: neuron.hotkey for neuron in self.metagraph.neurons}
+
     async def witnessed(self, *_: object) -> dict[int, bytes]:
         return {}
 

@@ -246,9 +246,7 @@ class Auditor:
         """Compare verdicts, steps behind, losses, products, peer scores and weights."""
         _same("seal of the score report", report.seal, report.sealed().seal)
         _same("window of the score report", report.window, self.window)
-        hotkeys = {str(neuron.uid): neuron.hotkey for neuron in self._comms.metagraph.neurons}
-        for uid, seen in report.observations.items():
-            _same(f"hotkey of uid {uid}", seen.hotkey, hotkeys.get(uid))
+        await self._check_hotkeys(report)
         included = {one.uid: one.update for one in gathered.updates}
         for uid in included:
             if (seen := report.observations.get(str(uid))) and seen.listed:
@@ -265,6 +263,14 @@ class Auditor:
         await self._check_measures(report, included)
         await self._check_peer_scores(report)
         await self._check_omissions(report)
+
+    async def _check_hotkeys(self, report: ScoreReport) -> None:
+        """Compare hotkeys with the present ones, and where these are others, with those at the window's end."""
+        now = {neuron.uid: neuron.hotkey for neuron in self._comms.metagraph.neurons}
+        if others := [uid for uid, seen in report.observations.items() if seen.hotkey != now.get(int(uid))]:
+            then = await self._comms.hotkeys_in(self.window)
+            for uid in others:
+                _same(f"hotkey of uid {uid}", report.observations[uid].hotkey, then.get(int(uid)))
 
     async def _check_refused(self, report: ScoreReport, *, listed: bool) -> None:
         """Compare why updates were refused, on probation or also ``listed``, with what the miners' buckets hold."""

@@ -99,7 +99,7 @@ class SyncClaims:
             found.gone = sorted(uid for uid, seen in judged.items() if seen.behind is not None)
             return found
         slots = asyncio.Semaphore(CONCURRENCY)
-        same_bucket = await self._same_bucket(report.window)
+        same_bucket = await self._same_bucket(report)
         before = (await self._comms.upload_bounds(report.window, 0.0)).start
 
         async def one(uid: int, seen: PeerObservation) -> None:
@@ -123,12 +123,14 @@ class SyncClaims:
             some.sort()
         return found
 
-    async def _same_bucket(self, window: int) -> set[int]:
-        """The uids whose bucket is the one that they had when the validator scored ``window``."""
+    async def _same_bucket(self, report: ScoreReport) -> set[int]:
+        """The uids whose hotkey and bucket are those that they had when the validator scored the window."""
+        window, now = report.window, self._comms.commitments
         scored = min(window + self._hparams.validator_offset, self._comms.clock.window - 1)
-        now = self._comms.commitments
         then = [await self._comms.buckets_in(one) for one in {window, max(window, scored)}]
-        return {uid for uid in now if all(uid in one and one[uid] == now[uid] for one in then)}
+        same = {uid for uid in now if all(uid in one and one[uid] == now[uid] for one in then)}
+        hotkeys = {neuron.uid: neuron.hotkey for neuron in self._comms.metagraph.neurons}
+        return {uid for uid in same if (seen := report.observations.get(str(uid))) and seen.hotkey == hotkeys.get(uid)}
 
     async def _possible(self, uid: int, newest: int, before: float) -> set[int]:
         """What an honest validator may have found, by the reports that are certainly those that it read.
