@@ -176,9 +176,10 @@ def window(scheme: Scheme, name: str, **model_changes: int) -> list[Row]:
     whole = both + pairs + tested * (both + own) + evaluated * deep + proofs + check + step + scores
     rows: list[Row] = [{"what": f"{name}: {what}", "processor seconds": one} for what, one in used.items()]
     text = f"{name}: of a window with {tested} tests and {evaluated} calibrations, % of its processor time:"
-    cheap = pairs + tested * own + proofs + scores
     rows += [
-        {"what": f"{text} products, proofs and scores", "percent": 100 * cheap / whole},
+        {"what": f"{text} products, proofs and scores", "percent": 100 * (pairs + proofs + scores) / whole},
+        {"what": f"{text} products of the tests", "percent": 100 * tested * own / whole},
+        {"what": f"{text} passes of the tests", "percent": 100 * tested * both / whole},
         {"what": f"{text} calibrations", "percent": 100 * evaluated * deep / whole},
         {"what": f"{name}: both passes over the forward pass", "ratio": both / forward},
     ]
