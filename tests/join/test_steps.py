@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from forked import ForkedCommands, forked_commands
+from forked import ForkedCommands, forked_commands, unframed
 
 from tplr.join.env_file import read_env_file
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
@@ -43,7 +43,8 @@ class World:
     async def tplr(self, *arguments: object, env: dict[str, str]) -> tuple[int, str]:
         """Exit status and output of ``tplr ARGUMENTS``, without frames and line breaks of tables."""
         command = [sys.executable, "-m", "tplr.cli", *arguments]
-        return await self.commands.run(command, env=env | {"COLUMNS": "200"}, folder=self.network.folder)
+        status, printed = await self.commands.run(command, env=env | {"COLUMNS": "200"}, folder=self.network.folder)
+        return status, unframed(printed)
 
     async def init(self, *arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
         given = ("--name", "toy", "--netuid", NETUID, "--network", f"local:{self.network.chain}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from forked import ForkedCommands, forked_commands
+from forked import ForkedCommands, forked_commands, unframed
 
 from tplr.chain.hotkeys import new_hotkey, save_hotkey
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
@@ -46,7 +46,10 @@ class World:
         return await self._run([sys.executable, "-m", "tplr.cli", "doctor", *self.command[script + 1 :], *more], env)
 
     async def _run(self, command: list[str], env: dict[str, str] | None) -> tuple[int, str]:
-        return await self.commands.run(command, env=self.env if env is None else env, folder=self.network.folder)
+        status, printed = await self.commands.run(
+            command, env=self.env if env is None else env, folder=self.network.folder
+        )
+        return status, unframed(printed)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
