@@ -1,6 +1,7 @@
 """From a run's owner to a newcomer's running service, by commands alone: a real chain file, storage and wallets."""
 
 import asyncio
+import io
 import os
 import pty
 import re
@@ -15,7 +16,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from forked import ForkedCommands, forked_commands, unframed
+from rich.console import Console
 
+from tplr.join import steps
+from tplr.join.description import load_description
 from tplr.join.env_file import read_env_file
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
 from tplr.localnet.network import HOTKEY, NETUID, Network, create_chain, lay_out, node_environment
@@ -107,6 +111,14 @@ async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -
     assert where == str(folder)
     assert shlex.split(command)[1:4] == ["-m", "tplr.cli", "miner"]
     assert "--no-compile" in command
+    # Without --install the same unit is printed, and nothing is written.
+    run, given = load_description(world.description), {"wallet_path": folder, "device": "cpu", "down": 1.0, "up": 1.0}
+    printed = Console(file=io.StringIO(), width=60)
+    steps._serve(run, steps.Answers(role="miner", node_options=[], **given), ["--device", "cpu"], folder, printed)
+    said_unit = printed.file.getvalue()  # type: ignore[attr-defined]
+    assert "--install installs this unit as tplr-toy-miner.service" in " ".join(said_unit.split())
+    assert f"WorkingDirectory={folder}" in said_unit
+    assert re.search(r"^ExecStart=.*-m tplr\.cli miner --device cpu$", said_unit, re.M)
     secret = variables["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"]
     assert secret == world.newcomer["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"]
     assert secret not in said + unit

@@ -155,6 +155,18 @@ async def test_dead_storage_and_missing_dataset(world: World) -> None:
     assert "elsewhere/_metadata.yaml" in text
 
 
+async def test_a_dataset_that_alone_does_not_answer_is_given_up(world: World) -> None:
+    world.server.faults.add(f"^[A-Z]+ /{world.network.dataset.name}[/?]", Status(503, "SlowDown"), times=None)
+    began = time.monotonic()
+    status, text = await world.check()
+    world.server.faults.clear()
+    assert status == 3
+    assert "the dataset's bucket does not answer" in text
+    assert "the write key" not in text
+    # A loader would ask for a minute.
+    assert time.monotonic() - began < 50
+
+
 async def test_a_storage_that_hangs_is_given_up_after_15_seconds(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and never answers
         endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
