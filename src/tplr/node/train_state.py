@@ -238,8 +238,13 @@ class TrainState:
         )
 
     @command
-    def align(self, updates: Sequence[Update], batches: np.ndarray, seed: int) -> tuple[Baseline, Alignment]:
+    def align(
+        self, updates: Sequence[Update], batches: np.ndarray, seed: int, together: int = 0
+    ) -> tuple[Baseline, Alignment]:
         """Align a window's updates with the gradient on held-out pages, by one forward and backward pass.
+
+        Args:
+            seed, together: as in ``training.alignment.align``.
 
         Returns:
             The model's losses on these pages, and the inner products.
@@ -248,14 +253,18 @@ class TrainState:
             TrainingError: a loss or the gradient is not finite.
         """
         gradient = self._gradient(batches)
-        return gradient.baseline, self._align(gradient, updates, seed)
+        return gradient.baseline, self._align(gradient, updates, seed, together)
 
     @command
-    def own_alignment(self, updates: Sequence[Update], batches: np.ndarray, seed: int) -> tuple[float, ...]:
+    def own_alignment(
+        self, updates: Sequence[Update], batches: np.ndarray, seed: int, together: int = 0
+    ) -> tuple[float, ...]:
         """``align`` with the gradient on one miner's assigned pages: the products alone, in the order of uids."""
-        return self._align(self._gradient(batches), updates, seed, pairs=False).products
+        return self._align(self._gradient(batches), updates, seed, together, pairs=False).products
 
-    def _align(self, gradient: Gradient, updates: Sequence[Update], seed: int, *, pairs: bool = True) -> Alignment:
+    def _align(
+        self, gradient: Gradient, updates: Sequence[Update], seed: int, together: int, *, pairs: bool = True
+    ) -> Alignment:
         return align(
             self.outer,
             gradient.tensors,
@@ -265,6 +274,7 @@ class TrainState:
             applied=self._applied,
             parallel=self._parallel,
             pairs=pairs,
+            together=together,
         )
 
     def _gradient(self, batches: np.ndarray) -> Gradient:
