@@ -293,10 +293,8 @@ class Comms(ChainManager):
         ended_ago = self.clock.seconds_since(window + 1)
         left = float("inf") if within is None else began + within - asyncio.get_running_loop().time()
         rules = updates.UpdateRules.of(
-            window, bounds, self._hparams, spec, ended_ago=ended_ago, patient=patient, within=left
+            window, bounds, self._hparams, spec, ended_ago=ended_ago, patient=patient, within=left, sha256s=sha256s
         )
-        if sha256s is not None:
-            rules = rules.by_hash(sha256s)
         stores = {uid: self._connections.store(buckets[uid]) if uid in buckets else None for uid in uids}
         return await gather(stores, rules, concurrency=self._resources.gather_peers)
 
