@@ -13,6 +13,7 @@ from tplr.hparams import load_hparams
 from tplr.planner import Host, Plan, make_plan
 from tplr.planner.host import ACCELERATORS
 from tplr.planner.memory import Role
+from tplr.planner.traffic import Traffic, aggregator_traffic
 from tplr.training.device import DeviceSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,6 +50,13 @@ GPUs, power and the line are not in them. A validator's row is that of the leadi
 
 """
 
+AGGREGATOR = """
+An aggregator has no model. Its host memory is for the updates of a window, fetched and put together, besides half a GB
+of the process; its disk for the aggregates of two windows that are not published yet.
+
+"""
+ALONE = (COLUMNS[0], *COLUMNS[5:])  # what an aggregator's table has
+
 
 def fitting_plan(path: Path, role: Role) -> Plan:
     """The plan on the GPUs that a file is made for. Raises ConfigError if it does not fit."""
@@ -62,8 +70,6 @@ def fitting_plan(path: Path, role: Role) -> Plan:
 def row(path: Path, role: Role) -> str:
     """One line of the table."""
     plan = fitting_plan(path, role)
-    flow, seconds = plan.traffic, plan.timeline.window
-    days = SECONDS_PER_DAY / seconds
     cells = [
         f"`{path.name}`",
         f"{plan.load.parameters / 1e9:.2f} B",
@@ -72,13 +78,34 @@ def row(path: Path, role: Role) -> str:
         f"{plan.memory.peak / 2**30:.1f}",
         f"{math.ceil(sum(plan.memory.host.values()) / 2**30)}",
         f"{plan.disk / 2**30:.0f}",
+        *_flow(plan.traffic, plan.timeline.window),
+    ]
+    return _line(cells)
+
+
+def aggregator_row(path: Path) -> str:
+    """One line of the table of aggregators."""
+    plan = fitting_plan(path, "validator")
+    hparams, update = plan.load.hparams, plan.load.update_bytes
+    cells = [
+        f"`{path.name}`",
+        f"{update * (2 * hparams.max_topk_peers + hparams.reserve_peers) / 2**30:.1f}",
+        f"{2 * update * hparams.max_topk_peers / 2**30:.1f}",
+        *_flow(aggregator_traffic(plan.load, readers=plan.traffic.readers), plan.timeline.window),
+    ]
+    return _line(cells)
+
+
+def _flow(flow: Traffic, seconds: float) -> list[str]:
+    """The cells of a bucket's traffic, and its price."""
+    days = SECONDS_PER_DAY / seconds
+    return [
         f"{flow.uploaded * days / 1e9:.0f}",
         f"{flow.downloaded * days / 1e9:.0f}",
         f"{(flow.class_a + flow.class_b) * days:,.0f}",
         f"{flow.stored / 1e9:.0f}",
         f"{sum(flow.dollars_per_month(seconds).values()):.2f}",
     ]
-    return _line(cells)
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -89,7 +116,12 @@ def page() -> str:
     """The text of the page."""
     roles: tuple[Role, ...] = ("miner", "validator")
     rows = [row(path, role) for path in sorted(ROOT.glob("hparams*.json")) for role in roles]
-    return TEXT + "\n".join([_line(COLUMNS), "|---" * len(COLUMNS) + "|", *rows]) + "\n"
+    alone = [aggregator_row(path) for path in sorted(ROOT.glob("hparams*.json"))]
+    return TEXT + _table(COLUMNS, rows) + AGGREGATOR + _table(ALONE, alone)
+
+
+def _table(columns: Sequence[str], rows: Sequence[str]) -> str:
+    return "\n".join([_line(columns), "|---" * len(columns) + "|", *rows]) + "\n"
 
 
 if __name__ == "__main__":

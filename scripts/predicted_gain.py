@@ -111,48 +111,48 @@ class Run:
         deep = window % 2 == 0
         own = [self.gradient(world.pages(uid, window).batches) for uid in self.tested] if deep else []
         found = measure(rows, gradient, own)
-        factors = found["factors"] = self.clipped(found["norms"])
+        self.outer.set_caps([updates[uid] for uid in self.applied], step=world.train_state.global_step)
+        found["factors"] = self.clipped(found["norms"])
         before = sequence_losses(self.model, probe, "float32")
         found["loss"] = before.mean(keepdims=True)
         if deep:
-            falls = [before - self.losses_after(updates[uid], factors[uid - 1], probe) for uid in self.evaluated]
+            falls = [before - self.losses_after(updates[uid], probe) for uid in self.evaluated]
             found["falls"] = np.stack(falls)
             if world.hparams.outer == "demo":
                 found["signed"] = np.array([self.signed(row, gradient) for row in rows])
         else:
             del found["owns"]
         if window % 6 == 0:
-            found |= self.own_falls(updates, factors)
+            found |= self.own_falls(updates)
         self.outer.apply([updates[uid] for uid in self.applied], step=world.train_state.global_step)
         world.train_state.global_step += 1
         world.window += 1
         return found
 
-    def own_falls(self, updates: Mapping[int, Update], factors: np.ndarray) -> dict[str, np.ndarray]:
+    def own_falls(self, updates: Mapping[int, Update]) -> dict[str, np.ndarray]:
         """Falls of the loss on assigned pages, for the test by losses."""
         falls, befores = [], []
         for uid in self.tested:
             pages = self.world.pages(uid, self.world.window).batches
             before = sequence_losses(self.model, pages, "float32")
-            falls.append(before - self.losses_after(updates[uid], factors[uid - 1], pages))
+            falls.append(before - self.losses_after(updates[uid], pages))
             befores.append(before)
         return {"own_falls": np.stack(falls), "own_before": np.stack(befores)}
 
     def clipped(self, norms: np.ndarray) -> np.ndarray:
-        """Factor of each update and tensor [uids, tensors]: SparseLoCo's clipping by the applied updates' median."""
+        """Factor of each update and tensor [uids, tensors]: SparseLoCo's clipping, as the window is applied."""
         if self.world.hparams.outer == "demo":
             return np.ones_like(norms)
-        cap = np.median(norms[[uid - 1 for uid in self.applied]], axis=0)
-        return np.minimum(1.0, cap / np.maximum(norms, 1e-30))
+        step, names = self.world.train_state.global_step, self.outer.spec.tensors
+        factors = [self.outer.step_factors(name, norms[:, i].tolist(), step=step) for i, name in enumerate(names)]
+        return np.array(factors).T
 
     @torch.no_grad()
-    def losses_after(self, update: Update, factors: np.ndarray, batches: np.ndarray) -> np.ndarray:
-        """Losses after the trial step, each tensor of which is scaled by its factor."""
+    def losses_after(self, update: Update, batches: np.ndarray) -> np.ndarray:
+        """Losses after the trial step, which is clipped as the window's step will be."""
         parameters = self.world.train_state.parameters
         before = {name: one.detach().clone() for name, one in parameters.items()}
         self.outer.trial_step(update, step=self.world.train_state.global_step)
-        for factor, name in zip(factors, update.spec.tensors, strict=True):
-            parameters[name].lerp_(before[name], 1 - factor)
         losses = sequence_losses(self.model, batches, "float32")
         for name, one in parameters.items():
             one.copy_(before[name])

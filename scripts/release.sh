@@ -32,6 +32,8 @@ rm -rf dist build
 "$uv" build --quiet --out-dir dist
 "$uv" tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements requirements.lock --of JSON -o dist/sbom.json
 
+imports=$(sed -n '/^## Use the parts/,/^## /{/^from /p}' README.md)
+[ -n "$imports" ] || { echo "release: README.md has no imports under 'Use the parts'" >&2; exit 2; }
 fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
 for file in dist/*.whl dist/*.tar.gz; do
@@ -42,7 +44,7 @@ for file in dist/*.whl dist/*.tar.gz; do
         cd "$fresh" # not the source tree
         unset PYTHONPATH
         [ "$(venv/bin/tplr --version)" = "tplr $version" ]
-        venv/bin/python -c 'from tplr.data import CheckpointableDataset; from tplr.storage import MemoryStore'
+        venv/bin/python <<<"$imports"
         venv/bin/tplr localnet --miners 1 --windows 4 --run-dir "$fresh/run-${file##*.}" --keep results
     )
 done

@@ -42,6 +42,7 @@ def simulate(args: argparse.Namespace) -> list[WindowResult]:
         update_bytes=load.update_bytes,
         block_seconds=BLOCK_SECONDS,
         overlap=args.overlap,
+        fresh=args.fresh,
         checkpoint_uploads=args.checkpoint_uploads,
         state_bytes=STATE_BYTES * load.parameters,
         checkpoint_bytes=CHECKPOINT_BYTES * load.parameters,
@@ -69,6 +70,7 @@ def summary(args: argparse.Namespace, found: Sequence[WindowResult]) -> dict[str
     return {
         "size": args.size,
         "overlap": args.overlap,
+        "fresh": args.fresh,
         "uids": args.uids,
         "validators": args.validators,
         "windows": len(found),
@@ -77,6 +79,7 @@ def summary(args: argparse.Namespace, found: Sequence[WindowResult]) -> dict[str
         "assume": _values(args.assume),
         "utilisation of the median miner": round(mean("utilisation"), 4),
         "utilisation of the worst tenth": round(mean("utilisation_low"), 4),
+        "windows that only measure": sum(not one.listed for one in found),
         "windows with every listed update included": round(mean("all_included"), 4),
         "undecided windows": sum(math.isinf(one) for one in decided),
         "decided, seconds after the end: median, 95 %": [
@@ -141,6 +144,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="70B")
     parser.add_argument("--overlap", action="store_true", help="gather while the next window trains")
+    parser.add_argument("--fresh", action="store_true", help="begin with nobody known: the first windows only measure")
     parser.add_argument("--uids", type=int, default=256)
     parser.add_argument("--validators", type=int, default=20, help="of the uids")
     parser.add_argument("--windows", type=int, default=1000)

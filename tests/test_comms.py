@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import pickle
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -15,6 +16,7 @@ import pytest
 import torch
 from bittensor.wallet import Wallet
 from bittensor_core import Keypair
+from deciding import publish_decision
 
 import tplr
 from tplr.chain.clocks import ManualClock
@@ -25,9 +27,19 @@ from tplr.chain.local import LocalChain
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import build
-from tplr.errors import AccessDenied, ConfigError, ObjectNotFound, ObjectTooLarge, PayloadError, PreconditionFailed
-from tplr.exchange import state_objects, updates
+from tplr.errors import (
+    AccessDenied,
+    ConfigError,
+    ObjectNotFound,
+    ObjectTooLarge,
+    PayloadError,
+    PreconditionFailed,
+    StoreUnavailable,
+)
+from tplr.exchange import first_answer, state_objects, updates
 from tplr.exchange.activity import PeerGroups
+from tplr.exchange.aggregates import bundle, included_set
+from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.exchange.snapshot import ShardWriter, SnapshotManifest, TensorLayout, write_manifest
 from tplr.hparams import HParams
 from tplr.keys import commit_key, gradient_key, state_key
@@ -39,7 +51,7 @@ from tplr.schemas import PeerList, Reason
 from tplr.storage import S3Connections, S3Store
 from tplr.storage.s3_multipart import S3Multipart
 from tplr.telemetry import Telemetry
-from tplr.testing.s3server import FlipBit, LoseResponse, Rules, Server, Status, serve
+from tplr.testing.s3server import Delay, FlipBit, LoseResponse, Rules, Server, Status, serve
 from tplr.training.model import build_model
 
 NAMES = ("leader", "alice", "bob")
@@ -47,6 +59,7 @@ HOTKEYS = {name: Keypair.create_from_uri(f"//{name}") for name in (*NAMES, "evil
 LEADER, ALICE, BOB, EVIL = range(4)
 STATE = {"widxs": torch.tensor([[1, 5]]), "wvals": torch.tensor([[0.5, -0.5]]), "metadata": {"pages": [1, 2]}}
 W = 10  # a window
+AGGREGATE = state_key("aggregator", W, 0, "1")
 WAIT = 3.0  # seconds until a gather gives up what is wrong and may still be replaced
 
 
@@ -76,6 +89,15 @@ class World:
         admin.set_permit(to, True)
         admin.close()
         self.clock.advance(30)
+
+    async def pass_window(self) -> None:
+        """Let window ``W`` pass; the nodes see it."""
+        leader = self[LEADER]
+        self.clock.advance((W + 2) * leader.blocks_per_window * leader.chain.block_time)
+        for comms in self.nodes:
+            following = asyncio.create_task(comms.clock.run())
+            await self.clock.drive(comms.clock.wait_for_window(W + 1), step=0.0)
+            following.cancel()
 
     async def keys(self, uid: int) -> list[str]:
         return [info.key for info in await self.nodes[uid].own_store.list()]
@@ -382,6 +404,42 @@ async def test_updates_are_gathered_with_their_commits(world: World) -> None:
     following.cancel()
     assert [(one.update.body, one.update.uid) for one in found.updates] == [(body, ALICE)]
     assert found.skipped == {LEADER: Reason.NO_COMMIT, BOB: Reason.HASH_MISMATCH, EVIL: Reason.NO_BUCKET}
+
+
+async def test_the_start_of_an_update_comes_from_whoever_answers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its aggregate, else from its miner's bucket; two that hang are given up, one after the other."""
+    monkeypatch.setattr(first_answer, "ANSWER_SECONDS", 1.0)
+    leader, alice, bob = world.nodes
+    await world.pass_window()
+    body = b"an update"
+    update = GatheredUpdate(ALICE, None, hashlib.sha256(body).hexdigest(), len(body))
+    included = included_set(GatherResult(window=W, updates=(update,), skipped={}), "1")
+    await publish_decision([leader], included)
+    with pytest.raises(ObjectNotFound):
+        await bob.get_update_start(W, ALICE, 5)
+    await alice.put_update(W, body)
+    assert await bob.get_update_start(W, ALICE, 5) == b"an up"  # of the miner
+    assert await bob.get_update_start(W, ALICE, len(body)) == body
+    await leader.put_aggregate(included, bundle(included, [b"the words"]))
+    assert await bob.get_update_start(W, ALICE, 3) == b"the"  # of the aggregate
+    world.server.faults.add(f"^GET .*{AGGREGATE}", Delay(3600), times=None)
+    assert await bob.get_update_start(W, ALICE, 3) == b"an "
+    world.server.faults.add("^GET .*gradient-", Delay(3600), times=None)
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="no answer within 1 s"):
+        await bob.get_update_start(W, ALICE, 3)
+    assert time.monotonic() - began < 2 * first_answer.ANSWER_SECONDS + 2
+
+
+async def test_an_aggregate_that_hangs_may_hold_a_deleted_update(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_answer, "ANSWER_SECONDS", 0.5)
+    await world.pass_window()
+    update = GatheredUpdate(ALICE, None, hashlib.sha256(b"").hexdigest(), 0)
+    included = included_set(GatherResult(window=W, updates=(update,), skipped={}), "1")
+    await publish_decision([world[LEADER]], included)
+    world.server.faults.add(f"^GET .*{AGGREGATE}", Delay(3600), times=None)
+    with pytest.raises(StoreUnavailable):
+        await world[BOB].get_update_start(W, ALICE, 3)
 
 
 def test_update_rules_wait_for_the_bound_and_the_store_s_clock(hparams: HParams) -> None:

@@ -199,6 +199,7 @@ async def test_wrong_settings_are_told_without_their_secrets(world, name: str, v
     assert whole
     assert ProbeResult.PROBLEM in verdicts(report).values()
     assert expected in text(report)
+    assert ("the secret may be wrong" in text(report)) == name.endswith("_SECRET_ACCESS_KEY")
     for secret in (value if len(value) == 64 else "no secret", env["R2_GRADIENTS_READ_SECRET_ACCESS_KEY"]):
         assert secret not in text(report)
 
@@ -263,7 +264,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
         monkeypatch.setenv("COLUMNS", "200")
         for name, value in env.items():
             monkeypatch.setenv(name, value)
-        status = main(["doctor", *arguments])
+        # A chain file that is not there: no test asks a public network.
+        status = main(["doctor", *arguments, "--subtensor.network", "local:none"])
         return status, capsys.readouterr().out
 
     return run
@@ -274,7 +276,20 @@ def test_the_exit_status_of_missing_settings_and_wrong_arguments(run) -> None:
     assert status == 2
     assert "R2_GRADIENTS_ACCOUNT_ID is missing" in output
     assert run({}, "gradiants")[0] == 2
-    assert run({"TPLR_S3_ENDPOINT": "nonsense"})[0] == 2
+    status, output = run({"TPLR_S3_ENDPOINT": "nonsense", "TPLR_TRANSFERS": "many"})
+    assert status == 2
+    # It hides nothing of what is wrong elsewhere.
+    for found in ("TPLR_S3_ENDPOINT: expected http", "hparams: no file hparams.json", "TPLR_TRANSFERS is 'many'"):
+        assert found in output
+
+
+def test_an_aggregator_needs_no_bucket_of_a_miner(run) -> None:
+    _, output = run({}, "--role", "aggregator")
+    assert output.count("R2_AGGREGATOR_BUCKET_NAME is missing") == 1  # and not again in the table of the node
+    assert "R2_GRADIENTS" not in output
+    _, output = run({}, "--role", "validator")
+    assert "R2_GRADIENTS_BUCKET_NAME is missing" in output
+    assert "R2_AGGREGATOR" not in output
 
 
 def test_the_exit_status_of_a_server_that_is_not_there(run) -> None:
@@ -284,6 +299,8 @@ def test_the_exit_status_of_a_server_that_is_not_there(run) -> None:
         status, output = run(env | bucket_variables("gradients", GRADIENTS, "read", "write"))
     assert status == 1
     assert "the write key can't write" in output
+    assert "the server or the way to it is down" in " ".join(output.split())
+    assert "secret may be wrong" not in output
     assert GRADIENTS.writable.secret_access_key not in output
 
 

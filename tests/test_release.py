@@ -20,7 +20,7 @@ tool) echo '{}' > dist/sbom.json ;;
 venv)
     bin=${!#}/bin && mkdir -p "$bin"
     printf '#!/bin/bash\\n[ "$1" != localnet ] || exit ${BROKEN:-0}\\necho tplr VERSION\\n' > "$bin/tplr"
-    printf '#!/bin/bash\\n' > "$bin/python"
+    printf '#!/bin/bash\\ncat >> "$UV_CALLS"\\n' > "$bin/python"
     chmod +x "$bin"/* ;;
 esac
 """.replace("VERSION", VERSION)
@@ -32,7 +32,7 @@ class Clone:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "clone"
         (self.folder / "scripts").mkdir(parents=True)
-        for name in ("scripts/release.sh", "pyproject.toml"):
+        for name in ("scripts/release.sh", "pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, self.folder / name)
         (self.folder / ".gitignore").write_text("dist\n")
         self.uv, self.calls = folder / "uv", folder / "calls"
@@ -75,6 +75,11 @@ def test_a_version_is_tagged_once_when_all_checks_have_passed(clone: Clone) -> N
     assert [line.split()[1] for line in sums.splitlines()] == ["a.tar.gz", "a.whl", "sbom.json"]
     installed = [line for line in clone.calls.read_text().splitlines() if line.startswith("pip install")]
     assert all("--constraint constraints.txt" in line and line.endswith("[localnet]") for line in installed)
+    # All imports that the README shows are tried: in the broken environment, and in two that are not.
+    parts = (ROOT / "README.md").read_text().partition("## Use the parts\n")[2].partition("\n## ")[0]
+    imports = [line for line in parts.splitlines() if line.startswith("from ")]
+    tried = [line for line in clone.calls.read_text().splitlines() if line.startswith("from ")]
+    assert (len(imports) > 5, tried) == (True, 3 * imports)
     again = clone.release()
     assert (again.returncode, f"v{VERSION} exists" in again.stderr) == (2, True)
 

@@ -2,12 +2,13 @@
 
     python scripts/benchmarks/credit.py [--millions 1040] [--updates 256] [--window]
 
-First, align 256 updates of a model of a billion parameters, all pairs among them, and credit of 20 such windows:
-seconds and extra memory. The gradient is zeros, which cost the same as any values; bodies are of four random updates.
+First, align 256 updates of a model of a billion parameters, all pairs among them, and credit and scores of 20 such
+windows: seconds and extra memory. The gradient is zeros, which cost the same as any values; bodies are of four random
+updates.
 
-With ``--window``, the processor time of a window's measures for 20 updates on the localnet's model and on a larger one:
-how much of it the inner products are, and the backward pass. Prints all figures and writes them to
-``docs/benchmarks/credit.csv``.
+With ``--window``, the processor time of a window's measures for 20 updates on the localnet's model and on a larger one,
+in each scheme: how much of it are inner products, proofs of sync and scores, how much the calibrations, and the
+backward pass. Prints all figures and writes them to ``docs/benchmarks/credit.csv``.
 """
 
 import argparse
@@ -22,10 +23,16 @@ from compress import SIZES, extra_memory, llama
 
 from tplr.compress.payload import Coefficients, Update, build, parse
 from tplr.hparams import HParams, load_hparams
+from tplr.localnet.plan import Scheme
 from tplr.localnet.simulation import profile
+from tplr.schemas import VALID, Evidence, PeerObservation, published
+from tplr.schemas import Alignment as PublishedAlignment
+from tplr.scoring.board import Board
 from tplr.scoring.credit import credit
+from tplr.scoring.selection import DEEP
 from tplr.training.alignment import Alignment, align, probe_gradient
 from tplr.training.evaluation import baseline, evaluate
+from tplr.training.fingerprint import fingerprint
 from tplr.training.model import build_model
 from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import outer_scheme
@@ -33,8 +40,8 @@ from tplr.training.schemes import outer_scheme
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "benchmarks" / "credit.csv"
 MODELS = SIZES | {1040: (32_000, 2048, 5504, 18)}
-WINDOWS, DIFFERENT, TILE = 20, 4, 32
-LISTED, SAMPLED, BATCHES = 20, 4, 8
+WINDOWS, DIFFERENT, TILE, REPEATS = 20, 4, 32, 2
+LISTED, BATCHES = 20, 8
 LARGER = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6}
 META = {"window": 1, "pages_digest": "0" * 64, "batches": 1}
 Row = dict[str, float | str]
@@ -82,15 +89,57 @@ def large(hparams: HParams, millions: int, count: int) -> list[Row]:
     windows = [found[0]._replace(products=tuple(random.uniform(0.2, 0.4, count))) for _ in range(WINDOWS)]
     counted = [dict.fromkeys(found[0].uids, True)] * WINDOWS
     wall_credit, used_credit = measured(lambda: credit(windows, counted))
+    wall_scores, used_scores = scores_of(found[0], hparams)
     what = f"{hparams.outer}, {count} updates of {sum(map(np.prod, shapes.values())) / 1e6:.0f} million parameters"
     return [
         {"what": f"{what}: inner products", "seconds": wall, "processor seconds": used, "extra MB": memory / 1e6},
         {"what": f"{what}: credit of 20 windows", "seconds": wall_credit, "processor seconds": used_credit},
+        {"what": f"{what}: all scores of 20 windows", "seconds": wall_scores, "processor seconds": used_scores},
     ]
 
 
-def window(hparams: HParams, name: str) -> list[Row]:
-    """Processor time of the measures of one window with 20 updates, 4 of which are sampled."""
+def scores_of(one: Alignment, hparams: HParams) -> tuple[float, float]:
+    """Seconds of the clock and of the processor for the scores after the last of ``WINDOWS`` windows like this one, in
+    each of which ``uids_per_window`` miners take the own-pages test."""
+    random, board = np.random.default_rng(0), Board(hparams.model_copy(update={"pay_windows": WINDOWS}))
+
+    def evidence(window: int) -> Evidence:
+        sampled = random.choice(one.uids, hparams.uids_per_window, replace=False)
+        tests = {int(uid): published(random.uniform(0.2, 0.4, len(one.uids))) for uid in sampled}
+        products = published(random.uniform(0.2, 0.4, len(one.uids)))
+        return Evidence(
+            window=window,
+            observations={
+                str(uid): PeerObservation(
+                    hotkey=str(uid),
+                    listed=True,
+                    included=True,
+                    verdict=VALID,
+                    sampled=uid in tests,
+                    assigned_pages=True,
+                    assigned_products=tests.get(uid, ()),
+                    behind=0,
+                )
+                for uid in one.uids
+            },
+            alignment=PublishedAlignment(uids=one.uids, products=products, norms=one.norms, gram=published(one.gram)),
+        )
+
+    for window in range(WINDOWS - 1):
+        board.see(evidence(window))
+    last = evidence(WINDOWS - 1)
+    return measured(lambda: board.see(last))
+
+
+def window(scheme: Scheme, name: str, **model_changes: int) -> list[Row]:
+    """Processor time of one window's measures of 20 updates, with as many tests and calibrations as in production.
+
+    All passes are over ``BATCHES`` batches.
+    """
+    hparams = profile(scheme)
+    hparams = hparams.model_copy(update={"model": hparams.model.model_copy(update=model_changes)})
+    name, tested = f"{name}, {scheme}", hparams.uids_per_window
+    evaluated = -(-tested // DEEP)
     model = build_model(hparams)
     parameters = dict(model.named_parameters())
     outer = outer_scheme(parameters, hparams)
@@ -99,10 +148,12 @@ def window(hparams: HParams, name: str) -> list[Row]:
         gradients = {name: torch.randn_like(one) for name, one in parameters.items()}
         body = outer_scheme(parameters, hparams).pack(gradients, step=1, uid=uid, **META)
         updates.append(parse(body, outer.spec, window=1, uid=uid))
+    outer.set_caps(updates, step=1)
     shape = (BATCHES, hparams.batch_size, hparams.sequence_length)
     batches = np.random.default_rng(0).integers(0, hparams.model.vocab_size, shape)
     held_out = baseline(model, batches, "float32")
     gradient = probe_gradient(model, batches, "float32").tensors
+    found = align(outer, gradient, updates, step=1, seed=0)
     steps: dict[str, Callable[[], object]] = {
         "forward pass on the probe pages": lambda: baseline(model, batches, "float32"),
         "forward and backward pass": lambda: probe_gradient(model, batches, "float32"),
@@ -110,20 +161,28 @@ def window(hparams: HParams, name: str) -> list[Row]:
         "inner products with one own-pages gradient": lambda: align(
             outer, gradient, updates, step=1, seed=0, pairs=False
         ),
-        "deep evaluation of one update": lambda: evaluate(
-            model, outer, updates[0], step=1, assigned=batches, held_out=held_out, precision="float32"
+        "calibration of one update": lambda: evaluate(
+            model, outer, updates[0], step=1, assigned=None, held_out=held_out, precision="float32"
         ),
+        "proofs of sync of 20 miners": lambda: [
+            fingerprint(parameters, step=1, seed=seed, samples=hparams.fingerprint_samples) for seed in range(LISTED)
+        ],
         "checking 20 updates": lambda: [parse(one.body, outer.spec, window=1, uid=one.uid) for one in updates],
         "outer step": lambda: outer.apply(updates, step=1),
     }
-    used = {what: min(measured(work)[1] for _ in range(2)) for what, work in steps.items()}
-    forward, both, pairs, own, deep, check, step = used.values()
-    whole = both + pairs + SAMPLED * (both + own + deep) + check + step
+    used = {what: min(measured(work)[1] for _ in range(REPEATS)) for what, work in steps.items()}
+    used["scores by 20 windows"] = min(scores_of(found, hparams)[1] for _ in range(REPEATS))
+    forward, both, pairs, own, deep, proofs, check, step, scores = used.values()
+    whole = both + pairs + tested * (both + own) + evaluated * deep + proofs + check + step + scores
     rows: list[Row] = [{"what": f"{name}: {what}", "processor seconds": one} for what, one in used.items()]
-    share = 100 * (pairs + SAMPLED * own) / whole
-    text = f"{name}: inner products of a window with {SAMPLED} sampled, % of its processor time"
-    rows.append({"what": text, "percent": share})
-    rows.append({"what": f"{name}: both passes over the forward pass", "ratio": both / forward})
+    text = f"{name}: of a window with {tested} tests and {evaluated} calibrations, % of its processor time:"
+    rows += [
+        {"what": f"{text} products, proofs and scores", "percent": 100 * (pairs + proofs + scores) / whole},
+        {"what": f"{text} products of the tests", "percent": 100 * tested * own / whole},
+        {"what": f"{text} passes of the tests", "percent": 100 * tested * both / whole},
+        {"what": f"{text} calibrations", "percent": 100 * evaluated * deep / whole},
+        {"what": f"{name}: both passes over the forward pass", "ratio": both / forward},
+    ]
     return rows
 
 
@@ -133,18 +192,19 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=256)
     parser.add_argument("--window", action="store_true")
     given = parser.parse_args()
-    demo = profile("demo")
     if given.window:
         torch.set_num_threads(1)
-        wider = demo.model.model_copy(update=LARGER)
-        rows = window(demo, "localnet's model") + window(
-            demo.model_copy(update={"model": wider}), "9 million parameters"
-        )
+        rows = []
+        for scheme in ("demo", "sparseloco"):
+            rows += [*window(scheme, "localnet's model"), *window(scheme, "9 million parameters", **LARGER)]
     else:
         torch.set_num_threads(1)  # the products are NumPy's, on one thread
         rows = large(load_hparams(ROOT / "hparams-demo.json"), given.millions, given.updates)
     for row in rows:
-        print("  ".join(f"{key} {one:.3f}" if isinstance(one, float) else str(one) for key, one in row.items()))
+        print(
+            "  ".join(f"{key} {one:.3f}" if isinstance(one, float) else str(one) for key, one in row.items()),
+            flush=True,
+        )
     old = [] if not TABLE.exists() else list(csv.DictReader(TABLE.open()))
     fresh = {str(row["what"]) for row in rows}
     with TABLE.open("w", newline="") as file:

@@ -78,7 +78,7 @@ def bars(axes: Any, values: Mapping[str, Sequence[float]], *, unit: str, colour:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.18 * max(max(found, default=0.0) for found in values.values()) or 1.0)
     repeated = any(len(found) > 1 for found in values.values())
-    axes.set_xlabel(f"{unit} (median; dots: repetitions)" if repeated else unit)
+    axes.set_xlabel(f"{unit}\n(median; dots: repetitions)" if repeated else unit)
 
 
 def column(rows: Rows, name: str, **wanted: str) -> list[float]:
@@ -531,7 +531,7 @@ def trust(rows: Rows, path: Path) -> None:
     seconds, requests = figure.subplots(1, 2, sharey=True)
     cases = dict.fromkeys((row["case"], row["validators"]) for row in rows)
     for axes, name, unit, limit in (
-        (seconds, "decided_s", "seconds until every validator knows the decision", TRUST_SECONDS),
+        (seconds, "decided_s", "seconds until all know the decision", TRUST_SECONDS),
         (requests, "requests", "requests of a validator", TRUST_REQUESTS),
     ):
         found = {f"{count}, {case}": column(rows, name, case=case, validators=count) for case, count in cases}

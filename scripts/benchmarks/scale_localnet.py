@@ -1,19 +1,30 @@
-"""Predicts, by the simulated network, how long miners of a real one wait, and compares: a localnet of some nodes.
+"""Predicts, by the simulated network, how long nodes of a real one wait, and compares: a localnet of some nodes.
 
-    tplr localnet --scheme demo --miners 8 --validators 3 --windows 8 --window-seconds 30 --run-dir FOLDER
-    python scripts/benchmarks/scale_localnet.py FOLDER --predict prediction.json
-    python scripts/benchmarks/scale_localnet.py FOLDER --compare prediction.json
+    tplr localnet --scheme demo --small --share-imports --miners 8 --validators 3 --windows 8 --window-seconds 40 \\
+        --run-dir FIRST
+    python scripts/benchmarks/scale_localnet.py FIRST --predict prediction.json
+    (the same command with --run-dir SECOND)
+    python scripts/benchmarks/scale_localnet.py SECOND --compare prediction.json
 
-The simulation gets what it does not predict: the run's constants, the medians of training, packing, applying and of the
-remaining work, and the time of a request from the server's log (``request_seconds``). It predicts the phases in which a
-miner waits for others: for the updates and the decision, and for the window's end. ``--predict`` reads nothing of these
-phases, so that a prediction can be written down before anybody has seen them. Without options: both, printed.
+The simulation gets what it does not predict, and all of it is work: the run's constants, the medians of training,
+packing, applying and of the remaining phases, the processor time of a request (node and store) and of a validator's
+measures, and how many processors all of them share. It predicts how long a miner waits for the updates and the
+decision, and for the window's end, and when the decision can be read; also in windows that only measure. ``--predict``
+reads nothing of these, so that a prediction can be written down before anybody has seen them. Without options: both,
+printed.
 
-``--predict`` on the folder of a first run, with ``--window-seconds``, predicts a second one before it starts.
+``--predict`` on the folder of one run predicts another one with ``--windows``, ``--window-seconds``, ``--set``.
 """
 
 import argparse
+import csv
 import json
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from statistics import median
@@ -21,100 +32,182 @@ from typing import Any
 
 from tplr.hparams import load_hparams
 from tplr.localnet.plan import BLOCK_SECONDS
-from tplr.scale.network import Design, Network
+from tplr.scale.network import Design, Network, WindowResult
 from tplr.scale.participants import Assumptions, Participants
 
 GIVEN = ("training", "waiting_for_pages", "packing", "uploading", "applying", "saving", "other")
-IN_TIME = 12.0  # seconds: validators read an update again two windows later
-UPDATES, END = "waiting for updates and decision", "waiting_for_end"
 FIRST = 2  # windows of a run that are not ordinary: before them a node starts
+SEEDS = 20  # simulated runs of which medians are taken
+LATENCY = 1e-3  # seconds, within one machine
+
+UPDATES, END, DECIDED = "waiting for updates and decision", "waiting for the window's end", "decision can be read after"
+ORDINARY, MEASURING = "ordinary", "measuring only"
 
 
-def window_times(folder: Path) -> list[dict[str, float]]:
-    """Where the time of each miner's ordinary windows went."""
+@dataclass(frozen=True)
+class Gathered:
+    """What a miner's ``window_time`` says of the gather of ``window``, and where the rest of its time went."""
+
+    window: int
+    seconds: dict[str, float]
+    kind: str
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    """All events of a node."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def gathers(folder: Path, before: float = math.inf) -> list[Gathered]:
+    """Each miner's windows, without its first ones. Its time of a window contains the gather of the one before.
+
+    Args:
+        before: no later ones than this one.
+    """
     rows = []
     for path in sorted((folder / "events").glob("miner-*.jsonl")):
-        events = [json.loads(line) for line in path.read_text().splitlines()]
-        rows += [one for one in events if one["event"] == "window_time"][FIRST:]
+        events = events_of(path)
+        sets = {one["window"]: one["included"] for one in events if one["event"] == "applied"}
+        for one in [one for one in events if one["event"] == "window_time"][FIRST:]:
+            window = one["window"] - 1
+            if window >= before:
+                continue
+            seconds = {name: value for name, value in one.items() if isinstance(value, float)}
+            rows.append(Gathered(window, seconds, ORDINARY if sets.get(window) else MEASURING))
     return rows
 
 
 def work(folder: Path) -> dict[str, float]:
     """Median seconds of the phases in which a miner waits for nobody."""
-    rows = window_times(folder)
-    return {name: median(row.get(name, 0.0) for row in rows) for name in GIVEN}
+    rows = gathers(folder)
+    return {name: median(row.seconds.get(name, 0.0) for row in rows) for name in GIVEN}
 
 
-def waiting(folder: Path) -> dict[str, float]:
-    """Median seconds of the phases in which a miner waits for others."""
-    rows = window_times(folder)
-    both = median(row.get("waiting_for_bound", 0.0) + row.get("gathering", 0.0) for row in rows)
-    return {UPDATES: both, END: median(row.get(END, 0.0) for row in rows)}
+def processor_seconds(folder: Path) -> dict[str, float]:
+    """Processor time of each kind of process in a window: the mean over the second half of the run."""
+    with (folder / "usage.csv").open() as file:
+        at = {(row["name"], int(row["windows"])): float(row["cpu"]) for row in csv.DictReader(file)}
+    windows = sorted({window for _, window in at})
+    last, middle = windows[-1], windows[len(windows) // 2]
+    kinds = defaultdict(list)
+    for name in {name for name, _ in at}:
+        kinds[name.split("-")[0]].append((at[name, last] - at[name, middle]) / (last - middle))
+    return {kind: sum(values) / len(values) for kind, values in kinds.items()}
 
 
-def request_seconds(folder: Path) -> float:
-    """Median seconds of a request as nodes see it: a third of the time from the HEAD of an update to its GET's end.
-
-    Between them is the HEAD of the commit. The server's log does not say who asked: medians over all readers of an
-    update are compared, of those that asked in time.
-    """
-    heads: dict[str, list[float]] = {}
-    gets: dict[str, list[float]] = {}
-    for line in (folder / "logs" / "requests.jsonl").read_text().splitlines():
-        one = json.loads(line)
-        if "/gradient-" not in one["path"] or one["status"] != HTTPStatus.OK or one["method"] == "PUT":
-            continue
-        if one["method"] == "HEAD":
-            heads.setdefault(one["path"], []).append(one["time"])
-        else:
-            gets.setdefault(one["path"], []).append(one["time"] + one["seconds"])
-    chains = []
-    for path in sorted(heads.keys() & gets.keys()):
-        until = min(heads[path]) + IN_TIME
-        looked, fetched = ([at for at in times[path] if at < until] for times in (heads, gets))
-        if looked and fetched:
-            chains.append(median(fetched) - median(looked))
-    return median(chains) / 3
+def request_work(folder: Path) -> float:
+    """Processor time of a request, in seconds: the aggregator's, which does little else, and the store's."""
+    cpu = processor_seconds(folder)
+    pulses = [one for one in events_of(folder / "events" / "aggregator.jsonl") if one["event"] == "pulse"]
+    half = pulses[len(pulses) // 2 :]
+    asked = median(sum(one["storage_requests"].values()) for one in half)
+    since, until = half[0]["time"], half[-1]["time"]
+    served = sum(since <= one["time"] < until for one in requests(folder)) / (len(half) - 1)
+    return cpu["aggregator"] / asked + cpu["storage"] / served
 
 
-def predict(folder: Path, *, window_seconds: float | None, seed: int) -> dict[str, Any]:
-    """What is given, and the phases of the simulated network.
+def requests(folder: Path) -> Iterable[dict[str, Any]]:
+    """The store's log."""
+    with (folder / "logs" / "requests.jsonl").open() as file:
+        yield from map(json.loads, file)
 
-    Args:
-        window_seconds: of the predicted run; None: of the one in ``folder``.
-    """
-    given, request = work(folder), request_seconds(folder)
-    names = [path.stem for path in (folder / "events").glob("*.jsonl")]
-    miners, validators = (sum(name.startswith(role) for name in names) for role in ("miner", "validator"))
-    hparams = load_hparams(folder / "hparams.json")
-    if window_seconds:
-        hparams = hparams.model_copy(update={"blocks_per_window": round(window_seconds / BLOCK_SECONDS)})
-    events = [json.loads(line) for line in (folder / "events" / "miner-1.jsonl").read_text().splitlines()]
-    size = next(one["bytes"] for one in events if one["event"] == "uploaded")
-    assumed = Assumptions(
-        down=1e9, up=1e9, validator_down=1e9, validator_up=1e9, link_spread=0.0, hour_spread=0.0, latency=1e-3,
-        loss=1e-9, request=request - 1e-3, request_spread=0.0, tail=0.0, outages=(0.0, 1.0), regional=(0.0, 1.0),
-        crash=0.0, churn=0.0, dead=0.0, silent=0.0, gpu_spread=0.0, training=given["training"],
-        pack=given["packing"], apply=given["applying"], save=given["saving"], bad=0.0,
-    )  # fmt: skip
-    uids = miners + validators
-    people = Participants.draw(assumed, uids=uids, validators=validators, seed=seed)
-    design = Design(hparams=hparams, update_bytes=size, block_seconds=BLOCK_SECONDS, overlap=False)
-    results = list(Network(design, assumed, people, seed).run(50))
-    waits = median(one.gathered - one.uploaded + one.waited for one in results)
+
+def waiting(folder: Path, kind: str, before: float) -> dict[str, float]:
+    """Median seconds of the phases in which nodes wait for others, in windows of one kind; empty: there are none."""
+    rows = [row for row in gathers(folder, before) if row.kind == kind]
+    if not rows:
+        return {}
+    decided = decisions(folder, {row.window for row in rows})
     return {
-        "given": given | {"request": request, "window": design.window_seconds, "update_bytes": size, "miners": miners},
-        "predicted": {UPDATES: waits, END: design.window_seconds - sum(given.values()) - waits},
-        "decided, after the window's end": median(one.decided for one in results),
+        UPDATES: median(row.seconds["waiting_for_bound"] + row.seconds["gathering"] for row in rows),
+        END: median(row.seconds["waiting_for_end"] for row in rows),
+        DECIDED: median(decided),
     }
 
 
-def table(prediction: dict[str, Any], folder: Path) -> str:
+def decisions(folder: Path, windows: Iterable[int]) -> list[float]:
+    """Seconds after the end of each of the windows at which more than half of the electors had published decisions."""
+    ends: dict[int, list[float]] = defaultdict(list)
+    for path in sorted((folder / "events").glob("miner-*.jsonl")):
+        for one in events_of(path):
+            if one["event"] == "pulse":
+                ends[one["window"] - 1].append(one["time"] - one["block_age"])
+    published: dict[int, dict[str, float]] = defaultdict(dict)
+    for one in requests(folder):
+        found = re.match(r"/([^/]+)/aggregator-(\d+)-v[^/]*\.json$", one["path"])
+        if found and one["method"] == "PUT" and one["status"] == HTTPStatus.OK:
+            published[int(found[2])].setdefault(found[1], one["time"] + one["seconds"])
+    half = len(list((folder / "events").glob("validator*.jsonl"))) // 2
+    return [
+        sorted(published[window].values())[half] - median(ends[window])
+        for window in windows
+        if len(published[window]) > half and ends[window]
+    ]
+
+
+def simulate(
+    given: dict[str, float], folder: Path, *, windows: int, window_seconds: float | None, changes: dict[str, Any]
+) -> list[WindowResult]:
+    """The windows of ``SEEDS`` simulated runs, without their first ones."""
+    names = [path.stem for path in (folder / "events").glob("*.jsonl")]
+    miners, validators = (sum(name.startswith(role) for name in names) for role in ("miner", "validator"))
+    hparams = load_hparams(folder / "hparams.json").model_copy(update=changes)
+    if window_seconds:
+        hparams = hparams.model_copy(update={"blocks_per_window": round(window_seconds / BLOCK_SECONDS)})
+    assumed = Assumptions(
+        down=1e9, up=1e9, validator_down=1e9, validator_up=1e9, link_spread=0.0, hour_spread=0.0, latency=LATENCY,
+        loss=1e-9, request=given["request work"], tail=0.0, cores=given["processors"],
+        request_work=given["request work"], measuring_work=given["measuring work"], outages=(0.0, 1.0),
+        regional=(0.0, 1.0), crash=0.0, churn=0.0, dead=0.0, silent=0.0, gpu_spread=0.0, training=given["training"],
+        pack=given["packing"], apply=given["applying"], save=given["saving"], bad=0.0,
+    )  # fmt: skip
+    design = Design(
+        hparams=hparams,
+        update_bytes=int(given["update bytes"]),
+        block_seconds=BLOCK_SECONDS,
+        overlap=False,
+        fresh=True,
+    )
+    found = []
+    for seed in range(SEEDS):
+        people = Participants.draw(assumed, uids=miners + validators, validators=validators, seed=seed)
+        found += list(Network(design, assumed, people, seed).run(windows))[FIRST - 1 :]
+    return found
+
+
+def predict(
+    folder: Path, *, windows: int | None, window_seconds: float | None, changes: dict[str, Any], cores: int
+) -> dict[str, Any]:
+    """What is given, and the phases of the simulated network; arguments of the run that is predicted, None: as here."""
+    cpu, phases = processor_seconds(folder), work(folder)
+    updates = [one for one in events_of(folder / "events" / "miner-1.jsonl") if one["event"] == "uploaded"]
+    given = phases | {
+        "processors": float(cores),
+        "request work": request_work(folder),
+        "measuring work": cpu["validator"] - cpu["aggregator"],
+        "update bytes": updates[0]["bytes"],
+    }
+    results = simulate(given, folder, windows=windows or len(updates), window_seconds=window_seconds, changes=changes)
+    length = window_seconds or load_hparams(folder / "hparams.json").blocks_per_window * BLOCK_SECONDS
+    predicted = {}
+    for kind in (ORDINARY, MEASURING):
+        mine = [one for one in results if bool(one.listed) == (kind == ORDINARY)]
+        if mine:
+            waits = median(one.gathered - one.uploaded + one.waited for one in mine)
+            predicted[kind] = {
+                UPDATES: waits,
+                END: length - sum(phases.values()) - waits,
+                DECIDED: median(one.decided for one in mine),
+            }
+    return {"given": given, "window seconds": length, "predicted": predicted}
+
+
+def table(prediction: dict[str, Any], folder: Path, before: float) -> str:
     """Predicted and measured phases, as lines of a Markdown table."""
-    lines = ["| phase of a miner | measured, s | predicted, s | |", "|---|---:|---:|---:|"]
-    for name, real in waiting(folder).items():
-        guess = prediction["predicted"][name]
-        lines.append(f"| {name.replace('_', ' ')} | {real:.2f} | {guess:.2f} | {guess / real - 1:+.1%} |")
+    lines = ["| windows | phase | measured, s | predicted, s | |", "|---|---|---:|---:|---:|"]
+    for kind, phases in prediction["predicted"].items():
+        for name, real in waiting(folder, kind, before).items():
+            lines.append(f"| {kind} | {name} | {real:.2f} | {phases[name]:.2f} | {phases[name] / real - 1:+.1%} |")
     return "\n".join(lines)
 
 
@@ -123,19 +216,25 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--predict", type=Path, metavar="FILE", help="write the prediction, and look at no waiting")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="with what was predicted before")
-    parser.add_argument("--window-seconds", type=float, metavar="S", help="of the predicted run, if it is another one")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--windows", type=int, metavar="N", help="of the predicted run, if it is another one")
+    parser.add_argument("--window-seconds", type=float, metavar="S", help="the same")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="constants of the predicted run")
+    parser.add_argument("--cores", type=int, default=os.cpu_count(), help="processors that all nodes share")
+    parser.add_argument("--before", type=int, default=math.inf, metavar="W", help="compare only earlier windows")
     args = parser.parse_args()
     if args.compare:
-        print(table(json.loads(args.compare.read_text()), args.folder))
+        print(table(json.loads(args.compare.read_text()), args.folder, args.before))
         return
-    prediction = predict(args.folder, window_seconds=args.window_seconds, seed=args.seed)
+    changes = {name: json.loads(value) for name, _, value in (pair.partition("=") for pair in args.set)}
+    prediction = predict(
+        args.folder, windows=args.windows, window_seconds=args.window_seconds, changes=changes, cores=args.cores
+    )
     text = json.dumps(prediction, indent=2)
     if args.predict:
         args.predict.write_text(text + "\n")
         return
     print(text)
-    print(table(prediction, args.folder))
+    print(table(prediction, args.folder, args.before))
 
 
 if __name__ == "__main__":

@@ -210,6 +210,10 @@ class Comms(ChainManager):
         float32), and 1 MiB for the header."""
         return 12 * sum(one.numel() for one in meta_model(self._hparams).parameters()) + 2**20
 
+    async def _state_cap(self) -> int:
+        """``max_state_bytes``; the first reading imports the model's code, which takes seconds."""
+        return await asyncio.to_thread(lambda: self.max_state_bytes)
+
     # Buckets
 
     @property
@@ -289,10 +293,8 @@ class Comms(ChainManager):
         ended_ago = self.clock.seconds_since(window + 1)
         left = float("inf") if within is None else began + within - asyncio.get_running_loop().time()
         rules = updates.UpdateRules.of(
-            window, bounds, self._hparams, spec, ended_ago=ended_ago, patient=patient, within=left
+            window, bounds, self._hparams, spec, ended_ago=ended_ago, patient=patient, within=left, sha256s=sha256s
         )
-        if sha256s is not None:
-            rules = rules.by_hash(sha256s)
         stores = {uid: self._connections.store(buckets[uid]) if uid in buckets else None for uid in uids}
         return await gather(stores, rules, concurrency=self._resources.gather_peers)
 
@@ -652,7 +654,7 @@ class Comms(ChainManager):
         if store is None:
             raise ObjectNotFound(f"uid {uid} has committed to no bucket")
         name = state_key(key, window, uid, self._version)
-        return await get_state(store, name, max_bytes=self.max_state_bytes, bounds=time_bounds(time_min, time_max))
+        return await get_state(store, name, max_bytes=await self._state_cap(), bounds=time_bounds(time_min, time_max))
 
     async def get_with_retry(
         self,
@@ -672,7 +674,7 @@ class Comms(ChainManager):
             key,
             window,
             self._version,
-            max_bytes=self.max_state_bytes,
+            max_bytes=await self._state_cap(),
             timeout=timeout,
             bounds=time_bounds(time_min, time_max),
         )
@@ -709,7 +711,7 @@ class Comms(ChainManager):
             key,
             window,
             self._version,
-            max_bytes=self.max_state_bytes,
+            max_bytes=await self._state_cap(),
             timeout=timeout,
             bounds=time_bounds(time_min, time_max),
             decode=partial(parse_sparse, totalks=totalks, topk=self._hparams.topk_compression, device=device),

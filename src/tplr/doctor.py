@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -35,10 +35,13 @@ class Report:
 More = Callable[[Environment], Awaitable["Report"]]
 
 
-def main(kinds: Sequence[str], more: More | None = None, environment: Environment | None = None) -> int:
-    """Print a table for each bucket of ``kinds``; without any, for gradients and every other kind that is configured.
+def main(
+    kinds: Sequence[str], more: More | None = None, environment: Environment | None = None, *, own: Kind = "gradients"
+) -> int:
+    """Print a table for each bucket of ``kinds``; without any, for ``own`` and every other kind that is configured.
 
     Args:
+        own: the bucket that the node writes to, and must have.
         more: gives one more table; its problems count as failed tests.
         environment: None: that of this process.
 
@@ -51,7 +54,7 @@ def main(kinds: Sequence[str], more: More | None = None, environment: Environmen
         return 2
     try:
         environment = environment or Environment.read()
-        chosen: list[Kind] = [kind for kind in KINDS if kind in (kinds or _configured(environment))]
+        chosen: list[Kind] = [kind for kind in KINDS if kind in (kinds or _configured(environment, own))]
         with console.status("testing the buckets …"):
             reports = asyncio.run(_examine_all(chosen, environment, more))
     except ConfigError as error:
@@ -65,8 +68,14 @@ def main(kinds: Sequence[str], more: More | None = None, environment: Environmen
 
 
 async def _examine_all(kinds: Sequence[Kind], environment: Environment, more: More | None) -> list[Report]:
-    reports = await examine(kinds, environment)
-    return [*reports, await more(environment)] if more else reports
+    try:
+        reports = await examine(kinds, environment)
+    except ConfigError as error:  # of what all buckets share: it must not hide what is wrong elsewhere
+        reports = [Report("buckets", _settings(error), configured=False)]
+    if more is None:
+        return reports
+    last, said = await more(environment), {finding.found for report in reports for finding in report.findings}
+    return [*reports, replace(last, findings=[one for one in last.findings if one.found not in said])]
 
 
 async def examine(kinds: Sequence[Kind], environment: Environment) -> list[Report]:
@@ -81,10 +90,7 @@ async def examine(kinds: Sequence[Kind], environment: Environment) -> list[Repor
             try:
                 record = environment.record(kind)
             except ConfigError as error:
-                problems = [
-                    Finding("settings", ProbeResult.PROBLEM, text, "see .env.example") for text in error.problems
-                ]
-                reports.append(Report(f"{kind} bucket", problems, configured=False))
+                reports.append(Report(f"{kind} bucket", _settings(error), configured=False))
                 continue
             for number, replica in enumerate(record.get("multiple", [record])):
                 variables = f"R2_{kind.upper()}" + (f"_BUCKET_LIST[{number}]" if "multiple" in record else "")
@@ -121,8 +127,12 @@ def _fits_the_chain(bucket: Bucket, variables: str) -> Finding:
     return Finding("commitment", ProbeResult.OK, "fits the chain's 128 characters")
 
 
-def _configured(environment: Environment) -> list[Kind]:
-    return [kind for kind in KINDS if kind == "gradients" or environment.configured(kind)]
+def _settings(error: ConfigError) -> list[Finding]:
+    return [Finding("settings", ProbeResult.PROBLEM, text, "see .env.example") for text in error.problems]
+
+
+def _configured(environment: Environment, own: Kind) -> list[Kind]:
+    return [kind for kind in KINDS if kind == own or environment.configured(kind)]
 
 
 def _table(report: Report) -> Table:

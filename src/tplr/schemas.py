@@ -279,7 +279,8 @@ class PeerObservation(Wire):
             ``Alignment`` with the gradient on the pages that this uid was assigned. Empty if it was not tested.
         evaluation: losses; None if not measured. Of the sampled miners only some are, unless there are too few updates
             for the own-pages test.
-        behind: steps behind, by its last true report; ``OUT_OF_SYNC`` if it reports another model, or none.
+        behind: steps behind, by its last true report; ``OUT_OF_SYNC`` if it reports another model, or none; ``UNREAD``
+            if its bucket refused this validator, or did not answer.
         copied: documented: rule for the update that it repeats ("copied_indices"); "" if none.
         copied_from: documented: uid of that update.
         active: documented: whether it uploaded recently.
@@ -302,6 +303,7 @@ class PeerObservation(Wire):
 
 VALID = "valid"
 OUT_OF_SYNC = -1
+UNREAD = -2  # counts as OUT_OF_SYNC
 
 
 class Alignment(Wire):

@@ -81,6 +81,7 @@ async def test_buckets_of_a_window_are_those_at_its_end_whenever_they_are_asked_
     world.admin.deregister("me")
     world.pass_blocks(4)
     assert await node.buckets_in(window) == await late.buckets_in(window) == {1: bucket("a")}
+    assert (await node.hotkeys_in(window)).get(1) == (await late.hotkeys_in(window)).get(1) is not None
     assert await node.buckets_in(node.block_to_window(await node.chain.head()) - 1) == {1: bucket("b")}
     with pytest.raises(ChainUnavailable):
         await node.buckets_in(node.block_to_window(await node.chain.head()))

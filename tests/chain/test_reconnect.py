@@ -78,6 +78,29 @@ async def test_only_mute_nodes_end_the_opening(world, mute_url, monkeypatch):
         await asyncio.wait_for(world.connect("me", f"{mute_url},{mute_url}"), 10)
 
 
+async def test_a_mute_node_costs_the_opening_no_more_than_a_head_start(world, mute_url, monkeypatch):
+    monkeypatch.setattr("tplr.chain.subtensor.HEAD_START_SECONDS", 0.2)
+    began = time.monotonic()
+    chain = await world.connect("me", f"{mute_url},{mute_url},{world.node.url}")
+    assert time.monotonic() - began < subtensor.DIAL_SECONDS
+    assert await chain.head() > 0
+    await chain.close()
+
+
+async def test_each_endpoint_says_its_head_or_why_not(world, mute_url, monkeypatch):
+    monkeypatch.setattr("tplr.chain.subtensor.DIAL_SECONDS", 1.0)
+    dead = "ws://127.0.0.1:9"
+    found = await subtensor.probe_endpoints(f"{world.node.url},{dead},{mute_url}", [f"{world.node.url}/archive"])
+    assert [name for name, _ in found] == [world.node.url, dead, mute_url, world.node.url]
+    good, refused, mute, archive = [said for _, said in found]
+    assert isinstance(good, subtensor.EndpointHead)
+    assert isinstance(archive, subtensor.EndpointHead)
+    assert good.number > 0
+    assert good.time == pytest.approx(time.time(), abs=600)
+    assert "refused" in refused.lower() or "connect" in refused.lower()
+    assert "no answer in 1 s" in mute
+
+
 def test_a_mute_node_counts_as_dead_within_ten_seconds():
     assert subtensor.QUIET_SECONDS + subtensor.PROBE_SECONDS < 10
     assert subtensor.DIAL_SECONDS < 10

@@ -1,6 +1,7 @@
 """From a run's owner to a newcomer's running service, by commands alone: a real chain file, storage and wallets."""
 
 import asyncio
+import io
 import os
 import pty
 import re
@@ -14,8 +15,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from forked import ForkedCommands, forked_commands
+from forked import ForkedCommands, forked_commands, unframed
+from rich.console import Console
 
+from tplr.join import steps
+from tplr.join.description import load_description
 from tplr.join.env_file import read_env_file
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
 from tplr.localnet.network import HOTKEY, NETUID, Network, create_chain, lay_out, node_environment
@@ -43,7 +47,8 @@ class World:
     async def tplr(self, *arguments: object, env: dict[str, str]) -> tuple[int, str]:
         """Exit status and output of ``tplr ARGUMENTS``, without frames and line breaks of tables."""
         command = [sys.executable, "-m", "tplr.cli", *arguments]
-        return await self.commands.run(command, env=env | {"COLUMNS": "200"}, folder=self.network.folder)
+        status, printed = await self.commands.run(command, env=env | {"COLUMNS": "200"}, folder=self.network.folder)
+        return status, unframed(printed)
 
     async def init(self, *arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
         given = ("--name", "toy", "--netuid", NETUID, "--network", f"local:{self.network.chain}")
@@ -106,6 +111,14 @@ async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -
     assert where == str(folder)
     assert shlex.split(command)[1:4] == ["-m", "tplr.cli", "miner"]
     assert "--no-compile" in command
+    # Without --install the same unit is printed, and nothing is written.
+    run, given = load_description(world.description), {"wallet_path": folder, "device": "cpu", "down": 1.0, "up": 1.0}
+    printed = Console(file=io.StringIO(), width=60)
+    steps._serve(run, steps.Answers(role="miner", node_options=[], **given), ["--device", "cpu"], folder, printed)
+    said_unit = printed.file.getvalue()  # type: ignore[attr-defined]
+    assert "--install installs this unit as tplr-toy-miner.service" in " ".join(said_unit.split())
+    assert f"WorkingDirectory={folder}" in said_unit
+    assert re.search(r"^ExecStart=.*-m tplr\.cli miner --device cpu$", said_unit, re.M)
     secret = variables["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"]
     assert secret == world.newcomer["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"]
     assert secret not in said + unit

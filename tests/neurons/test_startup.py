@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from forked import ForkedCommands, forked_commands
+from forked import ForkedCommands, forked_commands, unframed
 
 from tplr.chain.hotkeys import new_hotkey, save_hotkey
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
@@ -46,7 +46,10 @@ class World:
         return await self._run([sys.executable, "-m", "tplr.cli", "doctor", *self.command[script + 1 :], *more], env)
 
     async def _run(self, command: list[str], env: dict[str, str] | None) -> tuple[int, str]:
-        return await self.commands.run(command, env=self.env if env is None else env, folder=self.network.folder)
+        status, printed = await self.commands.run(
+            command, env=self.env if env is None else env, folder=self.network.folder
+        )
+        return status, unframed(printed)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -150,6 +153,18 @@ async def test_dead_storage_and_missing_dataset(world: World) -> None:
     status, text = await world.check(env=world.env | {"TPLR_DATASET_SUBFOLDER": "elsewhere"})
     assert status == 2
     assert "elsewhere/_metadata.yaml" in text
+
+
+async def test_a_dataset_that_alone_does_not_answer_is_given_up(world: World) -> None:
+    world.server.faults.add(f"^[A-Z]+ /{world.network.dataset.name}[/?]", Status(503, "SlowDown"), times=None)
+    began = time.monotonic()
+    status, text = await world.check()
+    world.server.faults.clear()
+    assert status == 3
+    assert "the dataset's bucket does not answer" in text
+    assert "the write key" not in text
+    # A loader would ask for a minute.
+    assert time.monotonic() - began < 50
 
 
 async def test_a_storage_that_hangs_is_given_up_after_15_seconds(world: World) -> None:

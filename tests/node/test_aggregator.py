@@ -104,3 +104,16 @@ async def test_nothing_is_published_before_it_is_decided(node, bucket, decided) 
     await node._aggregate(WINDOW, late=True)
     assert bucket.aggregate
     assert WINDOW not in node._due(WINDOW, newest=WINDOW + 1)
+
+
+async def test_what_was_never_published_does_not_stay_for_ever(node, decided, tmp_path: Path) -> None:
+    old, kept = node._bundles.path(decided[0]), tmp_path / f"window-{WINDOW + 1}-3-abc"
+    for path in (old, kept, tmp_path / "window-x-y"):
+        path.write_bytes(BODY)
+    await node._bundles.drop_before(WINDOW)
+    assert old.exists()
+    await node._bundles.drop_before(WINDOW + 1)
+    assert {path.name for path in tmp_path.iterdir()} == {kept.name, "window-x-y"}
+    node._tries[WINDOW] = 3
+    node._due(0, newest=WINDOW + node._hparams.gradient_retention_windows)
+    assert WINDOW not in node._tries

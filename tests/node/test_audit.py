@@ -13,7 +13,7 @@ from tplr.errors import StoreUnavailable, WindowLost
 from tplr.exchange.aggregates import IncludedSet, reported_set
 from tplr.exchange.documents import put_document
 from tplr.exchange.scores import put_scores
-from tplr.keys import debug_key, gradient_key, scores_key
+from tplr.keys import commit_key, debug_key, gradient_key, scores_key
 from tplr.localnet.attackers import Honest, Late, Malformed
 from tplr.localnet.simulation import START_WINDOW, VALIDATOR, World, profile, small
 from tplr.node.audit import Auditor
@@ -48,7 +48,7 @@ class Overlapping(Honest):
 
     async def act(self, world: World, window: int) -> None:
         pages = world.pages(self.uid, window)
-        stats = self.train_state.train(pages.batches) if window == START_WINDOW else self.train_state.resume()
+        stats = self.train_state.train(pages.batches if window == START_WINDOW else None)
         assert stats.batches == len(pages.batches)
         about = {"window": window, "uid": self.uid, "pages_digest": pages.digest, "batches": stats.batches}
         await self.publish(world, window, self.train_state.pack(**about))
@@ -177,6 +177,17 @@ async def test_what_is_not_there_now_is_no_difference(world: World, tmp_path: Pa
     assert (found.window, found.what, found.found) == (2, "update of uid 2", "missing")
 
 
+async def test_a_commit_that_is_missing_later_is_no_difference(world: World, tmp_path: Path, caplog) -> None:
+    """Otherwise miners could make the leading validator a liar: the bytes of the update are still the applied ones."""
+    store, key = world.by_uid[2].store, commit_key(2, 2, world.hparams.version)
+    held = store._objects.pop(key)
+    try:
+        assert await audit(world, tmp_path) is None
+    finally:
+        store._objects[key] = held
+    assert "window 2: uids [2]: commits not verified: deleted or replaced" in caplog.text
+
+
 def changed(store: MemoryStore, key: str, where: int) -> None:
     """One byte of an object, another one, with a size and a time as before; a hexadecimal digit stays one."""
     info, body = store._objects[key]
@@ -267,6 +278,7 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
         f"pages of uid {other}": observed(other, assigned_pages=False),
         f"uid {other} included": observed(other, included=False),
         "uid 7 included": observed("7", included=True),
+        "verdict on uid 7": observed("7", verdict="missing"),  # in place of a reason that strikes
         "sampled uids": observed(other, sampled=True),
         "earlier windows that the scores follow from": {"follows_from": ()},
     }
@@ -308,4 +320,4 @@ async def test_scores_whose_evidence_is_gone_are_not_verified(world: World, tmp_
         assert await auditor.audit(LAST) is None
     finally:
         world.bucket._objects[key] = held
-    assert "peer scores of window 3 not verified: no report of windows [2]" in caplog.text
+    assert "window 3: peer scores not verified: no report of windows [2]" in caplog.text

@@ -10,9 +10,10 @@ import torch
 from recording import Recording
 
 from tplr.chain.ledger import Ledger
+from tplr.errors import ConfigError
 from tplr.exchange.gather import GatherResult
 from tplr.node.network_reader import NetworkReader
-from tplr.node.replay import load_state
+from tplr.node.replay import load_state, reading_state
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
@@ -111,12 +112,22 @@ async def test_joins_from_a_checkpoint_and_aggregates_when_the_updates_are_gone(
             assert run.agrees(replica)
         assert "catching up: 2 windows left, about " in caplog.text
         assert [event["window"] for event in run.events_of("applied")] == [START + 2, START + 3, START + 4]
+        held = {START + 5: digest(run.recording.train_state.parameters)}
         # What it saved leads on from there.
         await run.record()
         async with run.opened() as replica:
             assert replica.window == START + 5
             await run.advance(replica)
             assert run.agrees(replica)
+        # An audit finds the state that fits its window, of the two that the node has saved.
+        held[START + 6] = digest(run.recording.train_state.parameters)
+        reader, folder = NetworkReader(None, None, None, run.stage.hparams, run.newcomer.comms), str(replica.folder)
+        for window, model in held.items():
+            audited = reading_state(reader, folder, START, run.stage.folder("scratch"))
+            assert await run.stage.drive(load_state(reader, audited, folder, until=window)) == window
+            assert digest(audited.parameters) == model
+        with pytest.raises(ConfigError, match=f"no saved state of this run of window {START + 4} or before"):
+            await run.stage.drive(load_state(reader, audited, folder, until=START + 4))
 
 
 async def test_only_electors_publish_checkpoints_and_who_lost_everything_finds_theirs(scene) -> None:

@@ -3,12 +3,20 @@
 import asyncio
 import threading
 import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
+from faulty import FaultyChain
 
-from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, StoreUnavailable, TplrError
+from tplr.chain.hotkeys import new_hotkey
+from tplr.chain.ledger import Ledger
+from tplr.chain.local import LocalChain
+from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, ObjectNotFound, StoreUnavailable, TplrError
+from tplr.node import startup
 from tplr.node.checks import MISCONFIGURED, OUTSIDE_DOWN, Checks
-from tplr.node.startup import in_daemon_thread
+from tplr.node.startup import check_answers, in_daemon_thread
 
 
 def fail(error: TplrError) -> None:
@@ -63,3 +71,76 @@ def test_nobody_waits_for_a_thread_that_hangs() -> None:
         asyncio.run(give_up())
     assert time.monotonic() - began < 30
     release.set()
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``await opened(Checks(), ...)`` checks a chain whose named calls fail; returns the chain, or None."""
+    key = new_hotkey()
+    Ledger.create(tmp_path / "chain", netuid=1, block_time=0.05)
+    ledger = Ledger(tmp_path / "chain")
+    ledger.register(key.ss58_address, "nobody")
+    ledger.close()
+    monkeypatch.setattr(startup, "HICCUP_SECONDS", 0.3)  # until the registration is in a block
+    openings: list[str] = []
+
+    async def run(checks: Checks, *failing: str, refused: int = 0) -> FaultyChain | None:
+        @asynccontextmanager
+        async def open_chain(_: Any) -> Any:
+            openings.append("")
+            if len(openings) <= refused:
+                raise ChainUnavailable("refused")
+            async with LocalChain(tmp_path / "chain", key, netuid=1) as chain:
+                faulty = FaultyChain(chain)
+                for call in failing:
+                    faulty.fail(call, "lost")
+                yield faulty
+
+        monkeypatch.setattr(startup, "_open_chain", open_chain)
+        args: Any = type("Arguments", (), {"wallet_hotkey": "h", "netuid": 1})
+        async with AsyncExitStack() as stack:
+            return await startup._checked_chain(args, stack, checks)
+
+    return run
+
+
+async def test_a_hiccup_of_the_chain_is_no_problem(opened: Any) -> None:
+    checks = Checks()
+    chain = await opened(checks, "metagraph", "head", refused=1)
+    assert checks.problems == []
+    assert checks.neuron is not None
+    assert chain.calls.count("metagraph") == chain.calls.count("head") == 2
+
+
+async def test_a_chain_that_is_down_is_said_once_and_in_time(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = Checks()
+    assert await opened(checks, refused=2) is None
+    assert [(one.check, one.text, one.outside) for one in checks.problems] == [("wallet and chain", "refused", True)]
+
+    async def mute(*_: object) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(startup, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(startup, "LAST_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(FaultyChain, "metagraph", mute)
+    checks, began = Checks(), time.monotonic()
+    await opened(checks)
+    assert time.monotonic() - began < 30
+    assert [one.check for one in checks.problems] == ["registration"]
+    assert checks.status == OUTSIDE_DOWN
+
+
+async def test_a_dataset_is_reached_if_one_replica_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "RETRY_SECONDS", 0.05)
+
+    class Store:
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        async def head(self, _: str) -> None:
+            raise self.error
+
+    down: Any = Store(StoreUnavailable("503"))
+    await check_answers([down, Store(ObjectNotFound("no such key"))])  # type: ignore[list-item]
+    with pytest.raises(StoreUnavailable, match=r"the dataset's bucket does not answer: .*503"):
+        await check_answers([down, down])

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from tplr.errors import WindowLost
 from tplr.exchange.aggregates import IncludedSet
 from tplr.keys import gradient_key, state_key
+from tplr.node.bundles import Bundles
 from tplr.node.elector import Elector, closes_after
 from tplr.node.leader import Leader
 from tplr.node.windows import WindowUpdates
@@ -27,6 +29,17 @@ VALIDATORS = ("validator", "validator-2", "validator-3")
 def test_an_election_begins_after_the_slowest_transfer_but_within_half_a_window(size: int, seconds: float) -> None:
     hparams = run_constants("70B", time_window_delta_seconds=300)
     assert closes_after(hparams, size, 12.0) == 300 + 2 + 2 + seconds
+
+
+async def test_votes_on_windows_of_long_ago_are_deleted(tmp_path: Path) -> None:
+    elector = object.__new__(Elector)
+    elector._folder, elector._bundles = tmp_path, Bundles(None, None, tmp_path)  # type: ignore[arg-type]
+    for name in ("election-7", "election-8", "election-x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ballot").touch()
+    (tmp_path / "window-7-3-abc").touch()
+    await elector._forget_before(8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["election-8", "election-x"]
 
 
 class Council:

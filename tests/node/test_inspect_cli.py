@@ -3,7 +3,8 @@
 import pytest
 
 from tplr.exchange.scores import seal_of
-from tplr.node.inspect_cli import AGREES, UNKNOWN
+from tplr.node.audit import Auditor, Difference
+from tplr.node.inspect_cli import AGREES, DIFFERS, UNKNOWN
 from tplr.schemas import PeerObservation, PeerScore, ScoreReport
 from tplr.scoring.explain import explain
 
@@ -71,3 +72,18 @@ async def test_a_window_that_can_not_be_audited_is_an_error(stage, command, capl
     with pytest.raises(SystemExit) as refused:
         await command("audit", "--window", "last")
     assert refused.value.code == 2
+
+
+@pytest.mark.parametrize("found", [None, Difference(WINDOW, "weights", 1, 2)])
+async def test_an_audit_prints_what_it_believes(stage, command, capsys, monkeypatch, found) -> None:
+    async def audit(self: Auditor, *_: object, **__: object) -> Difference | None:
+        self.unverified.append(f"window {WINDOW}: steps behind of uids [3] not verified")
+        return found
+
+    monkeypatch.setattr(Auditor, "audit", audit)
+    validator = (await stage.context(stage.setup("validator"))).comms
+    await validator.post_start_window(WINDOW)
+    assert await command("audit", "--window", WINDOW) == (DIFFERS if found else AGREES)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("DIFFERS: window 7: weights: published 1, found 2" if found else "AGREES: validator")
+    assert second == f"BELIEVED: window {WINDOW}: steps behind of uids [3] not verified"

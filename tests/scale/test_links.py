@@ -35,6 +35,11 @@ def test_a_later_flow_takes_half_from_the_first() -> None:
     assert finish_times([0.0, 5.0], 100.0, capacity=10.0, connection=10.0) == [15.0, 20.0]
 
 
+def test_flows_of_different_sizes() -> None:
+    # Both have half until the short one ends; the other one has 20 of its 30 left, and the whole link.
+    assert finish_times([0.0, 0.0], [30.0, 10.0], capacity=10.0, connection=10.0) == [4.0, 2.0]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, 30).map(float), min_size=1, max_size=6),

@@ -16,11 +16,17 @@ UPDATE = 100_000_000
 
 
 def run(
-    assumed: Assumptions = IDEAL, *, windows: int = 6, overlap: bool = False, seed: int = 1, **changes: float
+    assumed: Assumptions = IDEAL,
+    *,
+    windows: int = 6,
+    overlap: bool = False,
+    fresh: bool = False,
+    seed: int = 1,
+    **changes: float,
 ) -> list[WindowResult]:
     hparams = run_constants("1B", max_topk_peers=8, reserve_peers=4, **changes)
     people = Participants.draw(assumed, uids=24, validators=3, seed=seed)
-    design = Design(hparams=hparams, update_bytes=UPDATE, block_seconds=BLOCK_SECONDS, overlap=overlap)
+    design = Design(hparams=hparams, update_bytes=UPDATE, block_seconds=BLOCK_SECONDS, overlap=overlap, fresh=fresh)
     return list(Network(design, assumed, people, seed).run(windows))
 
 
@@ -59,6 +65,32 @@ def test_silent_electors_delay_the_decision() -> None:
 def test_electors_vote_for_what_they_have_when_the_election_begins() -> None:
     slow = run(replace(IDEAL, validator_down=UPDATE * 8 * 12 / 2000), windows=2)  # all twelve take 2,000 s
     assert all(one.included == 0 and not one.all_included for one in slow)
+
+
+def test_a_new_run_measures_until_the_rules_list_somebody() -> None:
+    hparams = run_constants("1B")
+    first = hparams.probation_windows + hparams.validator_offset + hparams.peer_list_window_margin
+    found = run(fresh=True, windows=first + 3)
+    assert all(one.listed == one.included == 0 and one.probation == 16 for one in found[:first])
+    # Nobody is waited for: two blocks until the bounds are final, and the election.
+    assert all(24 < one.decided < 24 + 4 and one.gathered < 24 + 1 for one in found[:first])
+    assert all(one.listed == one.included == 8 and one.all_included for one in found[first:])
+
+
+def test_a_new_run_without_probation_gathers_from_its_first_window() -> None:
+    assert all(one.listed == one.included == 8 for one in run(fresh=True, windows=2, probation_windows=0))
+
+
+def test_shared_processors_delay_gathers_and_decisions() -> None:
+    alone = run(windows=2)
+    busy = run(replace(IDEAL, cores=2.0, request_work=0.05), windows=2)
+    # 24 nodes with 3 * 2 requests about the window and 3 * 12 for the updates; downloads take 19 s beside it.
+    work = 24 * (6 + 36) * 0.05 / 2
+    for one, other in zip(alone, busy, strict=True):
+        assert other.gathered == pytest.approx(24 + work, rel=0.1)
+        assert other.decided > one.decided
+    measures = run(replace(IDEAL, cores=2.0, request_work=0.05, measuring_work=60.0), windows=2)
+    assert all(one.gathered > other.gathered + 2 for one, other in zip(measures, busy, strict=True))
 
 
 def test_the_same_seed_gives_the_same_network_and_another_seed_another_one() -> None:

@@ -14,6 +14,7 @@ from tplr.hparams import load_hparams
 from tplr.schemas import (
     OUT_OF_SYNC,
     PRODUCT_DECIMALS,
+    UNREAD,
     VALID,
     Alignment,
     Evaluation,
@@ -42,6 +43,7 @@ WRONGS: dict[str, dict[str, Any]] = {
     **{reason.value: {"verdict": reason.value, **NO_UPDATE} for reason in Reason},
     "wrong_pages": {"assigned_pages": False, "evaluation": None},
     "another_model": {"behind": OUT_OF_SYNC},
+    "unread": {"behind": UNREAD},
     "far_behind": {"behind": 4},
     "gone": {"verdict": None, "listed": False, "sampled": False, **NO_UPDATE},
 }
@@ -115,8 +117,9 @@ def test_who_is_away_breaks_no_rule(observation, evidence) -> None:
     for wrong in ("no_commit", "hash_mismatch", "too_late"):
         away[2] = observation(2, **WRONGS[wrong])
         assert Board(HPARAMS).see(evidence(0, away)).struck == {}
-    wrong = {**good(observation), 1: observation(1, **WRONGS["another_model"])}
-    assert Board(HPARAMS).see(evidence(0, wrong)).struck == {1: ("out_of_sync",)}
+    for wrong in ("another_model", "unread"):
+        seen = {**good(observation), 1: observation(1, **WRONGS[wrong])}
+        assert Board(HPARAMS).see(evidence(0, seen)).struck == {1: ("out_of_sync",)}
 
 
 def with_norms(evidence: Evidence, norms: dict[int, float]) -> Evidence:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tplr.errors import PayloadError
-from tplr.schemas import OUT_OF_SYNC, ScoreReport, WeightsSet
+from tplr.schemas import OUT_OF_SYNC, UNREAD, ScoreReport, WeightsSet
 from tplr.scoring.explain import explain
 from tplr.scoring.profiles import score_board
 from tplr.seeds import Profile
@@ -84,6 +84,7 @@ def test_a_report_that_contradicts_itself_is_one_error(report) -> None:
     [
         ({"assigned_pages": False, "evaluation": None}, "wrong_pages: its update names other pages than it was given"),
         ({"behind": OUT_OF_SYNC}, "this window       zero: a rule struck"),
+        ({"behind": UNREAD}, "its own report    not readable: its bucket refused, or did not answer"),
         (
             {"verdict": "too_late", "included": False, "assigned_pages": None, "evaluation": None},
             "zero: its update is not in the included set",

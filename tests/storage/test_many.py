@@ -12,16 +12,18 @@ from tplr.storage.many import for_each
 async def test_never_more_than_allowed_at_once_and_each_exactly_once() -> None:
     running, most, done = 0, 0, []
 
-    async def work(item: int) -> None:
+    async def work(item: int) -> int:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.003 - 0.001 * (item % 3))  # the later ones of three are done first
         running -= 1
         done.append(item)
+        return -item
 
-    await for_each(range(20), work, concurrency=3)
+    assert await for_each(range(20), work, concurrency=3) == [-item for item in range(20)]
     assert most == 3
+    assert done != sorted(done)
     assert sorted(done) == list(range(20))
 
 

@@ -149,6 +149,20 @@ def test_a_sample_of_the_chunks_is_an_unbiased_estimate(model, outer, updates, b
     assert (np.abs(np.mean(seen, axis=0) - np.concatenate([whole.products, whole.gram])) < 5 * error + 0.02).all()
 
 
+def test_some_of_the_updates_are_aligned_as_when_all_were(model, outer, updates, batches, monkeypatch):
+    """An audit has no update that is deleted; the sampled chunks depend on how many updates there were."""
+    gradient = probe_gradient(model, batches(1), "float32").tensors
+    monkeypatch.setattr(inner_products, "LEAST_CHUNKS", 2)
+    monkeypatch.setattr(inner_products, "PAIRS", 12 * len(updates) ** 2)
+    applied = [update.uid for update in updates[:1]]
+    every = align(outer, gradient, updates, step=1, seed=3, applied=applied)
+    some = align(outer, gradient, updates[:2], step=1, seed=3, applied=applied, together=len(updates))
+    assert some.products == pytest.approx(every.products[:2], rel=1e-9)
+    assert some.products != pytest.approx(
+        align(outer, gradient, updates[:2], step=1, seed=3, applied=applied).products, rel=1e-3
+    )
+
+
 def test_without_updates_there_are_no_products(model, outer, batches):
     found = align(outer, probe_gradient(model, batches(1), "float32").tensors, [], step=1, seed=0)
     assert found == ((), (), (), ())

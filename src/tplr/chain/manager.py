@@ -142,6 +142,11 @@ class ChainManager:
         _, buckets = await self._directory_at(window + 1)
         return buckets
 
+    async def hotkeys_in(self, window: int) -> dict[int, str]:
+        """Hotkeys by uid at the end of ``window``. Raises as ``buckets_in``."""
+        metagraph, _ = await self._directory_at(window + 1)
+        return {neuron.uid: neuron.hotkey for neuron in metagraph.neurons}
+
     async def electors_in(self, window: int) -> Electors:
         """The electors of ``window``, as of its first block: the same for every node at any time.
 

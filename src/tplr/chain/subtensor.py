@@ -43,6 +43,7 @@ WRITE_BLOCKS = 10
 # A node that says nothing for the first time is asked for its head. Without an answer in the second it counts as mute,
 # and the next one is dialled, for the third at most if there are several.
 QUIET_SECONDS, PROBE_SECONDS, DIAL_SECONDS = 4.0, 5.0, 9.0
+HEAD_START_SECONDS = 2.0  # of a node that is dialled, before the next
 RAO_PER_ALPHA = 1e9
 
 # Errors that the SDK raises; a storage item that the runtime lacks is a ValueError.
@@ -441,6 +442,40 @@ class SubtensorChain:
                 self._substrate.raw.clear_nonce_cache_for_account(self.hotkey)
 
 
+class EndpointHead(NamedTuple):
+    """What a node of the chain says: its newest block, and the unix time in it."""
+
+    number: int
+    time: float
+
+
+async def probe_endpoints(network: str, archive: Sequence[str] = ()) -> list[tuple[str, EndpointHead | str]]:
+    """Ask every node of ``network``, and those of ``archive``, all at once; arguments as in ``SubtensorChain.open``.
+
+    Returns:
+        For each, in order, its scheme and host, and its head or why there is none.
+
+    Raises:
+        ConfigError: there is no such network.
+    """
+    urls = list(dict.fromkeys([*_endpoints(network).nodes, *archive]))
+    return list(zip(map(_origin, urls), await asyncio.gather(*map(_probe, urls)), strict=True))
+
+
+async def _probe(url: str) -> EndpointHead | str:
+    substrate = _substrate([url], [])
+    try:
+        client = bt.Client(substrate=substrate)  # type: ignore[arg-type] - as in ``open``
+        await within(DIAL_SECONDS, _owned(substrate.connect()))
+        number = await within(PROBE_SECONDS, _owned(client.block()))
+        time = await within(PROBE_SECONDS, _owned(client.timestamp(block=number)))
+        return EndpointHead(number, time.timestamp())
+    except SDK_ERRORS as error:
+        return str(translate(error, sent=False))
+    finally:
+        await _close(substrate)
+
+
 class _Endpoints(NamedTuple):
     """URLs of nodes to connect to, in this order, and of archives."""
 
@@ -468,26 +503,52 @@ def _substrate(endpoints: Sequence[str], archive: Sequence[str]) -> bt.RpcSubstr
 async def _dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[bt.RpcSubstrate, list[str]]:
     """A connection to the first node that serves one, and the endpoints with that node in front.
 
+    Each is dialled as soon as the one before has failed, or has said nothing for ``HEAD_START_SECONDS``.
+
     Raises:
         ChainUnavailable: none does.
     """
+    seconds = DIAL_SECONDS if len(endpoints) > 1 else READ_SECONDS
+    waiting = [[*endpoints[turn:], *endpoints[:turn]] for turn in range(len(endpoints))]
+    dialling: dict[asyncio.Task[bt.RpcSubstrate], list[str]] = {}
     failed = None
-    for turn in range(len(endpoints)):
-        rotated = [*endpoints[turn:], *endpoints[:turn]]
-        substrate = _substrate(rotated, archive)
-        try:
-            await within(DIAL_SECONDS if len(endpoints) > 1 else READ_SECONDS, _owned(substrate.connect()))
-        except SDK_ERRORS as error:
-            await _close(substrate)
-            failed = translate(error, sent=False)
-            logger.warning("%s can't be reached: %s", _origin(rotated[0]), failed)
-        except BaseException:
-            await _close(substrate)
-            raise
-        else:
-            return substrate, rotated
+    try:
+        while waiting or dialling:
+            if waiting:
+                rotated = waiting.pop(0)
+                dialling[asyncio.create_task(_dial(rotated, archive, seconds))] = rotated
+            patience = HEAD_START_SECONDS if waiting else None
+            ended, _ = await asyncio.wait(dialling, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in dialling if task in ended]:
+                if (error := task.exception()) is None:
+                    return task.result(), dialling.pop(task)
+                rotated = dialling.pop(task)
+                if not isinstance(error, ChainError | UnsupportedRuntime):
+                    raise error
+                failed = error
+                logger.warning("%s can't be reached: %s", _origin(rotated[0]), failed)
+    finally:
+        for task in dialling:
+            task.cancel()
+        for late in await asyncio.gather(*dialling, return_exceptions=True):
+            if isinstance(late, bt.RpcSubstrate):  # it was connected at the same moment
+                await _close(late)
     assert failed is not None
     raise failed
+
+
+async def _dial(rotated: Sequence[str], archive: Sequence[str], seconds: float) -> bt.RpcSubstrate:
+    """A connection to the first of ``rotated``. Raises as ``translate``."""
+    substrate = _substrate(rotated, archive)
+    try:
+        await within(seconds, _owned(substrate.connect()))
+    except SDK_ERRORS as error:
+        await _close(substrate)
+        raise translate(error, sent=False) from error
+    except BaseException:
+        await _close(substrate)
+        raise
+    return substrate
 
 
 async def _owned(call: Awaitable[T]) -> T:

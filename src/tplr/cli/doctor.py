@@ -13,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "kinds",
         nargs="*",
         metavar="KIND",
-        help="test these buckets alone: gradients, aggregator, dataset or checkpoints (default: gradients, every other "
-        "that is configured, and the node)",
+        help="test these buckets alone: gradients, aggregator, dataset or checkpoints (default: the node's own, every "
+        "other that is configured, and the node)",
     )
     parser.add_argument("--role", choices=("miner", "validator", "aggregator"), default="miner", help="of the node")
     add_node_arguments(parser.add_argument_group("the node"))
@@ -27,4 +27,5 @@ def run(args: argparse.Namespace) -> int:
         return main(args.kinds)
     from tplr.node.health import examine_node
 
-    return main((), partial(examine_node, replace(node_arguments(args), role=args.role)))
+    own = "aggregator" if args.role == "aggregator" else "gradients"
+    return main((), partial(examine_node, replace(node_arguments(args), role=args.role)), own=own)

@@ -1,9 +1,9 @@
 """Read-ahead by key on the caller's event loop: the caller says which keys it is likely to need."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from contextlib import AbstractAsyncContextManager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -24,7 +24,7 @@ class Prefetch(AbstractAsyncContextManager["Prefetch[K, V]", None], Generic[K, V
         size: largest number of started loads that are not taken; one more cancels the oldest.
     """
 
-    def __init__(self, load: Callable[[K], Awaitable[V]], *, size: int = 3) -> None:
+    def __init__(self, load: Callable[[K], Coroutine[Any, Any, V]], *, size: int = 3) -> None:
         self._load = load
         self._size = size
         self._tasks: dict[K, asyncio.Task[V]] = {}
@@ -39,7 +39,7 @@ class Prefetch(AbstractAsyncContextManager["Prefetch[K, V]", None], Generic[K, V
     def start(self, key: K) -> None:
         """Start to load ``key``, unless it is started."""
         if key not in self._tasks:
-            self._tasks[key] = asyncio.create_task(self._call(key))
+            self._tasks[key] = asyncio.create_task(self._load(key))
             while len(self._tasks) > self._size:
                 self._drop(next(iter(self._tasks)))
 
@@ -52,9 +52,6 @@ class Prefetch(AbstractAsyncContextManager["Prefetch[K, V]", None], Generic[K, V
         if task is None or (task.done() and (task.cancelled() or task.exception())):
             return await self._load(key)
         return await task
-
-    async def _call(self, key: K) -> V:
-        return await self._load(key)
 
     def _drop(self, key: K) -> None:
         task = self._tasks.pop(key)

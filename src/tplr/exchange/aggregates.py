@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Annotated
 
 from pydantic import FailFast, Field
@@ -140,13 +141,7 @@ async def find_aggregate(
 
     Nobody is waited for that does not answer: ``first_answer.find_first``.
     """
-
-    async def look(store: ObjectStore) -> ObjectInfo | None:
-        return await _look(store, included)
-
-    async def fetch(store: ObjectStore, info: ObjectInfo) -> list[bytes] | None:
-        return await _fetch(store, info, included)
-
+    look, fetch = partial(_look, included=included), partial(_fetch, included=included)
     return await find_first(stores, look, fetch, speeds, what=f"aggregate of window {included.window}")
 
 

@@ -165,4 +165,4 @@ class DecisionReader:
         except PayloadError as error:
             self._refused[uid] = error
         except (StoreError, TimeoutError) as error:
-            logger.info("decision of window %d by uid %d not read: %s", self._window, uid, error or "no answer")
+            logger.info("decision of window %d by uid %d not read: %s", self._window, uid, str(error) or "no answer")

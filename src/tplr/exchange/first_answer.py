@@ -1,8 +1,8 @@
 """Fetches one object from whichever of several buckets has it, and waits for none that does not answer."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from tplr.errors import PayloadError, StoreError, StoreUnavailable
 from tplr.exchange.source_speeds import SourceSpeeds
@@ -17,7 +17,7 @@ PATIENCE_SECONDS, ANSWER_SECONDS = 1.0, 4.0
 
 async def find_first(
     stores: Iterable[ObjectStore],
-    look: Callable[[ObjectStore], Awaitable[ObjectInfo | None]],
+    look: Callable[[ObjectStore], Coroutine[Any, Any, ObjectInfo | None]],
     fetch: Callable[[ObjectStore, ObjectInfo], Awaitable[T | None]],
     speeds: SourceSpeeds,
     *,
@@ -34,12 +34,9 @@ async def find_first(
     unasked = speeds.order(stores)
     looks: dict[asyncio.Task[ObjectInfo | None], tuple[ObjectStore, float]] = {}  # and when each was asked
 
-    async def looked(store: ObjectStore) -> ObjectInfo | None:
-        return await look(store)
-
     def ask(count: int) -> None:
         for store in unasked[:count]:
-            looks[asyncio.create_task(looked(store))] = store, clock()
+            looks[asyncio.create_task(look(store))] = store, clock()
         del unasked[:count]
 
     try:

@@ -110,15 +110,6 @@ class GatherRules(ABC, Generic[T]):
         return self.size / TransferLimits.download_floor
 
 
-@dataclass(frozen=True)
-class _Fetched:
-    """A peer's object, its bytes, and its commit, if one is needed."""
-
-    info: ObjectInfo
-    body: bytes
-    commit: ObjectInfo | None
-
-
 async def gather(
     stores: Mapping[int, ObjectStore | None], rules: GatherRules[T], *, concurrency: int = CONCURRENCY
 ) -> GatherResult[T]:
@@ -159,8 +150,12 @@ async def _judge(
         answers_by = max(closed_at + rules.patience, began + ANSWER_SECONDS)
         try:
             async with slots:
-                fetched = await _fetch(uid, store, rules, answers_by, opened_at + rules.within)
-            return await asyncio.to_thread(_check_body, uid, fetched, rules)
+                async with asyncio.timeout_at(answers_by), asyncio.timeout(ATTEMPT_SECONDS):
+                    info, commit = await _look(uid, store, rules)
+                here_by = min(answers_by + rules.transfer, opened_at + rules.within)
+                async with asyncio.timeout_at(here_by), asyncio.timeout(ATTEMPT_SECONDS + rules.transfer):
+                    body = await store.get(info.key, max_bytes=info.size, if_match=info.etag, verify=False)
+            return await asyncio.to_thread(_check_body, uid, body, info, commit, rules)
         except _Refused as refusal:
             # Before the bound the object may still be replaced, and a later look would judge the new one.
             if refusal.reason is Reason.TOO_LATE or began >= closed_at:
@@ -191,17 +186,6 @@ def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:
             return Reason.MALFORMED, 0.0
 
 
-async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T], answers_by: float, here_by: float) -> _Fetched:
-    """The peer's object. Raises TimeoutError if the bucket has not described it by ``answers_by``, in loop time, or it
-    is not here by ``here_by``."""
-    async with asyncio.timeout_at(answers_by), asyncio.timeout(ATTEMPT_SECONDS):
-        info, commit = await _look(uid, store, rules)
-    last = min(answers_by + rules.transfer, here_by)
-    async with asyncio.timeout_at(last), asyncio.timeout(ATTEMPT_SECONDS + rules.transfer):
-        body = await store.get(info.key, max_bytes=info.size, if_match=info.etag, verify=False)
-    return _Fetched(info, body, commit)
-
-
 async def _look(uid: int, store: ObjectStore, rules: GatherRules[T]) -> tuple[ObjectInfo, ObjectInfo | None]:
     """The descriptions of the peer's object and of its commit, if one is needed."""
     info = await store.head(rules.key(uid))
@@ -226,19 +210,20 @@ async def _timely_commit(store: ObjectStore, key: str, bounds: UploadBounds) -> 
     return commit
 
 
-def _check_body(uid: int, fetched: _Fetched, rules: GatherRules[T]) -> GatheredUpdate[T]:
-    info, commit = fetched.info, fetched.commit
-    sha256 = hashlib.sha256(fetched.body).hexdigest()
+def _check_body(
+    uid: int, body: bytes, info: ObjectInfo, commit: ObjectInfo | None, rules: GatherRules[T]
+) -> GatheredUpdate[T]:
+    sha256 = hashlib.sha256(body).hexdigest()
     expected = rules.sha256s.get(uid) if commit is None else commit.metadata.get(HASH_FIELD, "")
     # A second hash only where the first decides nothing. The ETag tells what the store holds: damage on the way is not
     # the peer's fault, and the body is fetched again.
     if sha256 != expected:
-        if body_etag(fetched.body, like=info.etag) != info.etag:
+        if body_etag(body, like=info.etag) != info.etag:
             raise StoreUnavailable("the body arrived damaged", key=info.key)
         if expected is not None:
             raise _Refused(Reason.HASH_MISMATCH, f"sha256 {sha256[:12]}…, expected {expected[:12]!r}…")
     try:
-        return GatheredUpdate(uid, rules.parse(fetched.body, uid), sha256, info.size, (commit or info).last_modified)
+        return GatheredUpdate(uid, rules.parse(body, uid), sha256, info.size, (commit or info).last_modified)
     except EmptyUpdate as error:
         raise _Refused(Reason.EMPTY, error.reason) from error
     except PayloadError as error:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
@@ -54,8 +54,8 @@ async def find_by_hash(stores: Iterable[ObjectStore], key: str, *, sha256: str, 
 
     async def fetch(store: ObjectStore, info: ObjectInfo) -> bytes | None:
         body = await store.get(key, max_bytes=size, if_match=info.etag)
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
-        return body if digest == sha256 else None
+        found = await asyncio.to_thread(hashlib.sha256, body)
+        return body if found.hexdigest() == sha256 else None
 
     try:
         return await find_first(stores, look, fetch, SourceSpeeds(), what=key)
@@ -117,25 +117,24 @@ class UpdateRules(GatherRules[Update]):
         ended_ago: float,
         patient: bool = False,
         within: float = float("inf"),
+        sha256s: Mapping[int, str] | None = None,
     ) -> "UpdateRules":
         """Rules of a run for ``window``, which ended at least ``ended_ago`` seconds ago.
 
         Args:
             patient: retry buckets that do not answer for ``gather_patience_seconds``.
             within: seconds from now after which no update is waited for.
+            sha256s: hashes by uid that an included set names: those updates may have been written at any time.
         """
         return cls(
             window=window,
-            bounds=bounds,
+            sha256s=sha256s or {},
+            bounds=bounds if sha256s is None else ANYTIME,
             closes_in=bounds.end - bounds.start + STORE_CLOCK_SECONDS - ended_ago,
             patience=hparams.gather_patience_seconds if patient else 0.0,
             size=spec.expected_size,
             version=hparams.version,
             spec=spec,
-            require_commit=hparams.require_commit,
+            require_commit=hparams.require_commit and sha256s is None,
             within=within,
         )
-
-    def by_hash(self, sha256s: Mapping[int, str]) -> "UpdateRules":
-        """Rules for the updates that an included set names: they may have been written at any time."""
-        return replace(self, bounds=ANYTIME, require_commit=False, sha256s=sha256s)

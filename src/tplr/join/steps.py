@@ -118,7 +118,7 @@ def _show_costs(run: RunDescription, path: Path, answers: Answers, folder: Path,
     """Print what a node takes and costs on this machine; returns whether it fits."""
     hparams, device = load_hparams(path.parent / run.hparams.file), check_device(answers.device)
     if answers.role == "aggregator":
-        console.print("An aggregator holds no model; docs/aggregator.md says what it takes.")
+        console.print("An aggregator holds no model; docs/costs.md says what it takes.")
         return True
     here = Host.here(device, folder, ranks=answers.ranks, down=answers.down * 1e6, up=answers.up * 1e6)
     role = "validator" if answers.role == "validator" else "miner"

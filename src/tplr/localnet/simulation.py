@@ -8,7 +8,7 @@ pieces of Python's standard library.
 import functools
 import hashlib
 import sysconfig
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -353,6 +353,17 @@ class _Comms:
     async def get_included(self, window: int) -> None:
         """No set is published: a window is defined by the leading validator's report."""
 
+    async def upload_bounds(self, window: int, delta_seconds: float) -> UploadBounds:
+        end = WINDOW_SECONDS * (window + 1)
+        return UploadBounds(end, end + delta_seconds)
+
+    async def buckets_in(self, _: int) -> dict[int, None]:
+        """Nobody changes its bucket."""
+        return self.commitments
+
+    async def hotkeys_in(self, _: int) -> dict[int, str]:
+        return {neuron.uid: neuron.hotkey for neuron in self.metagraph.neurons}
+
     async def witnessed(self, *_: object) -> dict[int, bytes]:
         return {}
 
@@ -387,12 +398,15 @@ class _Comms:
         window: int,
         spec: PayloadSpec,
         *,
+        sha256s: Mapping[int, str] | None = None,
         patient: bool = False,
         within: float | None = None,
     ) -> GatherResult[Update]:
-        world, end = self._world, WINDOW_SECONDS * (window + 1)
-        bounds = UploadBounds(end, end + world.hparams.time_window_delta_seconds)
+        world = self._world
+        bounds = await self.upload_bounds(window, world.hparams.time_window_delta_seconds)
         rules = UpdateRules.of(window, bounds, world.hparams, spec, ended_ago=LONG_AGO, patient=patient)
+        if sha256s is not None:
+            rules = rules.by_hash(sha256s)
         # To wait for a bucket that will not answer takes real time.
         silent = {uid for uid in uids if world.by_uid[uid].store.silent}
         found = await gather({uid: world.by_uid[uid].store for uid in uids if uid not in silent}, rules)

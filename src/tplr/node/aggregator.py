@@ -38,12 +38,14 @@ class Aggregator:
             for window in self._due(start, newest=tick.window - 1):
                 with in_window(window):
                     await self._aggregate(window, late=window < tick.window - 1)
+            await self._bundles.drop_before(tick.window - self._hparams.gradient_retention_windows)
             await self._comms.cleanup_aggregates(tick.window)
 
     def _due(self, start: int, newest: int) -> list[int]:
         """The newest window, and one unpublished earlier window: the one with the fewest tries, of these the newest."""
         oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
         self._done = {window for window in self._done if window >= oldest}
+        self._tries = Counter({window: tries for window, tries in self._tries.items() if window >= oldest})
         gaps = [window for window in range(newest - 1, oldest - 1, -1) if window not in self._done]
         return [newest, *sorted(gaps, key=lambda window: self._tries[window])[:1]] if newest >= start else []
 

@@ -88,6 +88,15 @@ class Bundles:
         for path in await asyncio.to_thread(lambda: [*self._folder.glob(f"window-{window}-*")]):
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
+    async def drop_before(self, window: int) -> None:
+        """Delete what is stored here of earlier windows: nobody asks for them any more, published or not."""
+        self._published = {number: path for number, path in self._published.items() if number >= window}
+        self._kept = {number for number in self._kept if number >= window}
+        for path in await asyncio.to_thread(lambda: [*self._folder.glob("window-*-*")]):
+            number = path.name.split("-")[1]
+            if number.isdecimal() and int(number) < window:
+                await asyncio.to_thread(path.unlink, missing_ok=True)
+
     async def _body(self, included: IncludedSet, own: GatherResult[Update] | None) -> bytes:
         path = self.path(included)
         if await asyncio.to_thread(path.exists):

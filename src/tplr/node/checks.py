@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tplr.chain.base import Neuron
 from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, StoreUnavailable, TplrError
 
 T = TypeVar("T")
@@ -32,10 +33,15 @@ class Problem:
 
 
 class Checks:
-    """Runs checks, and collects their problems."""
+    """Runs checks, and collects their problems.
+
+    Attributes:
+        neuron: of this hotkey on the subnet; None until it is found.
+    """
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
+        self.neuron: Neuron | None = None
 
     @property
     def status(self) -> int:

@@ -101,12 +101,14 @@ class Elector:
             async for tick in self._context.clock.ticks():
                 for window in self._due(start, newest=tick.window - 1):
                     self._running[window] = group.create_task(self._window(window, late=window < tick.window - 1))
+                await self._forget_before(tick.window - self._hparams.gradient_retention_windows)
                 await self._comms.cleanup_aggregates(tick.window)
 
     def _due(self, start: int, newest: int) -> list[int]:
         """The newest window, and one earlier window that is not done: one that is lost, or with the fewest tries."""
         oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
         self._done = {window for window in self._done if window >= oldest}
+        self._tries = Counter({window: tries for window, tries in self._tries.items() if window >= oldest})
         self._lost = Counter({window: tries for window, tries in self._lost.items() if window >= newest - VOID_WITHIN})
         self._running = {window: task for window, task in self._running.items() if not task.done()}
         waiting = [
@@ -118,6 +120,14 @@ class Elector:
             return []
         gaps = sorted(waiting[1:], key=lambda window: (window not in self._lost, self._tries[window]))
         return [newest, *gaps[:1]]
+
+    async def _forget_before(self, window: int) -> None:
+        """Delete what is stored here of earlier windows: nobody votes on them any more."""
+        await self._bundles.drop_before(window)
+        for path in await asyncio.to_thread(lambda: [*self._folder.glob("election-*")]):
+            number = path.name.removeprefix("election-")
+            if number.isdecimal() and int(number) < window:
+                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
     async def _window(self, window: int, *, late: bool) -> None:
         """Take part in one election. A failure is retried with the next window."""

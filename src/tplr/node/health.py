@@ -1,37 +1,80 @@
 """A node's start-up checks as findings of ``tplr doctor``: all problems at once, before anything is started."""
 
+import time
 from contextlib import AsyncExitStack
 
+from tplr.chain.connect import LOCAL_PREFIX
 from tplr.config import Environment
 from tplr.doctor import Report
+from tplr.errors import ConfigError
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
-from tplr.node.startup import Node, prepare
+from tplr.node.startup import FINAL_AFTER_BLOCKS, MAX_SKEW_SECONDS, prepare
 from tplr.storage.probe import Finding, ProbeResult
 
 
 async def examine_node(args: Arguments, environment: Environment) -> Report:
-    """Wallet, registration, chain, clock, dataset, tokenizer, device, memory and disk of the node of ``args``.
+    """Wallet, registration, permit, chain, dataset, tokenizer, device, memory and disk of the node of ``args``.
 
     The model is built, as at a start, and nothing is left running.
     """
     checks = Checks()
+    endpoints = await examine_endpoints(args)  # before a model is built, which blocks
     async with AsyncExitStack() as stack:
-        node = await prepare(args, environment, stack, checks)
-        findings = [_standing(node, args)] if node else []
+        await prepare(args, environment, stack, checks)
+    findings = _standing(checks, args)
     findings += [Finding(one.check, ProbeResult.PROBLEM, one.text, outside=one.outside) for one in checks.problems]
+    findings += endpoints
     for name, like in environment.unknown_names().items():
         remedy = f"did you mean {like}?" if like else "remove it"
         findings.append(Finding("environment", ProbeResult.WARNING, f"nothing reads {name}", remedy))
     return Report(f"start-up checks of the {args.role} {args.wallet_name}/{args.wallet_hotkey}", findings)
 
 
-def _standing(node: Node, args: Arguments) -> Finding:
-    """What the chain says of this neuron, all checks having passed."""
-    comms = node.context.comms
-    neuron = comms.metagraph.neurons[[one.uid for one in comms.metagraph.neurons].index(comms.uid)]
-    found = f"all passed; uid {comms.uid} on subnet {args.netuid}, stake {neuron.stake:g}"
+def _standing(checks: Checks, args: Arguments) -> list[Finding]:
+    """What the chain says of this neuron, whatever else is wrong."""
+    if checks.neuron is None:
+        return []
+    neuron, verdict, remedy = checks.neuron, ProbeResult.OK, ""
+    found = f"uid {neuron.uid} on subnet {args.netuid}, stake {neuron.stake:g}"
+    if not checks.problems:
+        found = f"all passed; {found}"
     if args.role == "validator" and not neuron.permit:
+        verdict, found = ProbeResult.WARNING, f"{found}, without a validator permit"
         remedy = "its weights are refused until it has a permit: more stake"
-        return Finding("start-up", ProbeResult.WARNING, f"{found}, without a validator permit", remedy)
-    return Finding("start-up", ProbeResult.OK, found)
+    return [Finding("start-up", verdict, found, remedy)]
+
+
+async def examine_endpoints(args: Arguments) -> list[Finding]:
+    """Each node of the chain that ``args`` name: whether it answers, follows the chain, and agrees with the clock here.
+
+    One of several that fails is a warning: another one is used.
+    """
+    if args.network.startswith(LOCAL_PREFIX):
+        return []
+    from tplr.chain.subtensor import EndpointHead, probe_endpoints  # bittensor takes seconds to import
+
+    try:
+        found = await probe_endpoints(args.network, args.archive)
+    except ConfigError:  # the start-up checks say so
+        return []
+    heads = [head for _, head in found if isinstance(head, EndpointHead)]
+    bad = ProbeResult.WARNING if heads else ProbeResult.PROBLEM
+    newest = max((head.number for head in heads), default=0)
+    findings = []
+    for name, head in found:
+        if not isinstance(head, EndpointHead):
+            remedy = "look at the network, or take it off the list"
+            findings.append(Finding("chain endpoint", bad, f"{name}: {head}", remedy, outside=True))
+            continue
+        age, behind = time.time() - head.time, newest - head.number
+        said = f"{name}: block {head.number}, {age:.0f} s old"
+        if behind > FINAL_AFTER_BLOCKS:
+            remedy = "it does not follow the chain: take it off the list"
+            findings.append(Finding("chain endpoint", ProbeResult.WARNING, f"{said}, {behind} behind", remedy))
+        elif abs(age) > MAX_SKEW_SECONDS:
+            remedy = "set this machine's clock (ntp); if that is right, the chain has stalled"
+            findings.append(Finding("chain endpoint", ProbeResult.WARNING, said, remedy))
+        else:
+            findings.append(Finding("chain endpoint", ProbeResult.OK, said))
+    return findings

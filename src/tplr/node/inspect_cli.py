@@ -112,8 +112,7 @@ async def _audit(request: Request, network: NetworkReader) -> int:
             text=str(found) if found else compared,
         )
         await asyncio.to_thread(append_stamp, request.record, stamp)
-    if found:
-        print(f"DIFFERS: {found}")  # noqa: T201
-        return DIFFERS
-    print(f"AGREES: validator {validator}, windows {window} to {request.window}: {compared}")  # noqa: T201
-    return AGREES
+    agrees = f"AGREES: validator {validator}, windows {window} to {request.window}: {compared}"
+    believed = [f"BELIEVED: {text}" for text in auditor.unverified]
+    print("\n".join([f"DIFFERS: {found}" if found else agrees, *believed]))  # noqa: T201
+    return DIFFERS if found else AGREES

@@ -216,7 +216,7 @@ class Miner:
                     seconds += time.monotonic() - began
                 if not train_stats.paused:
                     break
-                run = partial(self._train_state.resume, pause=wanted)
+                run = partial(self._train_state.train, None, pause=wanted)
         finally:
             self._training = None  # a thread can't be cancelled: it ends after its current batch
         self._tokens = train_stats.tokens

@@ -28,6 +28,12 @@ from tplr.seeds import derive, evaluation_seed
 from tplr.training.evaluation import Baseline
 
 Updates = Sequence[GatheredUpdate[Update]]
+# Own faults that explain why something was not measured.
+NO_PROBATION, NOT_MEASURED, NOT_EVALUATED = (
+    "nobody on probation measured",
+    "no update measured",
+    "uid {uid} not evaluated",
+)
 
 
 class Observer:
@@ -66,9 +72,9 @@ class Observer:
     async def _observe(self, seen: Observation, included: Updates, board: ScoreBoard) -> None:
         """Measure all updates, of the included set and on probation, and evaluate those that are drawn."""
         updates = list(included)
-        with seen.own_fault("nobody on probation measured"):
+        with seen.own_fault(NO_PROBATION):
             updates += await self._fetch_probation(seen)
-        with seen.own_fault("no update measured"):
+        with seen.own_fault(NOT_MEASURED):
             seed = await self._seed(seen.window)
             await self._note_pages(seen, updates)
             valid = sorted(_with_own_pages(seen, updates), key=lambda one: one.uid)
@@ -163,7 +169,7 @@ class Observer:
         if chosen:
             self._data_loader.read_ahead(chosen[0].uid, seen.window)
         for one, following in zip(chosen, [*chosen[1:], None], strict=False):
-            with seen.own_fault(f"uid {one.uid} not evaluated"):
+            with seen.own_fault(NOT_EVALUATED.format(uid=one.uid)):
                 assigned = await self._data_loader.assigned(one.uid, seen.window)
                 batches = sample_batches(assigned, seed, self._hparams)
                 if following is not None:

@@ -214,42 +214,39 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
     async def apply(self, gathered: GatherResult[Update], *, save: bool = True) -> None:
         """Take the outer step of ``self.window``, then publish its report, while the state is saved."""
         with self.times.phase("applying"):
-            await self._apply(gathered, save=save)
-
-    async def _apply(self, gathered: GatherResult[Update], *, save: bool) -> None:
-        began = time.monotonic()
-        window, uid = self.window, self._context.comms.uid
-        unavailable = [uid for uid, reason in gathered.skipped.items() if reason is Reason.UNAVAILABLE]
-        if unavailable and not gathered.published:
-            logger.warning("applying without unreachable uids %s; other nodes may have reached them", unavailable)
-        # Cached when the window was gathered: nothing between here and the save may fail.
-        block_hash = await self._context.comms.window_hash(window + 1)
-        await self.wait_for_save()  # it needs the model for its end, so not while this holds it
-        async with self.model:
-            await asyncio.to_thread(self.train_state.apply, [one.update for one in gathered.updates], window)
-            if any(one.uid == uid for one in gathered.updates):
-                await asyncio.to_thread(self.train_state.own_applied, window)
-            await failpoint("applied")
-            report = await asyncio.to_thread(self.train_state.report, gathered, uid=uid, block_hash=block_hash)
-            self.window = window + 1
-            self._agreement.note(gathered, report.fingerprint)
-            if save:
-                await self._start_save()
-        self._context.telemetry.emit(
-            "applied",
-            window=window,
-            included=[one.uid for one in gathered.updates],
-            skipped={str(uid): reason.value for uid, reason in gathered.skipped.items()},
-            bytes=gathered.bytes,
-            fingerprint=report.fingerprint,
-            digest=report.digest,
-            seconds=time.monotonic() - began,
-        )
-        try:
-            await self._context.comms.put_report(report)
-        except StoreError as error:
-            logger.warning("report not published: %s", error)
-        await failpoint("reported")
+            began = time.monotonic()
+            window, uid = self.window, self._context.comms.uid
+            unavailable = [uid for uid, reason in gathered.skipped.items() if reason is Reason.UNAVAILABLE]
+            if unavailable and not gathered.published:
+                logger.warning("applying without unreachable uids %s; other nodes may have reached them", unavailable)
+            # Cached when the window was gathered: nothing between here and the save may fail.
+            block_hash = await self._context.comms.window_hash(window + 1)
+            await self.wait_for_save()  # it needs the model for its end, so not while this holds it
+            async with self.model:
+                await asyncio.to_thread(self.train_state.apply, [one.update for one in gathered.updates], window)
+                if any(one.uid == uid for one in gathered.updates):
+                    await asyncio.to_thread(self.train_state.own_applied, window)
+                await failpoint("applied")
+                report = await asyncio.to_thread(self.train_state.report, gathered, uid=uid, block_hash=block_hash)
+                self.window = window + 1
+                self._agreement.note(gathered, report.fingerprint)
+                if save:
+                    await self._start_save()
+            self._context.telemetry.emit(
+                "applied",
+                window=window,
+                included=[one.uid for one in gathered.updates],
+                skipped={str(uid): reason.value for uid, reason in gathered.skipped.items()},
+                bytes=gathered.bytes,
+                fingerprint=report.fingerprint,
+                digest=report.digest,
+                seconds=time.monotonic() - began,
+            )
+            try:
+                await self._context.comms.put_report(report)
+            except StoreError as error:
+                logger.warning("report not published: %s", error)
+            await failpoint("reported")
 
     async def wait_for_save(self) -> None:
         """Wait until the background save is written: then tensors may change."""

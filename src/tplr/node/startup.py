@@ -7,7 +7,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from tplr.chain import Chain
+from tplr.chain.base import Neuron
 from tplr.chain.commitment import encode_commitment
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
 from tplr.config import Environment
-from tplr.errors import ConfigError, NotRegistered, StoreUnavailable
+from tplr.errors import ChainUnavailable, ConfigError, NotRegistered, StoreError, StoreUnavailable
 from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
@@ -42,7 +43,8 @@ from tplr.planner.host import known_accelerator
 from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
-from tplr.storage.probe import ProbeResult, probe_access
+from tplr.storage.probe import RETRY_SECONDS, ProbeResult, probe_access
+from tplr.storage.retry import with_retry
 from tplr.telemetry import JsonlListener, Listener, PrometheusListener, Telemetry, WandbListener, log_event
 from tplr.training.commands import Commands
 from tplr.training.model import build_model
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 # No decision depends on this machine's clock, but S3 refuses requests with a time that is 15 minutes off.
 MAX_SKEW_SECONDS = 300.0
 FINAL_AFTER_BLOCKS = 10
+# Before the chain is asked again; and the least time for a question when those before it took their share.
+HICCUP_SECONDS, LAST_ANSWER_SECONDS = 1.0, 1.0
 
 T = TypeVar("T")
 
@@ -122,17 +126,17 @@ async def prepare(
         opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder, resources=resources)
         return await checks.wait("dataset", opening)
 
-    async def reach_bucket() -> None:
-        if not (connections and readable and writable):
-            return
-        access = check_access(*map(connections.store, (readable, writable)), variables="R2_GRADIENTS")
-        await checks.wait("bucket", access, seconds=ANSWER_SECONDS)
-        if checks.outside_down("bucket"):
-            opening.cancel()  # the same service has the dataset, and would be asked for a minute
+    async def reach(name: str, check: Awaitable[None]) -> None:
+        await checks.wait(name, check, seconds=ANSWER_SECONDS)
+        if checks.outside_down(name):
+            opening.cancel()  # the dataset is at the same service, or would be asked for a minute
 
     async with asyncio.TaskGroup() as group:  # all that waits for a network, at the same time
         opening = group.create_task(open_source())
-        group.create_task(reach_bucket())
+        if connections and readable and writable:
+            group.create_task(reach("bucket", check_own_bucket(connections, readable, writable)))
+        if connections and location:
+            group.create_task(reach("dataset", check_answers([*map(connections.store, location.replicas)])))
         chain = await _checked_chain(args, stack, checks)
     source = None if opening.cancelled() else opening.result()
     if chain and hparams:
@@ -254,17 +258,55 @@ async def _prepare_aggregator(
 
 
 async def _checked_chain(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Chain | None:
-    chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)))
+    """The chain, this hotkey being registered there; within ``ANSWER_SECONDS`` in all."""
+    until = asyncio.get_running_loop().time() + ANSWER_SECONDS
+
+    async def ask(name: str, question: Callable[[], Awaitable[T]]) -> T | None:
+        left = max(until - asyncio.get_running_loop().time(), LAST_ANSWER_SECONDS)
+        return await checks.wait(name, twice(question), seconds=left)
+
+    chain = await ask("wallet and chain", lambda: stack.enter_async_context(_open_chain(args)))
     if chain:
-        await checks.wait("registration", check_registration(chain, args))
-        await checks.wait("clock", check_clock(chain))
+        checks.neuron = await ask("registration", partial(check_registration, chain, args))
+        await ask("clock", partial(check_clock, chain))
     return chain
+
+
+async def twice(question: Callable[[], Awaitable[T]]) -> T:
+    """The chain's answer, asked again once if there is none: a hiccup that passes is no problem."""
+    try:
+        return await question()
+    except ChainUnavailable as error:
+        logger.info("the chain did not answer, asking again: %s", error)
+        await asyncio.sleep(HICCUP_SECONDS)
+        return await question()
+
+
+async def check_own_bucket(connections: S3Connections, readable: Bucket, writable: Bucket) -> None:
+    """As ``check_access``, for the bucket that this node publishes."""
+    await check_access(*map(connections.store, (readable, writable)), variables="R2_GRADIENTS")
+
+
+async def check_answers(stores: Sequence[ObjectStore]) -> None:
+    """Raises StoreUnavailable if none of a dataset's replicas answers, whatever the answer."""
+
+    async def ask(store: ObjectStore) -> StoreUnavailable | None:
+        try:
+            await with_retry(lambda: store.head("probe-of-latency"), deadline_seconds=RETRY_SECONDS)
+        except StoreUnavailable as error:
+            return error
+        except StoreError:
+            pass
+        return None
+
+    if all(errors := await asyncio.gather(*map(ask, stores))):
+        raise StoreUnavailable(f"the dataset's bucket does not answer: look at the network, try again: {errors[0]}")
 
 
 async def _open_context(
     args: Arguments, checks: Checks, comms: Comms, listeners: tuple[Listener, ...]
 ) -> NodeContext | None:
-    await checks.wait("chain", comms.refresh())
+    await checks.wait("chain", twice(comms.refresh), seconds=ANSWER_SECONDS)
     if checks.problems:
         return None
     telemetry = Telemetry(role=args.role, uid=comms.uid, listeners=listeners)
@@ -335,14 +377,16 @@ def check_committable(bucket: Bucket) -> None:
         raise ConfigError(f"R2_GRADIENTS_*: {error}") from error
 
 
-async def check_registration(chain: Chain, args: Arguments) -> None:
-    """Raises NotRegistered if the hotkey has no uid on the subnet."""
+async def check_registration(chain: Chain, args: Arguments) -> Neuron:
+    """This hotkey's neuron. Raises NotRegistered if it has no uid on the subnet."""
     metagraph = await chain.metagraph()
-    if metagraph.uid_of(chain.hotkey) is None:
+    neuron = next((one for one in metagraph.neurons if one.hotkey == chain.hotkey), None)
+    if neuron is None:
         raise NotRegistered(
             f"hotkey {args.wallet_hotkey} ({chain.hotkey}) has no uid on subnet {args.netuid}: register it, "
             f"or give another --wallet.name, --wallet.hotkey or --netuid"
         )
+    return neuron
 
 
 async def check_clock(chain: Chain) -> None:

@@ -5,12 +5,12 @@ import contextlib
 from collections.abc import Iterable
 
 from tplr.comms import Comms
-from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable
+from tplr.errors import ObjectNotFound, ObjectTooLarge, PayloadError, StoreError, StoreUnavailable
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.observation import Observation
 from tplr.node.train_state import TrainState
-from tplr.schemas import OUT_OF_SYNC
+from tplr.schemas import OUT_OF_SYNC, UNREAD
 from tplr.seeds import derive, proof_seed
 from tplr.storage.retry import with_retry
 
@@ -33,16 +33,17 @@ class SyncProofs:
     async def note(self, seen: Observation, uids: Iterable[int]) -> None:
         """Record how many steps behind these uids are.
 
-        A report that is missing, malformed or too large is no proof. So is one that can't be reached, while more than
-        half of the others' can: then the fault is not this validator's. Whoever was not asked in time, because others'
-        buckets were slow, is not judged; the order is another one in each window. Nobody is judged right after a void
-        window.
+        A report that is missing, malformed or too large is no proof. So is one in a bucket that refuses, or does not
+        answer while more than half of the others do: then the fault is not this validator's (``UNREAD``). Whoever was
+        not asked in time, because others' buckets were slow, is not judged; the order is another one in each window.
+        Nobody is judged right after a void window.
         """
         newest, uids = seen.window - 1, sorted(uids)
-        if newest < self._train_state.start_window or await self._after_void(newest):
+        start = self._train_state.start_window
+        if newest < start or await after_void(self._comms, start, newest):
             return
         block_hash = await self._comms.window_hash(seen.window)
-        self._expected[newest] = await asyncio.to_thread(self._proofs, uids, newest, block_hash)
+        self._expected[newest] = await asyncio.to_thread(expected_proofs, self._train_state, uids, newest, block_hash)
         for old in [window for window in self._expected if window < newest - self._hparams.sync_max_steps_behind]:
             del self._expected[old]
         slots = asyncio.Semaphore(CONCURRENCY)
@@ -65,22 +66,7 @@ class SyncProofs:
             seen.note(uid, behind=behind)
         if len(unreached) < len(found):
             for uid in unreached:
-                seen.note(uid, behind=OUT_OF_SYNC)
-
-    async def _after_void(self, newest: int) -> bool:
-        """Whether one of the newest ``UNSETTLED`` windows is void although it had peers.
-
-        Who did not learn that in time applied what it had gathered itself, as it should, and reports that model until
-        it rolls back: such a report says nothing about its author.
-        """
-        for window in range(max(newest - UNSETTLED + 1, self._train_state.start_window), newest + 1):
-            included = await self._comms.get_included(window)
-            if included and not included.included and not included.skipped:
-                peers = await self._comms.get_peer_list(window)
-                if peers and peers.peers:
-                    logger.info("window %d was void: reports after window %d prove nothing", window, newest)
-                    return True
-        return False
+                seen.note(uid, behind=UNREAD)
 
     async def behind(self, uid: int, newest: int) -> int | None:
         """Windows between ``newest`` and the last one that ``uid`` has a valid proof for; None if this validator does
@@ -95,16 +81,37 @@ class SyncProofs:
                 continue
             except StoreUnavailable:
                 raise
-            except (PayloadError, StoreError):
+            except (PayloadError, ObjectTooLarge):
                 return OUT_OF_SYNC
+            except StoreError:
+                return UNREAD
             expected = self._expected.get(window, {}).get(uid)
             if expected is None:
                 return None
             return newest - window if report.proof == expected else OUT_OF_SYNC
         return OUT_OF_SYNC
 
-    def _proofs(self, uids: Iterable[int], window: int, block_hash: str) -> dict[int, str]:
-        return {
-            uid: self._train_state.fingerprint(proof_seed(uid=uid, window=window, block_hash=block_hash))
-            for uid in uids
-        }
+
+def expected_proofs(train_state: TrainState, uids: Iterable[int], window: int, block_hash: str) -> dict[int, str]:
+    """The proofs, by uid, of nodes that hold this model after ``window``. Blocks.
+
+    Args:
+        block_hash: of the next window's first block.
+    """
+    return {uid: train_state.fingerprint(proof_seed(uid=uid, window=window, block_hash=block_hash)) for uid in uids}
+
+
+async def after_void(comms: Comms, start_window: int, newest: int) -> bool:
+    """Whether one of the newest ``UNSETTLED`` windows is void although it had peers.
+
+    Who did not learn that in time applied what it had gathered itself, as it should, and reports that model until it
+    rolls back: such a report says nothing about its author.
+    """
+    for window in range(max(newest - UNSETTLED + 1, start_window), newest + 1):
+        included = await comms.get_included(window)
+        if included and not included.included and not included.skipped:
+            peers = await comms.get_peer_list(window)
+            if peers and peers.peers:
+                logger.info("window %d was void: reports after window %d prove nothing", window, newest)
+                return True
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -123,35 +123,22 @@ class TrainState:
 
     # Training
 
-    def train(self, batches: np.ndarray, stop: Stop = never, pause: Stop = never) -> TrainStats:
+    def train(self, batches: np.ndarray | None, stop: Stop = never, pause: Stop = never) -> TrainStats:
         """Train on a window's batches until they end or ``stop()``; ``pack`` takes the result.
 
-        If ``pause()`` ends it before, the result has ``paused``, and ``resume`` continues it. In between the model is
-        the agreed one, and may be changed in any way.
+        If ``pause()`` ends it before, the result has ``paused``. In between the model is the agreed one, and may be
+        changed in any way.
+
+        Args:
+            batches: None continues a paused training.
         """
-        return self._with_flags(lambda: self._train(batches), stop, pause)
-
-    def resume(self, stop: Stop = never, pause: Stop = never) -> TrainStats:
-        """Continue a paused training; arguments and result are those of ``train``."""
-        return self._with_flags(self._resume, stop, pause)
-
-    def _with_flags(self, run: Callable[[], TrainStats], stop: Stop, pause: Stop) -> TrainStats:
-        self._stop, self._pause = stop, pause
-        try:
-            return run()
-        finally:
-            self._stop = self._pause = never
+        self._stop, self._pause = stop, pause  # rank 0's decide for all
+        return self._train(batches)
 
     @command
-    def _train(self, batches: np.ndarray) -> TrainStats:
-        self._work, self._batches, self._unfinished = {}, batches, None
-        return self._run()
-
-    @command
-    def _resume(self) -> TrainStats:
-        return self._run()
-
-    def _run(self) -> TrainStats:
+    def _train(self, batches: np.ndarray | None) -> TrainStats:
+        if batches is not None:
+            self._work, self._batches, self._unfinished = {}, batches, None
         unfinished, self._unfinished = self._unfinished, None
         kept, self._kept = self._kept, None
         work = self.local.run(
@@ -251,8 +238,13 @@ class TrainState:
         )
 
     @command
-    def align(self, updates: Sequence[Update], batches: np.ndarray, seed: int) -> tuple[Baseline, Alignment]:
+    def align(
+        self, updates: Sequence[Update], batches: np.ndarray, seed: int, together: int = 0
+    ) -> tuple[Baseline, Alignment]:
         """Align a window's updates with the gradient on held-out pages, by one forward and backward pass.
+
+        Args:
+            seed, together: as in ``training.alignment.align``.
 
         Returns:
             The model's losses on these pages, and the inner products.
@@ -261,14 +253,18 @@ class TrainState:
             TrainingError: a loss or the gradient is not finite.
         """
         gradient = self._gradient(batches)
-        return gradient.baseline, self._align(gradient, updates, seed)
+        return gradient.baseline, self._align(gradient, updates, seed, together)
 
     @command
-    def own_alignment(self, updates: Sequence[Update], batches: np.ndarray, seed: int) -> tuple[float, ...]:
+    def own_alignment(
+        self, updates: Sequence[Update], batches: np.ndarray, seed: int, together: int = 0
+    ) -> tuple[float, ...]:
         """``align`` with the gradient on one miner's assigned pages: the products alone, in the order of uids."""
-        return self._align(self._gradient(batches), updates, seed, pairs=False).products
+        return self._align(self._gradient(batches), updates, seed, together, pairs=False).products
 
-    def _align(self, gradient: Gradient, updates: Sequence[Update], seed: int, *, pairs: bool = True) -> Alignment:
+    def _align(
+        self, gradient: Gradient, updates: Sequence[Update], seed: int, together: int, *, pairs: bool = True
+    ) -> Alignment:
         return align(
             self.outer,
             gradient.tensors,
@@ -278,6 +274,7 @@ class TrainState:
             applied=self._applied,
             parallel=self._parallel,
             pairs=pairs,
+            together=together,
         )
 
     def _gradient(self, batches: np.ndarray) -> Gradient:

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
@@ -234,10 +235,7 @@ async def majority_report(comms: Comms, window: int) -> DebugReport | None:
 
     None if there is none, or they can't be read now.
     """
-
-    async def ask(uid: int) -> DebugReport:
-        return await comms.get_report(uid, window)
-
+    ask = partial(comms.get_report, window=window)
     try:
         return await comms.agreed(ask, alike=lambda one: (one.fingerprint, tuple(sorted(one.included.items()))))
     except ObjectNotFound:

@@ -68,12 +68,7 @@ class PublishedRun:
 
     async def records(self, windows: Iterable[int]) -> list[WindowRecord]:
         """All that is published of these windows."""
-        found: list[WindowRecord] = []
-
-        async def read(window: int) -> None:
-            found.append(await self._record(window))
-
-        await for_each(windows, read, concurrency=WINDOWS_AT_ONCE)
+        found = await for_each(windows, self._record, concurrency=WINDOWS_AT_ONCE)
         return sorted(found, key=lambda one: one.window)
 
     async def checkpoints(self) -> list[Checkpoint]:

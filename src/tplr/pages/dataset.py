@@ -103,7 +103,8 @@ class PageDataset:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures  # the first failure cancelled the other pages
         streams = [np.empty(0, np.int32), *(task.result() for task in tasks)]
-        return await asyncio.to_thread(lambda: batches(np.concatenate(streams), batch_size, sequence_length))
+        stream = await asyncio.to_thread(np.concatenate, streams)
+        return await asyncio.to_thread(batches, stream, batch_size, sequence_length)
 
     async def stream(self, page: PageRef, sequence_length: int) -> Ids:
         """The token stream of one page: each row is truncated to ``sequence_length`` tokens and ends with EOS; rows are

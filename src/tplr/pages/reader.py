@@ -177,10 +177,8 @@ class PageReader:
                     continue
                 start, stop = footer.text_range(part.group)
                 pieces = [(at, min(at + self._request_bytes, stop)) for at in range(start, stop, self._request_bytes)]
-                fetched: dict[tuple[int, int], bytes] = {}
-                fetch = partial(self._fetch, store, key, footer.etag, fetched)
-                await for_each(pieces, fetch, concurrency=_REQUESTS_AT_ONCE)
-                chunk = _Chunk(start, b"".join(fetched[piece] for piece in pieces))
+                fetch = partial(self._fetch, store, key, footer.etag)
+                chunk = _Chunk(start, b"".join(await for_each(pieces, fetch, concurrency=_REQUESTS_AT_ONCE)))
                 texts += await asyncio.to_thread(_decode, footer, part, chunk)
         except (PreconditionFailed, pa.ArrowException, OSError) as error:
             # The file was replaced, or bytes were damaged in transit: the next attempt fetches the footer again.
@@ -189,13 +187,12 @@ class PageReader:
             raise StoreUnavailable(message, bucket=store.name, key=key) from error
         return texts
 
-    async def _fetch(
-        self, store: ObjectStore, key: str, etag: str, fetched: dict[tuple[int, int], bytes], piece: tuple[int, int]
-    ) -> None:
-        """Fetch bytes ``[start, stop)``."""
+    async def _fetch(self, store: ObjectStore, key: str, etag: str, piece: tuple[int, int]) -> bytes:
+        """Bytes ``[start, stop)`` of a file."""
         start, stop = piece
-        fetched[piece] = await store.get(key, max_bytes=stop - start, if_match=etag, byte_range=piece)
+        body = await store.get(key, max_bytes=stop - start, if_match=etag, byte_range=piece)
         self.bytes_read.text += stop - start
+        return body
 
     async def _footer(self, store: ObjectStore, place: object, key: str, shard: ParquetShard) -> Footer:
         """The footer at ``place``, cached or fetched; concurrent calls for one place share the requests."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tplr.hparams import HParams
 from tplr.planner.memory import Role
 from tplr.planner.workload import Workload
 from tplr.storage.parts import count_parts
@@ -28,6 +29,7 @@ HEADS_PER_READER = 4
 LISTS_PER_FOLLOWER, READS_PER_FOLLOWER = 1, 4
 # Means of one of five electors that answer, with 20 peers (``docs/benchmarks/trust.csv``); the reads are the others'.
 ELECTION_WRITES, ELECTION_READS = 4, 10
+READS_OF_AGGREGATE = 2  # whether it is there, and itself
 ELECTION_SENT, ELECTION_RECEIVED = 38_000, 111_000
 
 
@@ -71,9 +73,7 @@ def traffic(load: Workload, role: Role, *, readers: int) -> Traffic:
     parts = 0.0 if miner else count_parts(checkpoint) / hparams.checkpoint_frequency
     bundle = size * hparams.max_topk_peers
     sent = size if miner else bundle
-    kept = hparams.gradient_retention_windows
-    if not miner:
-        kept = max(kept, hparams.checkpoint_frequency * (hparams.checkpoints_kept + 1))
+    kept = hparams.gradient_retention_windows if miner else bundles_kept(hparams)
     lists = CLEANUP_LISTS + (0 if miner else readers * LISTS_PER_FOLLOWER)
     reads = HEADS_PER_READER + count_parts(size) if miner else READS_PER_FOLLOWER
     return Traffic(
@@ -84,3 +84,24 @@ def traffic(load: Workload, role: Role, *, readers: int) -> Traffic:
         stored=sent * kept + checkpoint * hparams.checkpoints_kept,
         readers=readers,
     )
+
+
+def aggregator_traffic(load: Workload, *, readers: int) -> Traffic:
+    """Traffic of an aggregator whose bucket ``readers`` nodes ask for each window's aggregate.
+
+    It fetches what the peer list and its reserve upload, before it is decided which of them count.
+    """
+    hparams, bundle = load.hparams, load.update_bytes * load.hparams.max_topk_peers
+    return Traffic(
+        uploaded=bundle,
+        downloaded=bundle + load.update_bytes * hparams.reserve_peers + ELECTION_RECEIVED,
+        class_a=CLEANUP_LISTS + count_parts(bundle),
+        class_b=readers * READS_OF_AGGREGATE,
+        stored=bundle * bundles_kept(hparams),
+        readers=readers,
+    )
+
+
+def bundles_kept(hparams: HParams) -> int:
+    """Windows whose bundles are in a bucket: as long as updates, or until they are older than the kept checkpoints."""
+    return max(hparams.gradient_retention_windows, hparams.checkpoint_frequency * (hparams.checkpoints_kept + 1))

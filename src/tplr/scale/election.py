@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,8 @@ class _Elector:
         self.request = request
         self.pause = POLL * delta
         self.last = 0.0  # end of the last round
-        self.planned = math.inf  # the next round that something is waiting for
+        self.planned = math.inf  # end of the next round that something is waiting for, and its begin
+        self.begins = 0.0
         self.looking = 0  # documents that a round asks for, while nothing changes
         self.begun = False
 
@@ -77,11 +78,24 @@ class SimulatedElection:
     """Feed it votes by ``run``; one object for each window."""
 
     def __init__(
-        self, electors: Electors, question: Question, *, window: int, delta: float, request: Mapping[int, float]
+        self,
+        electors: Electors,
+        question: Question,
+        *,
+        window: int,
+        delta: float,
+        request: Mapping[int, float],
+        wait: Callable[[float], float] = lambda at: 0.0,
     ) -> None:
-        """``request``: seconds of each elector's requests; whoever is missing is silent."""
+        """A window's election, nobody having voted yet.
+
+        Args:
+            request: seconds of each elector's requests; whoever is missing is silent.
+            wait: seconds that a request takes longer which begins at a time, in seconds since time 0.
+        """
         self._window = window
         self._delta = delta
+        self._wait = wait
         self._electors = electors
         self._nodes = {
             uid: _Elector(Election(electors, uid, question, delta), request[uid], delta)
@@ -96,7 +110,7 @@ class SimulatedElection:
     def run(self, votes: Mapping[int, tuple[float, Vote]], *, until: float) -> Outcome:
         """Each elector votes at its time, in seconds since time 0, and takes part until it is done."""
         for uid in sorted(votes.keys() & self._nodes.keys()):
-            self._plan(uid, votes[uid][0])
+            self._plan(uid, votes[uid][0], votes[uid][0])
         while self._queue:
             at, _, uid = heapq.heappop(self._queue)
             node = self._nodes[uid]
@@ -112,10 +126,11 @@ class SimulatedElection:
         self._outcome.decided = done[0].value if done else None
         return self._outcome
 
-    def _plan(self, uid: int, at: float) -> None:
+    def _plan(self, uid: int, begin: float, at: float) -> None:
+        """A round from ``begin`` to ``at``, unless one that ends earlier is planned."""
         node = self._nodes[uid]
         if at < node.planned:
-            node.planned = at
+            node.begins, node.planned = begin, at
             heapq.heappush(self._queue, (at, self._pushed, uid))
             self._pushed += 1
 
@@ -125,52 +140,59 @@ class SimulatedElection:
         own = self._signed(vote, uid)
         node.machine.vote(own)
         self._publish(Wanted("vote", uid, 0), own, uid, now)
+        # The first round begins when the vote is out.
         node.planned = math.inf
-        self._plan(uid, now + node.request)
-        # What was published before this elector began.
-        node.last = now
+        self._plan(uid, node.last, self._answered(node, node.last))
 
     def _round(self, uid: int, now: float) -> None:
         """One round of reading that ends ``now``, and what follows from it."""
         node = self._nodes[uid]
         node.planned = math.inf
-        began = max(node.last, now - node.request)
+        began = max(node.last, node.begins)
         idle = max(0, int((began - node.last) / (node.pause + node.request)))
         self._outcome.requests[uid] += idle * node.looking
         wanted = node.machine.wanted(began)
         self._outcome.requests[uid] += len(wanted)
+        looks = began + self._wait(began)  # what a request waits for comes before the store looks
         for one in wanted:
             since, ballot = self._published.get(self._place(one), (math.inf, None))
-            if since <= began:
+            if since <= looks:
                 feed(node.machine, ballot)
         while actions := node.machine.act(began, now):
             for action in actions:
                 self._say(uid, action, now)
-        node.last = now
+        node.last = max(node.last, now)  # the pause begins when all is said
         if node.machine.finished:
             return
         left = node.machine.wanted(now)
         node.looking = len(left)
         # What is there already, or is being written, is read in the first round after it.
         times = [self._published[self._place(one)][0] for one in left if self._place(one) in self._published]
-        self._plan(uid, self._tick(node, min([*times, node.machine.next_deadline(now) + SHORTEST])))
+        self._plan(uid, *self._tick(node, min([*times, node.machine.next_deadline(now) + SHORTEST])))
 
-    def _tick(self, node: _Elector, at: float) -> float:
-        """The end of the first round that begins at ``at`` or later, and after the last one."""
+    def _tick(self, node: _Elector, at: float) -> tuple[float, float]:
+        """Begin and end of the first round that begins at ``at`` or later, and after the last one."""
         at = max(at, node.last)
         rounds = max(0, math.ceil((at - node.last - node.pause) / (node.pause + node.request)))
         begin = node.last + node.pause + rounds * (node.pause + node.request)
         # A round ends its pause early at a deadline, so a deadline is not missed by a whole pause.
-        return min(max(begin, at), at + node.pause) + node.request
+        begin = min(max(begin, at), at + node.pause)
+        return begin, self._answered(node, begin)
 
-    def _publish(self, key: Wanted, ballot: Any, uid: int, now: float) -> None:
+    def _answered(self, node: _Elector, at: float) -> float:
+        """When a request that begins ``at`` is answered."""
+        return at + node.request + self._wait(at)
+
+    def _publish(self, key: Wanted, ballot: Any, uid: int, now: float) -> float:
+        """Returns from when on others can read it."""
         node = self._nodes[uid]
         self._outcome.written[uid] += 1
-        at = now + node.request
+        at = node.last = self._answered(node, now)
         self._published[key] = (at, ballot)
         for other, reader in self._nodes.items():
             if other != uid and reader.begun and not reader.machine.finished:
-                self._plan(other, self._tick(reader, at))
+                self._plan(other, *self._tick(reader, at))
+        return at
 
     def _place(self, wanted: Wanted) -> Wanted:
         return wanted if wanted.kind != "decision" else Wanted("decision", wanted.uid, 0)
@@ -195,8 +217,7 @@ class SimulatedElection:
                 own = {uid: self._signed(Commitment(value=proof.id), uid)}
                 decision = CheckedDecision(uid, proof, votes, {**others, **own})
                 machine.decision(decision)
-                self._outcome.committed.setdefault(uid, now + self._nodes[uid].request)
-                self._publish(Wanted("decision", uid, 0), decision, uid, now)
+                self._outcome.committed.setdefault(uid, self._publish(Wanted("decision", uid, 0), decision, uid, now))
 
     def _relay(self, relay: CheckedRelay, now: float) -> None:
         self._nodes[relay.uid].machine.relay(relay)

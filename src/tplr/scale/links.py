@@ -23,16 +23,20 @@ def connection_rate(latency: float, loss: float) -> float:
     return MATHIS * SEGMENT / (latency * loss**0.5)
 
 
-def finish_times(starts: Sequence[float], size: float, *, capacity: float, connection: float) -> list[float]:
+def finish_times(
+    starts: Sequence[float], size: float | Sequence[float], *, capacity: float, connection: float
+) -> list[float]:
     """When each of these transfers of ``size`` bytes ends.
 
-    All flows have the same rate at any time, so one that has begun earlier ends earlier. Let ``served`` be the bytes
-    that a flow has got which was there all the time. A flow that begins at ``served = v`` ends at ``v + size``.
+    All flows have the same rate at any time. Let ``served`` be the bytes that a flow has got which was there all the
+    time. A flow that begins at ``served = v`` ends at ``v + size``.
 
     Args:
         starts: seconds, in any order; infinite: never.
+        size: bytes of all, or of each.
         capacity, connection: bytes per second of the link, and of one flow.
     """
+    sizes = size if isinstance(size, Sequence) else [size] * len(starts)
     ends = [float("inf")] * len(starts)
     order = sorted((start, place) for place, start in enumerate(starts) if start != float("inf"))
     if not order:
@@ -45,7 +49,7 @@ def finish_times(starts: Sequence[float], size: float, *, capacity: float, conne
         if following < len(order) and order[following][0] <= done:
             start, place = order[following]
             served += (start - now) * rate
-            heapq.heappush(active, (served + size, place))
+            heapq.heappush(active, (served + sizes[place], place))
             now, following = start, following + 1
             continue
         served, place = heapq.heappop(active)

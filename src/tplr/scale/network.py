@@ -5,6 +5,9 @@ The protocol's own code decides: ``earned_peers`` who is listed, ``UploadBounds`
 Transfers of one node share its link (``links.py``); between two completions nothing changes, so a window costs a number
 of events that grows with the selected peers and the readers, not with bytes or seconds.
 
+A run may begin as a real one does, with nobody known (``Design.fresh``): then its first windows only measure, until the
+rules list somebody. Where nodes share processors, a burst of requests delays all (``load.py``).
+
 What is simplified: all electors have the same scores, so they want the same list; a request that is slow delays, and
 does not fail; merit is drawn once for each miner.
 """
@@ -12,12 +15,14 @@ does not fail; merit is drawn once for each miner.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tplr.chain.electors import Elector, Electors
+from tplr.exchange.agreed import enough
 from tplr.exchange.ballots import Vote
 from tplr.exchange.gather import POLL_SECONDS
 from tplr.exchange.polling import GROWTH
@@ -28,6 +33,7 @@ from tplr.node.elector import closes_after, window_question
 from tplr.scale.draws import log_normal, stream
 from tplr.scale.election import Outcome, SimulatedElection
 from tplr.scale.links import finish_times
+from tplr.scale.load import ROUNDS, Burst
 from tplr.scale.looks import count_looks
 from tplr.scale.newcomer import catch_up
 from tplr.scale.participants import Assumptions, Participants, Requests
@@ -35,6 +41,9 @@ from tplr.schemas import PeerList, Reason, UploadBounds
 from tplr.scoring.selection import ChosenPeers, earned_peers
 
 INFINITE = math.inf
+# Requests of a node, each after the one before, and each to electors with more than half of the stake: whether the
+# window is decided, and its peer list (LIST and GET). It makes them before it gathers, and when it learns the decision.
+ASKED = 3
 # Of a run's constants and the peer list in effect.
 FIRST_WINDOW = 0
 
@@ -45,6 +54,7 @@ class Design:
 
     Attributes:
         overlap: a window is trained while the set of the one before is gathered (``outer_delay`` 1).
+        fresh: the run begins: nobody has been measured, and with ``probation_windows`` nobody is listed.
         checkpoint_uploads: parts of a miner's own checkpoint that are sent at once beside its update; 0: miners publish
             no checkpoints.
         state_bytes: of a miner's checkpoint; ``checkpoint_bytes``: of what a newcomer fetches of an elector's.
@@ -54,6 +64,7 @@ class Design:
     update_bytes: int
     block_seconds: float
     overlap: bool
+    fresh: bool = False
     checkpoint_uploads: int = 0
     state_bytes: float = 0.0
     checkpoint_bytes: float = 0.0
@@ -139,13 +150,15 @@ class Network:
             away_until=np.zeros(count, dtype=np.int64),
             here_since=np.full(count, -hparams.pay_windows, dtype=np.int64),
             valid=np.ones((count, hparams.pay_windows), dtype=bool),
-            measured=np.full(count, hparams.pay_windows, dtype=np.int64),
+            measured=np.full(count, 0 if self.design.fresh else hparams.pay_windows, dtype=np.int64),
             behind=np.zeros(count),
             backlog=np.zeros(count),
             merit=people.merit.copy(),
         )
         self._miners.valid[people.dead] = False
         self._miners.valid[: people.validators] = False
+        # Who was measured in windows that are not scored yet: validators score ``validator_offset`` windows later.
+        self._unscored: deque[np.ndarray] = deque()
         self.lists = [self._listing(self._wished(FIRST_WINDOW), FIRST_WINDOW, FIRST_WINDOW)]
 
     def run(self, windows: int) -> Iterator[WindowResult]:
@@ -172,6 +185,8 @@ class Network:
                 continue
             miners.away_until[uid] = window + 1 + self._catching_up(int(uid), behind=window)
             miners.here_since[uid], miners.measured[uid] = miners.away_until[uid], 0
+            for measured in self._unscored:
+                measured[uid] = False
             miners.valid[uid] = False
             miners.merit[uid] = 0.0 if bad[uid] else merits[uid]
 
@@ -204,12 +219,12 @@ class Network:
         here = self._here(window)
         readers = np.flatnonzero(here & ~people.dead)
         available, in_time = self._upload(window, here)
-        found, ends, polls = self._gather(window, readers, named, available, in_time)
-        done = ends.max(axis=1) if named else np.zeros(len(readers))
-        election, known = self._elect(window, listed, named=named, readers=readers, found=found, ends=ends)
+        found, ends, polls, burst = self._gather(window, readers, named, available, in_time)
+        done = np.maximum(ends.max(axis=1, initial=0.0), burst.done)
+        election, known = self._elect(window, listed, named=named, readers=readers, found=found, ends=ends, burst=burst)
         value = election.decided
         included = {one.uid for one in value.included.included} if value else set[int]()
-        waits = np.maximum(done, np.minimum(known, done + hparams.manifest_timeout_seconds))
+        waits = np.minimum(self._told(window, known, done, burst), done + hparams.manifest_timeout_seconds)
         miners = readers >= people.validators
         utilisation = self._train(readers[miners], waits[miners])
         missed = here & ~in_time & ~people.dead
@@ -273,11 +288,11 @@ class Network:
 
     def _gather(
         self, window: int, readers: np.ndarray, named: list[int], available: np.ndarray, in_time: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Burst]:
         """What each reader finds of each named peer, when it has it or knows that it is missing, and its HEADs.
 
         Returns:
-            bool, seconds after the window's end, and requests; each (readers, named).
+            bool, seconds after the window's end, and requests; each (readers, named). And the burst of their requests.
         """
         design, people, miners = self.design, self.participants, self._miners
         shape = (len(readers), len(named))
@@ -291,19 +306,48 @@ class Network:
         last = design.hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS
         ready, valid = available[named], in_time[named]
         pause = np.maximum(POLL_SECONDS, GROWTH * np.where(valid, ready, 0.0))[None, :]
-        # Before the first look a node reads whether the window is decided, and the peer list: LIST and GET.
-        first = begins[:, None] + 3 * request
+        burst = self._burst(readers, begins, updates=int(valid.sum()))
+        listed_by = begins + ASKED * self._requests.seconds("list", window, len(readers))
+        burst = replace(burst, done=np.maximum(burst.done, listed_by))
+        first = np.broadcast_to(listed_by[:, None], shape)
         looked = np.where(first >= ready, first, np.maximum(first, ready[None, :] + rng.random(shape) * pause))
-        starts = np.where(valid[None, :], looked + 3 * request, INFINITE)
+        starts = np.where(valid[None, :], looked + ROUNDS * request, INFINITE)
         capacity = self._rates("download", window, people.down)[readers]
         ends = np.full(shape, INFINITE)
         for row, (rates, connection) in enumerate(zip(capacity, people.download_connection[readers], strict=True)):
             ends[row] = finish_times(starts[row].tolist(), design.update_bytes, capacity=rates, connection=connection)
         known_missing = np.maximum(begins[:, None], last) + request
-        ends = np.where(valid[None, :], ends, known_missing)
+        ends = np.maximum(np.where(valid[None, :], ends, known_missing), burst.done[:, None])
         waiting = np.where(valid[None, :], ready[None, :], last) - begins[:, None]
         polls = count_looks(waiting, shortest=POLL_SECONDS, request=request)
-        return np.broadcast_to(valid, shape), ends, polls
+        return np.broadcast_to(valid, shape), ends, polls, burst
+
+    def _burst(self, readers: np.ndarray, begins: np.ndarray, *, updates: int) -> Burst:
+        """The processor time of the readers' requests, and of the measures that validators make meanwhile."""
+        assumed = self.assumed
+        work = np.full(len(readers), (ASKED * self._half + ROUNDS * updates) * assumed.request_work)
+        measuring = [(0.0, assumed.measuring_work)] * int((readers < self.participants.validators).sum())
+        return Burst.of(begins, work, cores=assumed.cores, others=measuring if assumed.measuring_work else ())
+
+    def _told(self, window: int, known: float, done: np.ndarray, burst: Burst) -> np.ndarray:
+        """Seconds after the window's end at which each reader, done with its gather, has read the decision.
+
+        All read it at about the same time: a second burst.
+        """
+        if math.isinf(known):
+            return np.full(len(done), INFINITE)
+        # It looks as soon as it is done, and then by the rule of ``pause_after``.
+        pause = np.maximum(node_windows.POLL_SECONDS, GROWTH * np.maximum(0.0, known - done))
+        looks = np.where(done >= known, done, known + stream(self.seed, "told", window).random(len(done)) * pause)
+        looks += np.array([burst.wait(at) for at in looks])
+        work = np.full(len(looks), ASKED * self._half * self.assumed.request_work)
+        read = Burst.of(looks, work, cores=self.assumed.cores).done
+        return np.maximum(read, looks + ASKED * self._requests.seconds("told", window, len(done)))
+
+    @property
+    def _half(self) -> int:
+        """Number of the electors that a node asks first: the largest with more than half of the stake together."""
+        return len(enough(self.electors, self.electors.uids))
 
     def _elect(
         self,
@@ -314,6 +358,7 @@ class Network:
         readers: np.ndarray,
         found: np.ndarray,
         ends: np.ndarray,
+        burst: Burst,
     ) -> tuple[Outcome, float]:
         """The election, and from when on the decision can be read, in seconds after the window's end.
 
@@ -335,7 +380,7 @@ class Network:
             here = dict(zip(named, found[row] & (ends[row] <= opens), strict=True))
             has = {str(peer): f"{peer:032x}{window:032x}" for peer, yes in here.items() if yes}
             lacks = {str(peer): Reason.MISSING for peer, yes in here.items() if not yes}
-            done = min(float(ends[row].max(initial=0.0)), opens)
+            done = min(max(float(ends[row].max(initial=0.0)), float(burst.done[row])), opens)
             votes[uid] = (done - opens, Vote(found=has, missing=lacks, peers=wish))
         election = SimulatedElection(
             electors,
@@ -343,6 +388,7 @@ class Network:
             window=window,
             delta=hparams.relay_seconds,
             request={uid: float(request[uid]) for uid in votes},
+            wait=lambda at: burst.wait(opens + at),
         )
         outcome = election.run(votes, until=3 * design.window_seconds)
         return outcome, float(opens + outcome.known(electors))
@@ -384,8 +430,12 @@ class Network:
         """Who sent an update, and who was measured."""
         miners = self._miners
         miners.valid = np.concatenate([miners.valid[:, 1:], in_time[:, None]], axis=1)
-        seen = sorted({*listed.peers, *listed.reserve_peers, *listed.probation})
-        miners.measured[seen] += in_time[seen]
+        measured = np.zeros(len(in_time), dtype=bool)
+        measured[sorted({*listed.peers, *listed.reserve_peers, *listed.probation})] = True
+        self._unscored.append(measured & in_time)
+        # A window's election comes after its end, so one more window is scored by then.
+        while len(self._unscored) >= max(1, self.design.hparams.validator_offset):
+            miners.measured += self._unscored.popleft()
 
     def _list_of(self, window: int) -> PeerList:
         return next(one for one in reversed(self.lists) if one.first_effective_window <= window)

@@ -26,6 +26,9 @@ class Assumptions:
             connection (``links.connection_rate``). ``parallel``: connections of one transfer.
         request: median seconds of a request to a store, beside the latency; ``request_spread``; a share ``tail`` of
             requests takes ``tail_seconds`` more.
+        cores: processors on which all nodes and stores run together (``load.py``); infinite: each has its own.
+        request_work: seconds of processor time of a request, the node's and the store's.
+        measuring_work: the same of a validator's measures in a window, from the window's end on.
         outages: of one bucket per window: its share, and mean seconds. In one, requests fail and are repeated.
         regional: the same of all buckets at once.
         crash: share of participants that crash in a window; they are away for ``away`` windows (mean, exponential).
@@ -54,6 +57,9 @@ class Assumptions:
     request_spread: float = 0.5
     tail: float = 0.01
     tail_seconds: float = 2.0
+    cores: float = float("inf")
+    request_work: float = 0.0
+    measuring_work: float = 0.0
     outages: tuple[float, float] = (0.0005, 60.0)
     regional: tuple[float, float] = (0.0005, 300.0)
     crash: float = 0.0005

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from tplr.errors import PayloadError
 from tplr.schemas import (
     OUT_OF_SYNC,
+    UNREAD,
     Alignment,
     DocumentedScore,
     Evaluation,
@@ -81,7 +82,8 @@ def _observation(seen: PeerObservation) -> Iterator[Row]:
     if seen.copied_from is not None:
         yield "overlap", f"{seen.copied}: repeats the update of uid {seen.copied_from}"
     if seen.behind is not None:
-        steps = "another model, or none" if seen.behind == OUT_OF_SYNC else f"{seen.behind} steps behind"
+        told = {OUT_OF_SYNC: "another model, or none", UNREAD: "not readable: its bucket refused, or did not answer"}
+        steps = told.get(seen.behind, f"{seen.behind} steps behind")
         yield "its own report", steps
     if seen.active is False:
         yield "activity", "no upload lately"

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tplr.schemas import OUT_OF_SYNC, VALID, Evidence, PeerObservation, Reason
+from tplr.schemas import OUT_OF_SYNC, UNREAD, VALID, Evidence, PeerObservation, Reason
 
 # An update with a norm above this many times the median of the included ones is no gradient of this model.
 NORM_LIMIT = 30.0
@@ -56,7 +56,7 @@ def _outsized(seen: Seen) -> bool:
 def _out_of_sync(seen: Seen) -> bool:
     # Who sends nothing is absent; its reports say nothing about an update.
     behind = seen.observation.behind if seen.observation.verdict == VALID else None
-    return behind is not None and (behind == OUT_OF_SYNC or behind > seen.max_behind)
+    return behind is not None and (behind in (OUT_OF_SYNC, UNREAD) or behind > seen.max_behind)
 
 
 RULES = (

@@ -9,26 +9,28 @@ from tplr.storage.base import ObjectStore
 from tplr.storage.retry import with_retry
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
-async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, concurrency: int) -> None:
-    """Await ``work(item)`` for every item, at most ``concurrency`` at once, started in order.
+async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], *, concurrency: int) -> list[R]:
+    """Await ``work(item)`` for every item, at most ``concurrency`` at once, started in order; their results, in order.
 
     The first error cancels the others and is raised itself, not in a group.
     """
-    queue = iter(items)
+    queue, results = enumerate(items), dict[int, R]()
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
-                group.create_task(_work_off(queue, work))
+                group.create_task(_work_off(queue, work, results))
     except BaseExceptionGroup as errors:
         first = errors.exceptions[0]
         raise first from first.__cause__
+    return [results[i] for i in range(len(results))]
 
 
-async def _work_off(queue: Iterator[T], work: Callable[[T], Awaitable[None]]) -> None:
-    for item in queue:
-        await work(item)
+async def _work_off(queue: Iterator[tuple[int, T]], work: Callable[[T], Awaitable[R]], results: dict[int, R]) -> None:
+    for i, item in queue:
+        results[i] = await work(item)
 
 
 async def list_objects(store: ObjectStore, prefix: str, *, deadline_seconds: float = 60.0) -> list[ObjectInfo]:

@@ -15,7 +15,7 @@ from tplr.storage.progress import ProgressLog
 from tplr.storage.s3_body import Body
 from tplr.storage.s3_errors import translate_errors
 from tplr.storage.s3_http import ConnectionPool, HttpRequest, TransferLimits
-from tplr.storage.s3_response import S3Response
+from tplr.storage.s3_response import METADATA_PREFIX, S3Response
 from tplr.storage.s3_sign import encode_target, sign
 
 R = TypeVar("R", bound=S3Response)
@@ -64,6 +64,7 @@ class S3Client:
         else:
             check_key(response.key)
             target = encode_target(self.bucket.name, response.key, query)
+        headers = {**headers, **response.conditions}
         bucket = await asyncio.to_thread(self.renew) if self.renew else self.bucket
         signed = sign(
             bucket,
@@ -71,7 +72,7 @@ class S3Client:
             method=method,
             host=urlsplit(self.endpoint).netloc,
             target=target,
-            headers={**headers} if body is None else {**headers, "content-length": str(body.size)},
+            headers=headers if body is None else {**headers, "content-length": str(body.size)},
             sha256=sha256,
         )
         # Whoever transfers parts or ranges reports the whole.
@@ -82,6 +83,7 @@ class S3Client:
             self.endpoint,
             target,
             signed,
+            pool=self.pool,
             receiver=response,
             limits=self.limits,
             body=body,
@@ -89,7 +91,7 @@ class S3Client:
         )
         try:
             with translate_errors(bucket.name, response.key):
-                await request.run(self.pool)
+                await request.run()
         except StoreError as error:
             self.pool.results[type(error).__name__] += 1
             if bucket.access_key_id or not isinstance(error, AccessDenied):
@@ -102,3 +104,8 @@ class S3Client:
         self.pool.results["ok"] += 1
         logger.log(TRACE, "%s %s/%s: %d", method, self.bucket.name, response.key, response.status)
         return response
+
+
+def metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The headers that put an object's user metadata."""
+    return {f"{METADATA_PREFIX}{name}": value for name, value in metadata.items()}

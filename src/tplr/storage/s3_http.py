@@ -86,6 +86,7 @@ class HttpRequest:
     """One request to one server.
 
     Args:
+        pool: gives the thread and the connection.
         endpoint: ``http(s)://host[:port]``.
         target: path and query.
         body: read again from its start if the request is sent twice.
@@ -97,6 +98,7 @@ class HttpRequest:
     target: str
     headers: Mapping[str, str]
     _: KW_ONLY
+    pool: "ConnectionPool"
     receiver: Receiver
     limits: TransferLimits
     body: Body | None = None
@@ -111,15 +113,15 @@ class HttpRequest:
         self._socket: socket.socket | None = None
         self._ended = False
 
-    async def run(self, pool: "ConnectionPool") -> None:
-        """Send the request in a thread of ``pool`` and receive its response. The thread has ended when this returns.
+    async def run(self) -> None:
+        """Send the request in a thread of the pool and receive its response. The thread has ended when this returns.
 
         Raises:
             StoreError: the pool is not open.
             DeadlineExceeded: the limits were exceeded.
             OSError, HTTPException: the connection failed.
         """
-        future = asyncio.wrap_future(pool.submit(self._run))
+        future = asyncio.wrap_future(self.pool.submit(self._run))
         try:
             while not future.done():
                 self._report()
@@ -160,13 +162,13 @@ class HttpRequest:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
             return True
 
-    def _run(self, pool: "ConnectionPool") -> None:
-        connection, response = self._connect_and_send(pool)
+    def _run(self) -> None:
+        connection, response = self._connect_and_send()
         try:
             wanted = self.receiver.begin(response)
         except BaseException:
             if self.body is None:
-                self._release(pool, connection, response)
+                self._release(connection, response)
             else:  # the server may have refused the body before reading all of it
                 _drop(connection, response)
             raise
@@ -179,12 +181,12 @@ class HttpRequest:
         except BaseException:
             _drop(connection, response)
             raise
-        self._release(pool, connection, response)
+        self._release(connection, response)
 
-    def _release(self, pool: "ConnectionPool", connection: http.client.HTTPConnection, response: HTTPResponse) -> None:
+    def _release(self, connection: http.client.HTTPConnection, response: HTTPResponse) -> None:
         """Keep the connection if the response was read to its end and the server does not close it."""
         if response.isclosed() and connection.sock is not None:
-            pool.give_back(self.endpoint, connection)
+            self.pool.give_back(self.endpoint, connection)
         else:
             _drop(connection, response)
 
@@ -210,8 +212,8 @@ class HttpRequest:
             memory = memory[count:]
             self._received += count
 
-    def _connect_and_send(self, pool: "ConnectionPool") -> tuple[http.client.HTTPConnection, HTTPResponse]:
-        if (kept := pool.take(self.endpoint)) is not None:
+    def _connect_and_send(self) -> tuple[http.client.HTTPConnection, HTTPResponse]:
+        if (kept := self.pool.take(self.endpoint)) is not None:
             try:
                 return kept, self._send(kept)
             except ConnectionError:
@@ -219,7 +221,7 @@ class HttpRequest:
                     if self._ended or self.method not in _IDEMPOTENT:
                         raise
                     self._socket = None
-        connection = _connect(self.endpoint, pool.https)
+        connection = _connect(self.endpoint, self.pool.https)
         return connection, self._send(connection)
 
     def _send(self, connection: http.client.HTTPConnection) -> HTTPResponse:
@@ -274,12 +276,12 @@ class ConnectionPool:
             await asyncio.to_thread(threads.shutdown, cancel_futures=True)
         self._close_idle(0.0)
 
-    def submit(self, work: Callable[["ConnectionPool"], None]) -> Future[None]:
+    def submit(self, work: Callable[[], None]) -> Future[None]:
         """Start a request's work in a thread. Raises StoreError if the pool is not open."""
         if self._threads is None:
             raise StoreError("S3Connections is closed: use its stores inside its block")
         self._close_idle(IDLE_TIMEOUT)
-        return self._threads.submit(work, self)
+        return self._threads.submit(work)
 
     def take(self, endpoint: str) -> http.client.HTTPConnection | None:
         """The server's connection that was used last, if it has neither been closed nor sent anything since."""

@@ -12,7 +12,7 @@ from tplr.storage.base import UnfinishedUpload, check_metadata
 from tplr.storage.local_files import disk_errors
 from tplr.storage.parts import FilePart
 from tplr.storage.s3_body import BytesBody, FileBody
-from tplr.storage.s3_client import S3Client
+from tplr.storage.s3_client import S3Client, metadata_headers
 from tplr.storage.s3_errors import translate_errors
 from tplr.storage.s3_response import DocumentResponse, S3Response, xml_time
 
@@ -115,7 +115,3 @@ class S3Multipart:
         if not _UPLOAD_ID.fullmatch(upload_id):
             raise StoreUnavailable("a response without a usable upload id", bucket=self._name, key=key)
         return upload_id
-
-
-def metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {f"x-amz-meta-{name}": value for name, value in metadata.items()}

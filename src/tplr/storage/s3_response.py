@@ -13,7 +13,7 @@ from types import MappingProxyType
 from tplr.errors import StoreUnavailable
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import Sink, check_announced, check_match, range_missing, whole_seconds
-from tplr.storage.s3_errors import refusal
+from tplr.storage.s3_errors import refusal, translate_errors
 from tplr.storage.s3_http import HTTPResponse
 
 MAX_ERROR_BYTES = 2**16
@@ -28,7 +28,7 @@ _ETAG = re.compile(r"[!#-~]{1,128}")
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
-_META = "x-amz-meta-"
+METADATA_PREFIX = "x-amz-meta-"
 
 
 @dataclass
@@ -36,12 +36,14 @@ class S3Response:
     """A response without a body; ``begin`` raises the error that it means. A ``Receiver`` of ``s3_http``.
 
     Attributes:
+        conditions: the headers of the request that ask for this response.
         status: of the response.
         headers: by lower-case names; values of a repeated header are joined.
     """
 
     bucket: str
     key: str
+    conditions: Mapping[str, str] = field(init=False, default_factory=dict)
     status: int = field(init=False, default=0)
     headers: Mapping[str, str] = field(init=False, default_factory=dict)
 
@@ -67,20 +69,32 @@ class S3Response:
         return self.headers.get("etag", "").strip('"')
 
     def info(self) -> ObjectInfo:
-        """The object that the headers describe. Raises as ``object_info``, and what ``translate_errors`` translates."""
+        """The object that the headers describe. Raises as ``object_info``."""
         return object_info(
             self.bucket,
             self.key,
             size=self.headers.get("content-length", ""),
             etag=self.etag,
-            modified=self.time("last-modified"),
-            metadata={name.removeprefix(_META): text for name, text in self.headers.items() if name.startswith(_META)},
+            modified=self._time("last-modified"),
+            metadata={
+                name.removeprefix(METADATA_PREFIX): text
+                for name, text in self.headers.items()
+                if name.startswith(METADATA_PREFIX)
+            },
         )
 
-    def time(self, name: str) -> datetime | None:
-        """A header's time. Raises ValueError, TypeError, OverflowError if it is none."""
+    def stored(self, size: int, metadata: Mapping[str, str]) -> ObjectInfo:
+        """The object that this response to a PUT confirms. Raises as ``object_info``."""
+        # S3 does not say LastModified here. Date is the same clock, a moment later.
+        return object_info(
+            self.bucket, self.key, size=str(size), etag=self.etag, modified=self._time("date"), metadata=metadata
+        )
+
+    def _time(self, name: str) -> datetime | None:
+        """A header's time; None without it. Raises StoreUnavailable if it is none."""
         text = self.headers.get(name)
-        return _with_zone(parsedate_to_datetime(text)) if text else None
+        with translate_errors(self.bucket, self.key):
+            return _with_zone(parsedate_to_datetime(text)) if text else None
 
 
 @dataclass
@@ -136,14 +150,11 @@ class ObjectResponse(S3Response):
         ahead = self.sink is None and self.max_bytes in _ALLOCATED_AHEAD
         self._buffer = io.BytesIO(bytes(self.max_bytes if ahead else 0))
         self._md5 = hashlib.md5(usedforsecurity=False)
-
-    def conditions(self) -> dict[str, str]:
-        """The request's headers."""
-        headers = {} if self.if_match is None else {"If-Match": f'"{self.if_match}"'}
+        conditions = {} if self.if_match is None else {"If-Match": f'"{self.if_match}"'}
         if self.byte_range is not None:
             start, stop = self.byte_range
-            headers["Range"] = f"bytes={start}" if start < 0 else f"bytes={start}-{stop - 1}"
-        return headers
+            conditions["Range"] = f"bytes={start}" if start < 0 else f"bytes={start}-{stop - 1}"
+        self.conditions = conditions
 
     def begin(self, response: HTTPResponse) -> memoryview | int:
         super().begin(response)

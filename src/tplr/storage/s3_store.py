@@ -13,9 +13,9 @@ from tplr.schemas import ObjectInfo
 from tplr.storage.base import ObjectStore, Sink, check_metadata, check_put_size, check_range
 from tplr.storage.local_files import disk_errors
 from tplr.storage.s3_body import Body, BytesBody, FileBody, hash_file
-from tplr.storage.s3_client import S3Client
+from tplr.storage.s3_client import S3Client, metadata_headers
 from tplr.storage.s3_errors import translate_errors
-from tplr.storage.s3_multipart import S3Multipart, metadata_headers
+from tplr.storage.s3_multipart import S3Multipart
 from tplr.storage.s3_response import DocumentResponse, ObjectResponse, S3Response, object_info, xml_time
 
 _PAGE = 1000
@@ -33,9 +33,7 @@ class S3Store(ObjectStore):
         return f"S3Store({self.client.bucket!r})"
 
     async def head(self, key: str) -> ObjectInfo:
-        response = await self.client.send("HEAD", S3Response(self.name, key))
-        with translate_errors(self.name, key):
-            return response.info()
+        return (await self.client.send("HEAD", S3Response(self.name, key))).info()
 
     async def get(
         self,
@@ -50,7 +48,7 @@ class S3Store(ObjectStore):
         response = ObjectResponse(
             self.name, key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range, verify=verify
         )
-        await self.client.send("GET", response, response.conditions())
+        await self.client.send("GET", response)
         return response.body()
 
     async def receive(
@@ -66,7 +64,7 @@ class S3Store(ObjectStore):
         response = ObjectResponse(
             self.name, key, sink=sink, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range
         )
-        await self.client.send("GET", response, response.conditions())
+        await self.client.send("GET", response)
         return response.found
 
     async def get_piece(
@@ -76,7 +74,7 @@ class S3Store(ObjectStore):
         response = ObjectResponse(
             self.name, key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range, exact=False
         )
-        await self.client.send("GET", response, response.conditions())
+        await self.client.send("GET", response)
         return response.found, response.body()
 
     async def put(
@@ -171,12 +169,10 @@ class S3Store(ObjectStore):
         condition = {"If-None-Match": "*"} if create_only else {}
         sent = {**headers, **_content_md5(md5), **metadata_headers(checked), **condition}
         response = await self.client.send("PUT", S3Response(self.name, key), sent, body=body)
-        if response.etag != body.md5():  # not every server checks Content-MD5
+        stored = response.stored(body.size, checked)
+        if stored.etag != body.md5():  # not every server checks Content-MD5
             raise response.unavailable("the body arrived damaged")
-        with translate_errors(self.name, key):
-            # S3 does not say LastModified here. Date is the same clock, a moment later.
-            date, size = response.time("date"), str(body.size)
-            return object_info(self.name, key, size=size, etag=response.etag, modified=date, metadata=checked)
+        return stored
 
 
 def _content_md5(md5: str | None) -> dict[str, str]:

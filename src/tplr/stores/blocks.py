@@ -58,14 +58,12 @@ class BlockReader:
             DataError: the bucket holds other bytes than the store's meta says.
             StoreError: the bucket can't be read.
         """
-        parts: dict[int, bytes] = {}
 
-        async def one(block: int) -> None:
+        async def one(block: int) -> bytes:
             first, last = file.span(block)
-            parts[block] = await self._block(file, block, max(start, first) - first, min(stop, last) - first)
+            return await self._block(file, block, max(start, first) - first, min(stop, last) - first)
 
-        await for_each(file.blocks(start, stop), one, concurrency=self._transfers)
-        return b"".join(parts[block] for block in sorted(parts))
+        return b"".join(await for_each(file.blocks(start, stop), one, concurrency=self._transfers))
 
     async def prefetch(self, ranges: Iterable[FileRange]) -> None:
         """Fetch all blocks of some ranges into the cache. Raises as ``read``."""

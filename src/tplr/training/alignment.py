@@ -109,6 +109,7 @@ def align(
     applied: Collection[int] = (),
     parallel: ParallelContext = SINGLE_PROCESS,
     pairs: bool = True,
+    together: int = 0,
 ) -> Alignment:
     """Inner products of updates with a gradient and, if ``pairs``, with each other; else ``gram`` is the diagonal.
 
@@ -117,12 +118,14 @@ def align(
         updates: of one window.
         seed: of the sampled chunks of a large model, unknown to the senders.
         applied: uids of the updates that set the scale; all of them if none of these was applied.
+        together: how many updates were aligned, where some of them are missing now: in a large model it sets how many
+            chunks are sampled.
 
     Raises:
         TrainingError: the gradient is not finite.
     """
     updates = sorted(updates, key=lambda update: update.uid)
-    sample = sample_chunks(outer.spec, seed, sample_size(len(updates)))
+    sample = sample_chunks(outer.spec, seed, sample_size(together or len(updates)))
     sums = _Sums.zeros(len(updates))
     for tensor, whole in outer.whole(gradient):
         chunks = sample[tensor.name]

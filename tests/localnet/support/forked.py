@@ -17,17 +17,24 @@ FRAMES = re.compile(r"[\s│┃┏┓┗┛┡┩━─┼├┤└┘┴┬╇]
 class ForkedCommands:
     """Runs commands with the start-up time of a fork."""
 
-    def __init__(self, server: ForkServer) -> None:
+    def __init__(self, server: ForkServer, env: Mapping[str, str]) -> None:
+        """``env``: the server's own, which has no variable of a node."""
+        self.env = env
         self._server = server
 
     async def run(self, command: Sequence[object], *, env: Mapping[str, str], folder: Path) -> tuple[int, str]:
-        """Exit status, and what it printed without frames and line breaks of tables."""
+        """Exit status, and what it printed, errors included."""
         with tempfile.TemporaryFile() as output:
             words = [str(word) for word in command]
             process = await asyncio.to_thread(self._server.start, words, env=env, folder=folder, log=output)
             status = await asyncio.to_thread(process.wait)
             output.seek(0)
-            return status, FRAMES.sub(" ", output.read().decode())
+            return status, output.read().decode()
+
+
+def unframed(printed: str) -> str:
+    """What was printed, without frames and line breaks of tables."""
+    return FRAMES.sub(" ", printed)
 
 
 @contextmanager
@@ -38,6 +45,6 @@ def forked_commands(folder: Path) -> Iterator[ForkedCommands]:
     server.open()
     try:
         server.wait_until_ready()
-        yield ForkedCommands(server)
+        yield ForkedCommands(server, env)
     finally:
         server.close()

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from tplr.errors import StateError
 from tplr.hparams import load_hparams
-from tplr.schemas import OUT_OF_SYNC, VALID, DocumentedScore, Evaluation, Evidence, LossChange, PeerObservation, Reason
+from tplr.schemas import (
+    OUT_OF_SYNC,
+    UNREAD,
+    VALID,
+    DocumentedScore,
+    Evaluation,
+    Evidence,
+    LossChange,
+    PeerObservation,
+    Reason,
+)
 from tplr.scoring.documented.board import DocumentedBoard, step
 from tplr.scoring.documented.penalties import RULES
 from tplr.scoring.weights import power_normalise
@@ -26,6 +36,7 @@ WRONGS: dict[str, dict[str, Any]] = {
     **{reason.value: {"verdict": reason.value, **NO_UPDATE} for reason in Reason if reason is not Reason.UNAVAILABLE},
     "copied_indices": {"copied": "copied_indices", "copied_from": 0},
     "another_model": {"behind": OUT_OF_SYNC},
+    "unread": {"behind": UNREAD},
     "far_behind": {"behind": 4},
     "inactive": {"active": False},
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tplr.schemas import OUT_OF_SYNC
+from tplr.schemas import OUT_OF_SYNC, UNREAD
 from tplr.scoring.documented.measures import base_score, binary_indicator, moving_average, sync_score
 
 
@@ -26,7 +26,7 @@ def test_sync_score(behind: int, score: float) -> None:
 
 
 def test_another_model_is_worth_nothing() -> None:
-    assert sync_score(OUT_OF_SYNC) == 0.0
+    assert sync_score(OUT_OF_SYNC) == sync_score(UNREAD) == 0.0
 
 
 def test_base_is_the_product() -> None:

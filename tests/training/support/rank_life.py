@@ -212,7 +212,7 @@ def overlapped(hparams: str, folder: str) -> dict[str, Any]:
         applied = state.digest()
         assert applied != before
         state.begin_save(1, {"part": [1]})
-        stats = state.resume()
+        stats = state.train(None)
         assert (stats.paused, stats.batches) == (False, 6)
         assert state.digest() == applied
         work = np.frombuffer(state.work(), "<f4").astype(float).tolist()
@@ -340,7 +340,7 @@ def walk(hparams: str, folder: str, timeout: float, fault: tuple[str, int, str] 
         state.evaluate(updates[0], batches_of(constants, 1, 3), held_out)
         asked = iter([False])
         assert state.train(batches_of(constants, 50, 5), pause=lambda: next(asked, True)).paused
-        state.resume()
+        state.train(None)
         body = state.pack(window=0, uid=9, **META)
         state.restore_update(body, window=0, uid=9)
         state.apply(updates)

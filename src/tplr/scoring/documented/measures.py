@@ -1,6 +1,6 @@
 """Formulas from losses, reports and ratings to the factors of a documented score."""
 
-from tplr.schemas import OUT_OF_SYNC, Evaluation
+from tplr.schemas import OUT_OF_SYNC, UNREAD, Evaluation
 from tplr.scoring.measures import gain
 
 SYNC_SPAN = 5.0
@@ -20,7 +20,7 @@ def moving_average(old: float, new: float, alpha: float) -> float:
 
 def sync_score(behind: int) -> float:
     """``(1 - min(behind, 5) / 5) ** 2.5``; 0 for another model."""
-    if behind == OUT_OF_SYNC:
+    if behind in (OUT_OF_SYNC, UNREAD):
         return 0.0
     return (1 - min(float(behind), SYNC_SPAN) / SYNC_SPAN) ** SYNC_EXPONENT
 

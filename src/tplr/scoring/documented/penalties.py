@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tplr.hparams import HParams
-from tplr.schemas import OUT_OF_SYNC, DocumentedScore, PeerObservation, Reason
+from tplr.schemas import OUT_OF_SYNC, UNREAD, DocumentedScore, PeerObservation, Reason
 
 # Whether a rule strikes; None if it could not be tested.
 Test = Callable[[PeerObservation, HParams], bool | None]
@@ -46,7 +46,7 @@ def _copied_indices(seen: PeerObservation, _: HParams) -> bool | None:
 def _out_of_sync(seen: PeerObservation, hparams: HParams) -> bool | None:
     if seen.behind is None:
         return None
-    return seen.behind == OUT_OF_SYNC or seen.behind > hparams.sync_max_steps_behind
+    return seen.behind in (OUT_OF_SYNC, UNREAD) or seen.behind > hparams.sync_max_steps_behind
 
 
 def _inactive(seen: PeerObservation, _: HParams) -> bool | None:

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -101,20 +102,16 @@ class OuterScheme(ABC):
         body = empty_body(self.spec, **metadata)
         coefficients: dict[str, Coefficients] = {}
         for group, work in self._owners.whole(tensors):
-            with self._errors_of(group) as errors:
+            with self._error_feedback.on_device([one.name for one in group.tensors]) as errors:
                 coefficients |= self._accumulate(group, errors, work, step)
         fill(body, coefficients, self.spec, window=window, uid=uid)
         self._add_to_errors(Update(spec=self.spec, body=bytes(body), **metadata), sign=-1)
         return self._join(body)
 
-    def _errors_of(self, group: TensorGroup) -> AbstractContextManager[dict[str, torch.Tensor]]:
-        """A group's error feedback on the device: all of an offloaded one may not fit there."""
-        return self._error_feedback.on_device([one.name for one in group.tensors])
-
     def _add_to_errors(self, update: Update, *, sign: int) -> None:
         """``errors += sign * decode(update)``, for the tensors that this rank owns."""
         for group in self._owners.groups(self._parallel.rank):
-            with self._errors_of(group) as errors:
+            with self._error_feedback.on_device([one.name for one in group.tensors]) as errors:
                 self._add_decoded(group, errors, update, sign=sign)
 
     def _new_error_feedback(self) -> ErrorFeedback:
@@ -344,7 +341,7 @@ def _in_order(updates: Sequence[Update], spec: PayloadSpec) -> list[Update]:
     Raises:
         ValueError: they are of different windows, of one uid twice, or of another layout than ``spec``.
     """
-    updates = sorted(updates, key=lambda update: update.uid)
+    updates = sorted(updates, key=attrgetter("uid"))
     identities = [(update.window, update.uid, update.spec.layout) for update in updates]
     if len(set(identities)) < len(updates) or len({(window, layout) for window, _, layout in identities}) > 1:
         raise ValueError(f"updates (window, uid, layout) {identities}: expected each uid once, of one window")

@@ -7,7 +7,7 @@ Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization", arXiv 2411.198
   sends gives no advantage.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -60,7 +60,7 @@ class DemoOuter(OuterScheme):
         step: int,
     ) -> dict[str, Coefficients]:
         """``m = decay * m + lr * gradient``; the largest DCT coefficients of ``m`` are sent."""
-        lr = self._learning_rate(step)
+        lr = learning_rate(step, self._constants.learning_rate)
         row_blocks: list[Coefficients] = []
         for rows, _ in group.grid.row_blocks(self._device):
             momenta, gradients = group.row_views(errors, rows), group.row_views(tensors, rows)
@@ -83,10 +83,14 @@ class DemoOuter(OuterScheme):
     ) -> None:
         """``p = p * (1 - lr * weight_decay) - lr * sign(sum over peers of decode(update) / norm(update))``.
 
-        The common divisor, the number of peers, does not change a sign and is left out.
+        Updates have unit norm for each tensor: a larger one has no more influence. The common divisor, the number of
+        peers, does not change a sign and is left out.
         """
-        lr = self._learning_rate(step)
-        for rows, signs in self._signs(updates, group):
+        lr = learning_rate(step, self._constants.learning_rate)
+        indices, values = decode_all(updates, group.tensors, self._device)
+        per_tensor = values.unflatten(1, (len(group.tensors), -1))
+        per_tensor /= _divisors(norms(per_tensor))[..., None, None]
+        for rows, signs in signs_of_sum((indices, values), group.grid):
             if self._constants.weight_decay:
                 for parameter in group.row_views(parameters, rows):
                     parameter.mul_(1 - lr * self._constants.weight_decay)
@@ -97,20 +101,9 @@ class DemoOuter(OuterScheme):
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int, share: float
     ) -> None:
         """``p -= lr * share * sign(decode(update))``."""
-        lr = self._learning_rate(step) * share
+        lr = learning_rate(step, self._constants.learning_rate) * share
         for rows, signs in signs_of_sum(decode_all([update], group.tensors, self._device), group.grid):
             group.add(parameters, rows, signs, alpha=-lr)
-
-    def _learning_rate(self, step: int) -> float:
-        return learning_rate(step, self._constants.learning_rate)
-
-    def _signs(self, updates: Sequence[Update], group: TensorGroup) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Signs of the sum of updates, each of unit norm for each tensor, by row block: see ``signs_of_sum``."""
-        indices, values = decode_all(updates, group.tensors, self._device)
-        per_tensor = values.unflatten(1, (len(group.tensors), -1))
-        # Unit norm: a larger update has no more influence.
-        per_tensor /= _divisors(norms(per_tensor))[..., None, None]
-        yield from signs_of_sum((indices, values), group.grid)
 
 
 def _divisors(lengths: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,10 @@ class ErrorFeedback:
 
     @contextmanager
     def on_device(self, names: Iterable[str]) -> Iterator[dict[str, torch.Tensor]]:
-        """In this context, these tensors are on the parameters' device, to be changed in place."""
+        """In this context, these tensors are on the parameters' device, to be changed in place.
+
+        Name one group's: all of an offloaded error feedback may not fit there.
+        """
         there = {name: self.tensors[name].to(self._parameters[name].device, non_blocking=True) for name in names}
         try:
             yield there

@@ -63,7 +63,10 @@ def _signs(peers: Coefficients, cancelled: torch.Tensor, uncertain: torch.Tensor
         uncertain: an entry below it is computed in float64, float32 [chunks].
     """
     indices, values = peers
-    rough = _rough(indices, values, grid)
+    if len(indices) == 1:
+        rough = inverse_sparse(indices[0], values[0], grid)
+    else:
+        rough = inverse(scatter_sum(indices, values, grid), grid)
     chunks, entries = search.below(rough.abs(), uncertain)
     signs = rough.sign_()
     if len(entries) > len(signs):
@@ -76,13 +79,6 @@ def _signs(peers: Coefficients, cancelled: torch.Tensor, uncertain: torch.Tensor
         exact = inverse_at(where, what.astype(np.float64), entries, grid)
         signs.numpy()[chunks, entries] = np.where(np.abs(exact) > cancelled.numpy()[chunks], np.sign(exact), 0)
     return signs
-
-
-def _rough(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    """The entries of the decoded sum, float32 [chunks, entries]."""
-    if len(indices) == 1:
-        return inverse_sparse(indices[0], values[0], grid)
-    return inverse(scatter_sum(indices, values, grid), grid)
 
 
 def _exact_signs(peers: Coefficients, cancelled: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
