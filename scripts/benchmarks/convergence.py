@@ -10,6 +10,7 @@ All methods get the same first weights, the same batches and the same number of 
 - ``sparseloco``: the package's own, over ``k`` of 4096 and bits a value.
 - ``muon``, ``muon-averaging``, ``muon-sparseloco``: ``adamw``, ``averaging`` and ``sparseloco`` with Muon for hidden
   matrices, and AdamW for the rest.
+- ``muon-grouped``: ``muon-sparseloco`` that sends one entry of each of k groups of a chunk.
 - ``demo``: the package's own; every window has two or three batches of each peer.
 
 Before that each method gets the same number of trials (``TRIALS``) of its learning rates, with a seed of their own; the
@@ -77,6 +78,7 @@ class Grid:
     seeds: int
     sparse: tuple[tuple[int, int], ...]  # (k of 4096, bits; 0 for float32)
     muon_sparse: tuple[tuple[int, int], ...]  # the same, of ``muon-sparseloco``
+    muon_grouped: tuple[tuple[int, int], ...] = ((128, 1),)  # the same, of ``muon-grouped``
     tuned: str = ""  # the grid whose best rates serve this one; "": its own
 
     @property
@@ -108,6 +110,7 @@ GRIDS["reduced-20-steps"] = replace(
     GRIDS["reduced"], inner_steps=20, rounds=32, sparse=(), muon_sparse=((200, 1),), tuned="reduced"
 )
 # SparseLoCo's rates are found there and used for all its cells.
+GROUPED = "muon-grouped"
 TUNED_AT = {"sparseloco": (256, 2), "muon-sparseloco": (96, 1)}
 
 NESTEROV = 0.9
@@ -125,6 +128,7 @@ TRIALS: dict[str, list[dict[str, float]]] = {
     "muon-averaging": [{"lr": lr, "outer": outer} for lr in (8e-3, 1.6e-2) for outer in (0.7, 1.0, 1.4)],
     "muon": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)],
 }
+METHODS = [*TRIALS, GROUPED]  # the last one with the rates of ``muon-sparseloco``
 SMALL = 150  # an update is one of so many parts of DiLoCo's, for the verdict
 MUON_MOMENTUM = 0.95  # unless a trial has another
 
@@ -222,6 +226,7 @@ def make_hparams(grid: Grid, cell: Cell) -> HParams:
     raw |= {
         "outer": outer,
         "topk_compression": cell.k or 64,
+        "topk_selection": "group" if cell.method == GROUPED else "chunk",
         "quantization_bits": cell.bits,
         "init_seed": cell.seed,
         "sequence_length": grid.sequence,
@@ -353,7 +358,7 @@ def finals(name: str, best: Mapping[str, str]) -> list[Cell]:
 
 
 def sparse_places(grid: Grid) -> dict[str, tuple[tuple[int, int], ...]]:
-    return {"sparseloco": grid.sparse, "muon-sparseloco": grid.muon_sparse}
+    return {"sparseloco": grid.sparse, "muon-sparseloco": grid.muon_sparse, GROUPED: grid.muon_grouped}
 
 
 def identity(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -394,11 +399,12 @@ def best_settings(rows: list[dict[str, str]], name: str) -> dict[str, str]:
     for row in rows:
         if row["grid"] == name and row["purpose"] == "tune":
             tuned.setdefault(row["method"], []).append(row)
-    return {
+    best = {
         method: min(tuned[method], key=lambda row: float(row["loss"]))["settings"]
         for method in TRIALS
         if method in tuned
     }
+    return best | {GROUPED: best["muon-sparseloco"]} if "muon-sparseloco" in best else best
 
 
 # --- what came of it ------------------------------------------------------------------------------------------------
@@ -476,7 +482,7 @@ def print_verdicts(results: dict[str, Result]) -> None:
     small = [
         one
         for one in results.values()
-        if diloco and "sparseloco" in one.label and one.bytes_per_peer * SMALL < diloco.bytes_per_peer
+        if diloco and " k=" in one.label and one.bytes_per_peer * SMALL < diloco.bytes_per_peer
     ]
     if not small:
         return
@@ -494,7 +500,8 @@ def main() -> None:
     parser.add_argument("--grid", choices=GRIDS, default="full", help="default: %(default)s")
     parser.add_argument("--reduced", dest="grid", action="store_const", const="reduced", help="as --grid reduced")
     parser.add_argument("--report", action="store_true", help="only the table and the picture of what is there")
-    parser.add_argument("--methods", nargs="+", choices=TRIALS, default=list(TRIALS), help="default: all")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", help="of the final cells (default: all of the grid)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="cells at a time (default: one a core)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="CSV to append to (default: %(default)s)")
     given = parser.parse_args()
@@ -503,7 +510,9 @@ def main() -> None:
     if not given.report:
         run_cells([one for one in trials(tuned) if one.method in wanted], given.results, given.jobs)
         best = best_settings(read_rows(given.results), tuned)
-        run_cells([one for one in finals(name, best) if one.method in wanted], given.results, given.jobs)
+        seeds = given.seeds or range(GRIDS[name].seeds)
+        final = [one for one in finals(name, best) if one.method in wanted and one.seed in seeds]
+        run_cells(final, given.results, given.jobs)
     rows = read_rows(given.results)
     print("settings found:", json.dumps({m: json.loads(s) for m, s in best_settings(rows, tuned).items()}))
     results = summarize(rows, name)

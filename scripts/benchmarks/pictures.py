@@ -150,13 +150,13 @@ def convergence(rows: Rows, path: Path) -> None:
     for row in rows:
         if (row["grid"], row["purpose"]) == (grid, "final"):
             found.setdefault((row["method"], row["k"], row["bits"]), {})[row["seed"]] = row
-    for (method, k, bits), by_seed in found.items():
+    for number, ((method, k, bits), by_seed) in enumerate(found.items()):
         losses = [float(row["loss"]) for row in by_seed.values()]
         sent = int(next(iter(by_seed.values()))["bytes_per_peer"]) / 1e6
         values = {"0": "float32", "1": "1 bit"}.get(bits, f"{bits} bits")
         label = method if k == "0" else f"{method}, k = {k}, {values}"
         spread = statistics.stdev(losses) if len(losses) > 1 else 0.0
-        axes.errorbar(sent, statistics.mean(losses), spread, fmt="o", capsize=3, label=label)
+        axes.errorbar(sent, statistics.mean(losses), spread, fmt="os^"[number // 10], capsize=3, label=label)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set(xlabel="MB sent by one peer in the whole run", ylabel="held-out loss, nats per token")

@@ -258,6 +258,8 @@ class HParams(_Strict):
             that.
         outer: the scheme of the run. The group of its name holds its constants; the other group is absent.
         topk_compression: values sent for each chunk of ``target_chunk`` squared entries.
+        topk_selection: ``chunk``: the largest, wherever they are; ``group``: the largest of each of so many groups,
+            whose indices cost less (``compress/interleaved.py``).
         quantization_bits: 1, 2, 4, 8, or 0 for values sent as float32.
         quantization_scale, quantization_codebook, quantization_rounding: see ``compress/quantize.py``.
         stale_after_windows: age at which a miner's error feedback (in windows) and inner optimizer (in outer steps) are
@@ -312,6 +314,7 @@ class HParams(_Strict):
     demo: DemoParams | None = None
     sparseloco: SparselocoParams | None = None
     topk_compression: int = Field(gt=0)
+    topk_selection: Literal["chunk", "group"] = "chunk"
     target_chunk: int = Field(gt=0)
     quantization_bits: Literal[0, 1, 2, 4, 8]
     quantization_scale: Literal["chunk", "tensor"]

@@ -5,6 +5,7 @@ import torch
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Coefficients
+from tplr.compress.topk import select
 
 SHAPES = {
     "embed": (40, 32),
@@ -16,9 +17,11 @@ SHAPES = {
 }
 
 
-@pytest.fixture(params=[2, 0, 1, 4, 8], ids=lambda bits: f"{bits}bits")
+@pytest.fixture(params=["2bits", "0bits", "1bits", "4bits", "8bits", "1bits-group"])
 def spec(request) -> PayloadSpec:
-    return PayloadSpec.of(SHAPES, outer="demo", target_chunk=16, topk=6, bits=request.param)
+    width, _, selection = request.param.partition("bits")
+    rules = {"selection": "group"} if selection else {}
+    return PayloadSpec.of(SHAPES, outer="demo", target_chunk=16, topk=6, bits=int(width), **rules)
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def coefficients(spec):
         made = {}
         for name, tensor in spec.tensors.items():
             order = torch.rand(tensor.grid.chunks, tensor.grid.entries, generator=generator)
-            indices = order.argsort(dim=1)[:, : tensor.k].sort(dim=1).values
+            indices, _ = select(order, tensor.k, grouped=tensor.grouped)
             made[name] = indices, torch.randn(tensor.grid.chunks, tensor.k, generator=generator)
         return made
 

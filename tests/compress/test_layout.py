@@ -25,6 +25,7 @@ def test_order_of_the_shapes_does_not_matter():
         {"bits": 4},
         {"target_chunk": 32},
         {"scale": "tensor"},
+        {"selection": "group"},
         {"outer": "other"},
         {"shapes": {"a": (4096,)}},
     ],
@@ -63,6 +64,27 @@ def test_bytes_of_a_matrix_are_those_of_the_plan():
 )
 def test_a_tensor_travels_dense_where_that_is_no_larger(entries, topk, bits, kept):
     assert entries_kept(entries, topk, bits) == kept
+
+
+@pytest.mark.parametrize(
+    ("entries", "topk", "bits", "kept"),
+    [
+        (4096, 128, 1, 128),
+        (4096, 88, 1, 128),  # n / k is 46: groups of 32
+        (403, 6, 1, 7),  # groups of at most 64, here of 57 or 58
+        (64, 128, 1, 64),
+        (32, 8, 1, 8),  # 8 * 1 + 8 * 2 against 32 * 1
+        (32, 16, 1, 32),  # 16 * 1 + 16 * 1 against 32 * 1
+    ],
+)
+def test_groups_have_a_power_of_two_entries(entries, topk, bits, kept):
+    assert entries_kept(entries, topk, bits, grouped=True) == kept
+
+
+def test_indices_of_groups_cost_their_place_in_the_group():
+    tensor = small({"a": (128, 64)}, topk=128, bits=1, selection="group").tensors["a"]
+    assert tensor.k == 128
+    assert tensor.indices.stop - tensor.indices.start == 2 * 128 * 5 // 8
 
 
 @pytest.mark.parametrize("wrong", [{"bits": 3}, {"topk": 0}, {"target_chunk": 0}, {"shapes": {}}])

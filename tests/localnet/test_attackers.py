@@ -5,8 +5,12 @@ import asyncio
 import pytest
 import torch
 
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import build, parse
+from tplr.compress.topk import select
 from tplr.keys import commit_key, debug_key
 from tplr.localnet.attackers import (
+    Copier,
     GoDark,
     HalfAbsent,
     Honest,
@@ -23,6 +27,7 @@ from tplr.localnet.attackers import (
     WrongPages,
     Zeros,
 )
+from tplr.localnet.attackers.values import noise_like
 from tplr.localnet.simulation import Member, World, profile, small
 from tplr.schemas import OUT_OF_SYNC, DebugReport
 
@@ -145,3 +150,17 @@ def test_wrong_pages_name_the_assigned_ones(world: World) -> None:
     member = world.by_uid[uid]
     assert isinstance(member, WrongPages)
     assert not (member.batches(world, 1).reshape(-1) == world.pages(uid, 1).batches.reshape(-1)[:512]).all()
+
+
+def test_where_a_group_sends_one_entry_a_copy_and_noise_do_too() -> None:
+    spec = PayloadSpec.of({"a": (64, 128)}, outer="sparseloco", target_chunk=64, topk=128, bits=1, selection="group")
+    meta = {"window": 1, "uid": 2, "pages_digest": "0" * 64, "batches": 1}
+    indices, values = select(torch.randn(2, 64 * 64, generator=torch.Generator().manual_seed(3)), 128, grouped=True)
+    stolen = parse(build({"a": (indices, values)}, spec, **meta), spec, window=1, uid=2)
+    thief = Copier("thief", 2, own_indices=0.25)
+    thief.uid = 3
+    copied, noise = thief._changed(stolen, 1), noise_like(stolen, 1.0, 4)
+    for made in (copied, noise):  # an index of another group could not be built
+        assert len(build(made, spec, **meta)) == spec.expected_size
+    assert (copied["a"][0] == indices).sum(dim=1).tolist() == [96, 96]
+    assert (noise["a"][0] != indices).any()

@@ -1,4 +1,4 @@
-"""Small integers ↔ packed bytes; the first integer is in the lowest bits of the first byte."""
+"""Small integers ↔ packed bytes, the first integer in the lowest bits of the first byte; and planes of bits."""
 
 import functools
 
@@ -47,6 +47,27 @@ def pick(packed: np.ndarray, width: int, places: np.ndarray) -> np.ndarray:
     per_byte = 8 // width  # a power of two: shifts and masks are several times faster than divisions
     shifts = ((places & (per_byte - 1)) * width).astype(np.uint8)
     return (packed[places >> (per_byte.bit_length() - 1)] >> shifts) & np.uint8(2**width - 1)
+
+
+def planes(numbers: torch.Tensor, count: int) -> torch.Tensor:
+    """The ``count`` lowest bits of integers below 2**31, lowest first: [..., rows, k] → uint8 [..., count, rows, k]."""
+    shifts = torch.arange(count, dtype=torch.int32, device=numbers.device)[:, None, None]
+    return ((numbers.unsqueeze(-3).int() >> shifts) & 1).to(torch.uint8)
+
+
+def from_planes(planes: torch.Tensor) -> torch.Tensor:
+    """The inverse of ``planes``: uint8 [..., count, rows, k] → uint8 or int32 [..., rows, k]."""
+    *leading, count, rows, k = planes.shape
+    dtype = torch.uint8 if count <= 8 else torch.int32
+    numbers = torch.zeros(*leading, rows, k, dtype=dtype, device=planes.device)
+    for plane in reversed(planes.unbind(-3)):
+        numbers.add_(numbers).add_(plane)
+    return numbers
+
+
+def plane_places(chosen: np.ndarray, rows: int, k: int, count: int) -> np.ndarray:
+    """Places of the bits of some rows in ``count`` planes of [rows, k]: int64 [chosen] → [count, chosen, k]."""
+    return rows * k * np.arange(count)[:, None, None] + k * chosen[:, None] + np.arange(k)
 
 
 @functools.lru_cache(maxsize=16)

@@ -35,8 +35,7 @@ def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
     device = indices.device
     all_bits = torch.zeros(*tensors, rows * bits_per_row(n, k), dtype=torch.uint8, device=device)
     planes, bitmap = _split(all_bits, rows, k, low)
-    shifts = torch.arange(low, dtype=torch.int32, device=device)[:, None, None]
-    planes.copy_((indices.unsqueeze(-3).int() >> shifts) & 1)
+    planes.copy_(bits.planes(indices, low))
     bitmap.scatter_(-1, (indices >> low) + torch.arange(k, device=device), 1)
     return bits.pack(all_bits, 1)
 
@@ -59,7 +58,7 @@ def decode(
 def row_bits(chosen: np.ndarray, rows: int, n: int, k: int) -> np.ndarray:
     """Places in the encoding of ``rows`` rows of the bits of some: int64 [chosen] → [bits], for ``decode_bits``."""
     low = low_bits(n, k)
-    planes = rows * k * np.arange(low)[:, None, None] + k * chosen[:, None] + np.arange(k)
+    planes = bits.plane_places(chosen, rows, k, low)
     size = bits_per_row(n, k) - k * low
     bitmaps = rows * k * low + size * chosen[:, None] + np.arange(size)
     return np.concatenate([planes.ravel(), bitmaps.ravel()])
@@ -84,10 +83,7 @@ def _decode(
     highs -= torch.arange(0, bitmap.numel(), bitmap.shape[1], device=device)[:, None]
     highs -= torch.arange(k, device=device)
     highs = highs.bitwise_left_shift_(low).view(*all_bits.shape[:-1], rows, k)
-    lows = torch.zeros(highs.shape, dtype=torch.uint8 if low <= 8 else torch.int32, device=device)
-    for plane in reversed(planes.unbind(-3)):
-        lows.add_(lows).add_(plane)
-    indices = torch.add(highs, lows, out=highs if out is None else out)
+    indices = torch.add(highs, bits.from_planes(planes), out=highs if out is None else out)
     if checked:
         return indices
     if not (indices[..., 1:] > indices[..., :-1]).all():

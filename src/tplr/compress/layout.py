@@ -8,7 +8,8 @@ section     type     content
 codebooks   float32  ``2**bits`` entries for each tensor (``quantize.py``); empty if values are not quantized
 values      uint8    codes of each tensor, chunk by chunk (float32 if values are not quantized)
 scales      uint8    a byte for each chunk; empty if values are not quantized, or have one scale for each tensor
-indices     uint8    Elias–Fano rows of each tensor (``elias_fano.py``); empty for a dense tensor
+indices     uint8    rows of each tensor: Elias–Fano (``elias_fano.py``), or one of each group (``interleaved.py``);
+                     empty for a dense tensor
 ==========  =======  ==============================================================================================
 
 In a section, tensors are ordered by name (code points), and each starts at a whole byte.
@@ -18,16 +19,21 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from tplr.compress import elias_fano
+from tplr.compress import elias_fano, interleaved
 from tplr.compress.bits import packed_size
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.quantize import Codebook, Quantizer, Rounding, Scale
 from tplr.hparams import HParams
 
 # Identifies the layout and the codec: a change to either changes this name.
-FORMAT = "tplr-update-2"
+FORMAT = "tplr-update-3"
+
+# Of its hash: so many tell layouts apart, and nobody gains by two that look alike, as a reader goes by its own.
+LAYOUT_DIGITS = 32
+
+Selection = Literal["chunk", "group"]
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,14 @@ class TensorSpec:
 
     Attributes:
         k: number of entries sent for each chunk; all of them in a dense tensor.
+        grouped: whether these are one of each of k groups.
         codebook, values, scales, indices: slices of the object's bytes.
     """
 
     name: str
     grid: ChunkGrid
     k: int
+    grouped: bool
     codebook: slice
     values: slice
     scales: slice
@@ -67,7 +75,7 @@ class PayloadSpec:
         quantizer: of the values; None for float32.
         tensors: by name, in the order of the bytes.
         expected_size: of the whole object, in bytes.
-        layout: SHA-256 over everything that the layout follows from; equal specs have equal hashes.
+        layout: 32 digits of the SHA-256 over everything that the layout follows from; equal specs have equal hashes.
         head, tail: bytes of the header before and after the metadata.
     """
 
@@ -87,6 +95,7 @@ class PayloadSpec:
             outer=hparams.outer,
             target_chunk=hparams.target_chunk,
             topk=hparams.topk_compression,
+            selection=hparams.topk_selection,
             bits=hparams.quantization_bits,
             scale=hparams.quantization_scale,
             codebook=hparams.quantization_codebook,
@@ -102,6 +111,7 @@ class PayloadSpec:
         target_chunk: int,
         topk: int,
         bits: int,
+        selection: Selection = "chunk",
         scale: Scale = "chunk",
         codebook: Codebook = "lloyd",
         rounding: Rounding = "nearest",
@@ -110,6 +120,8 @@ class PayloadSpec:
 
         Args:
             topk: number of entries sent for each chunk.
+            selection: ``chunk``: the largest, wherever they are; ``group``: the largest of each of ``topk`` groups, or
+                of more groups whose size is a power of two.
             bits: of a value: 1, 2, 4 or 8, or 0 for float32.
             scale, codebook, rounding: see ``Quantizer``.
 
@@ -123,13 +135,15 @@ class PayloadSpec:
             )
         quantizer = Quantizer(bits, scale, codebook, rounding) if bits else None
         grids = {name: ChunkGrid.of(shapes[name], target_chunk) for name in sorted(shapes)}
-        kept = {name: entries_kept(grid.entries, topk, bits) for name, grid in grids.items()}
-        sizes = {name: _SectionSizes.of(grid, kept[name], quantizer) for name, grid in grids.items()}
+        grouped = selection == "group"
+        kept = {name: entries_kept(grid.entries, topk, bits, grouped=grouped) for name, grid in grids.items()}
+        sizes = {name: _SectionSizes.of(grid, kept[name], quantizer, grouped=grouped) for name, grid in grids.items()}
         totals = _SectionSizes(*map(sum, zip(*sizes.values(), strict=True)))
 
         rules = [FORMAT, outer, target_chunk, topk, bits, scale, [[name, grid.shape] for name, grid in grids.items()]]
-        layout = hashlib.sha256(json.dumps(rules, separators=(",", ":")).encode()).hexdigest()
-        head = f'{{"__metadata__":{{"format":"{FORMAT}","outer":"{outer}","layout":"{layout}",'.encode()
+        rules += ["group"] if grouped else []
+        layout = hashlib.sha256(json.dumps(rules, separators=(",", ":")).encode()).hexdigest()[:LAYOUT_DIGITS]
+        head = f'{{"__metadata__":{{"format":"{FORMAT}","layout":"{layout}",'.encode()
         tail = _describe_sections(totals, bits).encode()
         # The safetensors library expects the data to start at a multiple of eight.
         tail += b" " * (-(len(head) + len(_metadata(0, 0, "0" * 64, 0)) + len(tail)) % 8)
@@ -139,7 +153,7 @@ class PayloadSpec:
         starts = [data_start + sum(totals[:section]) for section in range(len(totals))]
         for name, grid in grids.items():
             ends = [start + size for start, size in zip(starts, sizes[name], strict=True)]
-            tensors[name] = TensorSpec(name, grid, kept[name], *map(slice, starts, ends))
+            tensors[name] = TensorSpec(name, grid, kept[name], grouped, *map(slice, starts, ends))
             starts = ends
         return cls(outer, quantizer, tensors, data_start + sum(totals), layout, head, tail)
 
@@ -159,10 +173,18 @@ class PayloadSpec:
         return (self.data_start - 8).to_bytes(8, "little") + self.head + metadata + self.tail
 
 
-def entries_kept(entries: int, topk: int, bits: int) -> int:
-    """Number of entries sent for each chunk: ``topk``, or all if dense encoding, without indices, is not larger."""
+def entries_kept(entries: int, topk: int, bits: int, *, grouped: bool = False) -> int:
+    """Number of entries sent for each chunk: ``topk``, or all if dense encoding, without indices, is not larger.
+
+    Grouped, it is the number of groups.
+    """
     k, width = min(topk, entries), bits or 32
-    return entries if entries * width <= k * width + elias_fano.bits_per_row(entries, k) else k
+    k = interleaved.group_count(entries, k) if grouped else k
+    return entries if entries * width <= k * width + _index_bits(entries, k, grouped=grouped) else k
+
+
+def _index_bits(entries: int, k: int, *, grouped: bool) -> int:
+    return (interleaved if grouped else elias_fano).bits_per_row(entries, k)
 
 
 class _SectionSizes(NamedTuple):
@@ -174,13 +196,14 @@ class _SectionSizes(NamedTuple):
     indices: int
 
     @classmethod
-    def of(cls, grid: ChunkGrid, k: int, quantizer: Quantizer | None) -> "_SectionSizes":
+    def of(cls, grid: ChunkGrid, k: int, quantizer: Quantizer | None, *, grouped: bool) -> "_SectionSizes":
         """Those of one tensor."""
+        of_row = 0 if k == grid.entries else _index_bits(grid.entries, k, grouped=grouped)
         return cls(
             codebooks=4 * 2**quantizer.bits if quantizer else 0,
             values=packed_size(grid.chunks * k, quantizer.bits) if quantizer else 4 * grid.chunks * k,
             scales=grid.chunks if quantizer and quantizer.scale == "chunk" else 0,
-            indices=0 if k == grid.entries else packed_size(grid.chunks * elias_fano.bits_per_row(grid.entries, k), 1),
+            indices=packed_size(grid.chunks * of_row, 1),
         )
 
 

@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tplr.compress import elias_fano
+from tplr.compress import elias_fano, interleaved
 from tplr.compress.bits import pack, pick, unpack
-from tplr.compress.layout import PayloadSpec, TensorSpec
+from tplr.compress.layout import FORMAT, PayloadSpec, TensorSpec
 from tplr.compress.quantize import LARGEST, SCALES, Quantized, dequantize, quantize
 from tplr.compress.tensor_groups import TensorGroup, tensor_groups
 from tplr.errors import EmptyUpdate, PayloadError
 from tplr.seeds import rounding_seed
 
-# Of one tensor: indices into a chunk's entries, int64 [chunks, k], ascending; values, float32 [chunks, k].
+# Of one tensor: indices into a chunk's entries, int64 [chunks, k], ascending, or of ascending
+# groups (``TensorSpec.grouped``); values, float32 [chunks, k].
 Coefficients = tuple[torch.Tensor, torch.Tensor]
 
 # Entries decoded at a time, if one peer has fewer: more take memory and no less time.
@@ -95,9 +96,10 @@ def decode_chunks(updates: Sequence[Update], tensor: TensorSpec, chunks: np.ndar
     if tensor.dense:
         return torch.arange(tensor.k).expand(shape), values
     grid = tensor.grid
-    where = elias_fano.row_bits(chunks, grid.chunks, grid.entries, tensor.k)
+    code = interleaved if tensor.grouped else elias_fano
+    where = code.row_bits(chunks, grid.chunks, grid.entries, tensor.k)
     all_bits = torch.from_numpy(np.stack([pick(body[tensor.indices], 1, where) for body in bodies]))
-    return elias_fano.decode_bits(all_bits, len(chunks), grid.entries, tensor.k), values
+    return code.decode_bits(all_bits, len(chunks), grid.entries, tensor.k), values
 
 
 def tensor_norm(update: Update, tensor: TensorSpec) -> float:
@@ -131,7 +133,7 @@ def build(
     """Quantize and pack an update: ``spec.expected_size`` bytes. Indices of dense tensors are not read.
 
     Raises:
-        ValueError: tensors or metadata do not fit the spec, or a value is not finite.
+        ValueError: tensors, indices or metadata do not fit the spec, or a value is not finite.
     """
     if coefficients.keys() != spec.tensors.keys():
         raise ValueError(f"tensors {sorted(coefficients.keys() ^ spec.tensors.keys())} are missing or unknown")
@@ -171,7 +173,7 @@ def fill(
     for group, of_group in zip(groups, sections, strict=True):
         if not group.tensors[0].dense:
             indices = torch.stack([coefficients[tensor.name][0] for tensor in group.tensors])
-            of_group["indices"] = elias_fano.encode(indices, group.grid.entries)
+            of_group["indices"] = (interleaved if group.grouped else elias_fano).encode(indices, group.grid.entries)
         for section, data in of_group.items():
             for tensor, of_tensor in zip(group.tensors, data.cpu(), strict=True):
                 body[getattr(tensor, section)] = of_tensor.numpy().tobytes()
@@ -225,7 +227,7 @@ def read_prologue(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> t
         raise PayloadError(f"header: its length is not {stop - 8}")
     head, tail = 8 + len(spec.head), stop - len(spec.tail)
     if body[8:head] != spec.head:
-        raise PayloadError(f"header: not that of an update of scheme {spec.outer!r} and layout {spec.layout}")
+        raise PayloadError(f"header: not that of an update of format {FORMAT} and layout {spec.layout}")
     found = _METADATA.fullmatch(body[head:tail])
     if not found or body[tail:stop] != spec.tail:
         raise PayloadError("header: metadata or sections are not spelt as they must be")
@@ -271,7 +273,8 @@ def _decode(
         indices.copy_(torch.arange(one.k, device=indices.device))
     else:
         packed = _read_sections(bodies, [tensor.indices for tensor in tensors]).to(indices.device).view(*leading, -1)
-        elias_fano.decode(packed, one.grid.chunks, one.grid.entries, one.k, checked=checked, out=indices)
+        code = interleaved if one.grouped else elias_fano
+        code.decode(packed, one.grid.chunks, one.grid.entries, one.k, checked=checked, out=indices)
 
 
 def _read_sections(bodies: Sequence[bytes], where: Sequence[slice], dtype: torch.dtype = torch.uint8) -> torch.Tensor:

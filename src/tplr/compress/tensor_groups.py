@@ -25,6 +25,11 @@ class TensorGroup:
         """Number of entries sent for each chunk."""
         return self.tensors[0].k
 
+    @property
+    def grouped(self) -> bool:
+        """Whether these are one of each of k groups (``interleaved.py``)."""
+        return self.tensors[0].grouped
+
     def row_views(self, data: Mapping[str, torch.Tensor], rows: slice) -> list[torch.Tensor]:
         """Views [rows, cols] of these rows of the stacked matrix: of one tensor, or of every tensor of the group."""
         grid = self.tensors[0].grid

@@ -1,13 +1,38 @@
-"""The k entries of each row that are largest in magnitude."""
+"""The k entries of each row that are largest in magnitude, or those of its groups."""
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from tplr.compress import search
 from tplr.compress.chunks import largest_divisor
 
 # More groups take longer to rank; fewer leave more candidates. With four an entry, 1.2 candidates an entry are left.
 GROUPS_PER_ENTRY = 4
+
+
+def select(rows: torch.Tensor, k: int, *, grouped: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """``top_k``, or ``largest_of_groups`` if ``grouped`` and k is not the whole row."""
+    return largest_of_groups(rows, k) if grouped and k < rows.shape[1] else top_k(rows, k)
+
+
+def largest_of_groups(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices int64 [count, k] and values [count, k]: the largest magnitude of each of the k groups.
+
+    Groups are those of ``interleaved.py``. Of equal magnitudes the lower index wins.
+
+    Args:
+        rows: finite, [count, n].
+    """
+    count, n = rows.shape
+    places = -(-n // k)
+    magnitude = pad(rows.abs(), (0, k * places - n), value=-1).view(count, places, k)
+    # The first of the largest, from comparisons: a third of the time of ``argmax`` on a CPU.
+    dtype = torch.uint8 if places < 2**8 else torch.int32
+    left = torch.arange(places, 0, -1, dtype=dtype, device=rows.device)[:, None]
+    first = places - ((magnitude == magnitude.amax(dim=1, keepdim=True)) * left).amax(dim=1).long()
+    indices = first.mul_(k).add_(torch.arange(k, device=rows.device))
+    return indices, rows.gather(1, indices)
 
 
 def top_k(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ COMMON = {
     "quantization_rounding": "nearest",
     "stale_after_windows": 9,
     "eval_lr_factor": 0.2,
+    "topk_selection": "chunk",
 }
 SCHEDULE = {"peak": 1e-2, "warmup_steps": 3, "t_max": 5, "start_factor": 0.1, "floor_factor": 0.1}
 DEMO = {"momentum_decay": 0.9, "weight_decay": 0.0}

@@ -89,9 +89,11 @@ def test_several_steps_against_the_reference(hparams, tensors):
 # --- error feedback -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", [0, 1, 2, 4, 8])
-def test_the_momentum_loses_exactly_what_receivers_decode(bits, hparams, tensors):
-    scheme = DemoOuter(tensors(0), hparams(quantization_bits=bits))
+@pytest.mark.parametrize(
+    ("bits", "selection"), [(0, "chunk"), (1, "chunk"), (2, "chunk"), (4, "chunk"), (8, "chunk"), (1, "group")]
+)
+def test_the_momentum_loses_exactly_what_receivers_decode(bits, selection, hparams, tensors):
+    scheme = DemoOuter(tensors(0), hparams(quantization_bits=bits, topk_selection=selection))
     for step in range(7):
         before = scheme.state_dict()["tensors"] or {name: torch.zeros_like(g) for name, g in tensors(0).items()}
         gradients = tensors(step + 1)

@@ -86,9 +86,11 @@ def test_several_steps_against_the_reference(momentum, nesterov, hparams, tensor
 # --- error feedback ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", [0, 1, 2, 4, 8])
-def test_error_feedback_loses_exactly_what_receivers_decode(bits, hparams, tensors):
-    scheme = SparselocoOuter(tensors(0), hparams("sparseloco", quantization_bits=bits))
+@pytest.mark.parametrize(
+    ("bits", "selection"), [(0, "chunk"), (1, "chunk"), (2, "chunk"), (4, "chunk"), (8, "chunk"), (1, "group")]
+)
+def test_error_feedback_loses_exactly_what_receivers_decode(bits, selection, hparams, tensors):
+    scheme = SparselocoOuter(tensors(0), hparams("sparseloco", quantization_bits=bits, topk_selection=selection))
     for step in range(4):
         before = own(scheme) or {name: torch.zeros_like(d) for name, d in tensors(0).items()}
         work = tensors(step + 1)

@@ -25,6 +25,7 @@ LEARNING_RATES = {"demo.learning_rate", "sparseloco.inner_learning_rate"}
 UNTRIED = {"outer_delay"}  # when a miner applies a window, not how
 OTHER = {
     "topk_compression": 4,
+    "topk_selection": "group",
     "target_chunk": 4,
     "quantization_bits": 4,
     "quantization_scale": "tensor",

@@ -3,7 +3,9 @@
 import numpy as np
 import torch
 
+from tplr.compress.layout import TensorSpec
 from tplr.compress.payload import Coefficients, Update
+from tplr.compress.topk import select
 from tplr.keys import commit_key
 from tplr.localnet.attackers.honest import Cheat
 from tplr.localnet.simulation import World
@@ -41,7 +43,7 @@ class Copier(Cheat):
             indices, values = stolen.coefficients(name)
             values = values * torch.from_numpy(np.exp(self._noise * random.standard_normal(values.shape))).float()
             if self._own_indices and not tensor.dense:
-                indices, values = _replace_some(indices, values, tensor.grid.entries, self._own_indices, random)
+                indices, values = _replace_some(indices, values, tensor, self._own_indices, random)
             kept[name] = indices, values
         return kept
 
@@ -72,16 +74,18 @@ class Twin(Copier):
 
 
 def _replace_some(
-    indices: torch.Tensor, values: torch.Tensor, entries: int, share: float, random: np.random.Generator
+    indices: torch.Tensor, values: torch.Tensor, tensor: TensorSpec, share: float, random: np.random.Generator
 ) -> Coefficients:
     """Replace ``share`` of each row's coordinates by random others, which get the values of those replaced."""
-    chunks, k = indices.shape
+    (chunks, k), entries = indices.shape, tensor.grid.entries
     count = round(share * k)
     if not count or k + count > entries:
         return indices, values
     order = torch.from_numpy(random.random((chunks, entries))).scatter_(1, indices, 2.0)  # 2: sent already
-    fresh = order.topk(count, dim=1, largest=False).indices
     replaced = torch.from_numpy(random.random((chunks, k))).topk(count, dim=1).indices
+    if tensor.grouped:  # each by another of its group
+        return indices.scatter(1, replaced, select(2 - order, k, grouped=True)[0].gather(1, replaced)), values
+    fresh = order.topk(count, dim=1, largest=False).indices
     merged = indices.scatter(1, replaced, fresh)
     merged, position = merged.sort(dim=1)
     return merged, values.gather(1, position)

@@ -39,13 +39,17 @@ def malformed(body: bytes, world: World, uid: int, window: int) -> Iterator[byte
     yield patched(0, (0).to_bytes(8, "little"))  # no header
     yield patched(8, b"\x80\x04")  # a pickle's first bytes
     yield patched(8, b"[" * 64)  # JSON nested deep
-    yield body.replace(b'"outer":"demo"', b'"outer":"omed"')  # another scheme
+    yield body.replace(spec.layout.encode(), spec.layout[::-1].encode())  # of another scheme
     yield body.replace(f'"window":"{window:016d}"'.encode(), f'"window":"{window + 1:016d}"'.encode())
     yield body.replace(f'"uid":"{uid:05d}"'.encode(), f'"uid":"{uid + 1:05d}"'.encode())
     yield patched(start, nan)
     yield patched(start, infinite)
     yield patched(start, huge)
-    yield patched(tensor.indices.start, b"\xff" * (tensor.indices.stop - tensor.indices.start))  # too many indices
-    yield patched(tensor.indices.start, b"\0" * (tensor.indices.stop - tensor.indices.start))  # too few indices
+    if tensor.grouped:  # whose indices are valid whatever their bits are
+        yield patched(start - len(spec.tail), b"[")  # metadata without an end
+        yield patched(8 + len(spec.head), b"!")  # metadata that no update has
+    else:
+        yield patched(tensor.indices.start, b"\xff" * (tensor.indices.stop - tensor.indices.start))  # too many
+        yield patched(tensor.indices.start, b"\0" * (tensor.indices.stop - tensor.indices.start))  # too few indices
     yield body[:start] + random[start:]  # a true header, noise below it
     yield patched(start - 2, b"!!")  # a header that is no JSON

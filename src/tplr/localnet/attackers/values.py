@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from tplr.compress.payload import Coefficients, Update
+from tplr.compress.topk import select
 from tplr.localnet.attackers.honest import Cheat
 from tplr.localnet.simulation import World
 from tplr.seeds import derive
@@ -45,7 +46,7 @@ def noise_like(update: Update, scale: float, seed: int) -> dict[str, Coefficient
         indices, values = update.coefficients(name)
         if not tensor.dense:
             places = torch.rand(len(indices), tensor.grid.entries, generator=random)
-            indices = places.topk(indices.shape[1], dim=1).indices.sort(dim=1).values
+            indices, _ = select(places, tensor.k, grouped=tensor.grouped)
         signs = torch.randint(0, 2, values.shape, generator=random) * 2 - 1
         kept[name] = indices, values.abs() * signs * scale
     return kept
@@ -80,8 +81,7 @@ class Zeros(Cheat):
         """Zeros at the first indices."""
         kept = {}
         for name, tensor in world.spec.tensors.items():
-            indices = torch.arange(tensor.k).expand(tensor.grid.chunks, -1).contiguous()
-            kept[name] = indices, torch.zeros(tensor.grid.chunks, tensor.k)
+            kept[name] = select(torch.zeros(tensor.grid.chunks, tensor.grid.entries), tensor.k, grouped=tensor.grouped)
         return self.addressed(kept, world, window)
 
 

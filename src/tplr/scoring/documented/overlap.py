@@ -60,7 +60,7 @@ def traits(update: Update, sample: Mapping[str, tuple[int, ...]]) -> Traits:
             continue
         indices, _ = update.coefficients(name)
         offsets = start + tensor.grid.entries * torch.arange(len(picked)).unsqueeze(1)
-        columns.append((indices[picked] + offsets).flatten())
+        columns.append((indices[picked].sort(dim=1).values + offsets).flatten())
         start += tensor.grid.entries * len(picked)
     return Traits(torch.cat(columns))
 

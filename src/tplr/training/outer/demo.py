@@ -16,7 +16,7 @@ from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import inverse_sparse, transform, working_dtype
 from tplr.compress.payload import Coefficients, Update, decode_all
 from tplr.compress.tensor_groups import TensorGroup
-from tplr.compress.topk import top_k
+from tplr.compress.topk import select
 from tplr.hparams import HParams
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.outer.base import OuterScheme
@@ -112,9 +112,9 @@ def _divisors(lengths: torch.Tensor) -> torch.Tensor:
 
 
 def largest_coefficients(tensors: Mapping[str, torch.Tensor], group: TensorGroup, rows: slice) -> Coefficients:
-    """The k largest DCT coefficients of each chunk of a row block: [chunks, k] each."""
+    """The k DCT coefficients of each chunk of a row block that are sent: [chunks, k] each."""
     dtype = working_dtype(tensors[group.tensors[0].name].device)
-    return top_k(transform(group.cut(tensors, rows).to(dtype), group.grid), group.k)
+    return select(transform(group.cut(tensors, rows).to(dtype), group.grid), group.k, grouped=group.grouped)
 
 
 def by_tensor(row_blocks: Sequence[Coefficients], group: TensorGroup) -> dict[str, Coefficients]:

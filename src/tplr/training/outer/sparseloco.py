@@ -16,7 +16,7 @@ from tplr.compress.chunks import ChunkGrid
 from tplr.compress.layout import TensorSpec
 from tplr.compress.payload import Coefficients, Update, decode_all
 from tplr.compress.tensor_groups import TensorGroup
-from tplr.compress.topk import top_k
+from tplr.compress.topk import select
 from tplr.hparams import HParams
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.outer.base import OuterScheme
@@ -144,8 +144,8 @@ class SparselocoOuter(OuterScheme):
 
 
 def _largest(errors: torch.Tensor, tensor: TensorSpec) -> Coefficients:
-    """The k largest entries of each chunk: [chunks, k] each."""
-    matrix = tensor.grid.matrix(errors)
-    picked = [top_k(tensor.grid.cut(matrix[rows]), tensor.k) for rows, _ in tensor.grid.row_blocks(errors.device)]
+    """The k entries of each chunk that are sent: [chunks, k] each."""
+    matrix, blocks = tensor.grid.matrix(errors), tensor.grid.row_blocks(errors.device)
+    picked = [select(tensor.grid.cut(matrix[rows]), tensor.k, grouped=tensor.grouped) for rows, _ in blocks]
     indices, values = zip(*picked, strict=True)
     return torch.cat(indices), torch.cat(values)
