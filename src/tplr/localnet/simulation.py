@@ -404,9 +404,9 @@ class _Comms:
     ) -> GatherResult[Update]:
         world = self._world
         bounds = await self.upload_bounds(window, world.hparams.time_window_delta_seconds)
-        rules = UpdateRules.of(window, bounds, world.hparams, spec, ended_ago=LONG_AGO, patient=patient)
-        if sha256s is not None:
-            rules = rules.by_hash(sha256s)
+        rules = UpdateRules.of(
+            window, bounds, world.hparams, spec, ended_ago=LONG_AGO, patient=patient, sha256s=sha256s
+        )
         # To wait for a bucket that will not answer takes real time.
         silent = {uid for uid in uids if world.by_uid[uid].store.silent}
         found = await gather({uid: world.by_uid[uid].store for uid in uids if uid not in silent}, rules)
