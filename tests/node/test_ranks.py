@@ -23,7 +23,6 @@ from tplr.training.commands import command
 
 COMMANDS = [
     "_train",
-    "_resume",
     "pack",
     "restore_update",
     "own_applied",
