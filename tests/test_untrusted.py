@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 from hostile import KINDS, bombs, mutated
 from pydantic import FailFast, Strict, ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from tplr.errors import PayloadError
+from tplr.exchange.aggregates import reported_set
 from tplr.exchange.snapshot import SnapshotManifest
-from tplr.schemas import Document, PeerList, Wire
+from tplr.schemas import DebugReport, Document, PeerList, Wire
 from tplr.untrusted import parse_untrusted
 
 MUTATIONS = 2_000  # of bodies alone; tests/exchange/test_hostile_envelopes.py has more, signed
@@ -63,6 +64,18 @@ def all_records(base: type[Wire]) -> Iterator[type[Wire]]:
     for one in base.__subclasses__():
         yield one
         yield from all_records(one)
+
+
+@pytest.mark.parametrize("field", ["included", "skipped"])
+@pytest.mark.parametrize("uid", ["99999", "65536", "-1", "01", "1e3", " 1", "\u0661"])
+def test_a_report_names_only_uids_that_a_set_can_name(field: str, uid: str) -> None:
+    told = {"included": {"65535": "a" * 64}, "skipped": {"7": "missing"}}
+    report = from_json(KINDS["DebugReport"].model_dump_json()) | told
+    found = reported_set(DebugReport.model_validate_json(to_json(report)), "1", size=1)
+    assert [one.uid for one in found.included] == [65535]
+    report[field] = {uid: next(iter(told[field].values()))}
+    with pytest.raises(PayloadError, match=field):
+        parse_untrusted(to_json(report), DebugReport, "report")
 
 
 def test_every_kind_of_document_is_tried_here_and_has_a_name_of_its_own() -> None:

@@ -14,8 +14,8 @@ from tplr.exchange.quorum import void
 
 
 @st.composite
-def networks(draw: st.DrawFn, *, over_half: bool = False) -> Network:
-    """Electors of which the adversary holds as much as it can below (above) half of the stake."""
+def networks(draw: st.DrawFn) -> Network:
+    """Electors of which the adversary holds as much as it can below half of the stake."""
     count = draw(st.integers(2, 6))
     stakes = {uid: draw(st.integers(1, 50)) for uid in range(count)}
     hostile = draw(st.sets(st.integers(0, count - 1), max_size=count - 1))
@@ -24,6 +24,23 @@ def networks(draw: st.DrawFn, *, over_half: bool = False) -> Network:
     return Network(
         stakes,
         frozenset(hostile),
+        draw(st.integers(0, 2**32)),
+        chaos=draw(st.sampled_from((0.0, 0.1, 0.5, 0.9, 1.0))),
+        delays=draw(st.sampled_from(((0.0,), (DELTA,), (0.0, DELTA), (0.0, 1.0, DELTA)))),
+    )
+
+
+@st.composite
+def halves(draw: st.DrawFn) -> Network:
+    """Electors of which the adversary holds just half of the stake, in one or two hands."""
+    honest = draw(st.lists(st.integers(2, 50), min_size=1, max_size=3))
+    one = draw(st.integers(1, sum(honest) - 1))
+    hostile = draw(st.sampled_from(([sum(honest)], [one, sum(honest) - one])))
+    order = draw(st.permutations(range(len(honest) + len(hostile))))
+    stakes = dict(zip(order, [*honest, *hostile], strict=True))
+    return Network(
+        dict(sorted(stakes.items())),
+        frozenset(order[len(honest) :]),
         draw(st.integers(0, 2**32)),
         chaos=draw(st.sampled_from((0.0, 0.1, 0.5, 0.9, 1.0))),
         delays=draw(st.sampled_from(((0.0,), (DELTA,), (0.0, DELTA), (0.0, 1.0, DELTA)))),
@@ -47,6 +64,13 @@ def check(network: Network) -> None:
 def test_the_honest_agree_in_as_many_slots_as_there_are_electors(network: Network) -> None:
     network.run(slots=len(network.stakes))
     check(network)
+
+
+@settings(max_examples=80, deadline=None)
+@given(halves())
+def test_with_half_of_the_stake_the_adversary_may_stop_a_decision_but_not_split_it(network: Network) -> None:
+    network.run(slots=len(network.stakes))
+    assert len({proof.id for proof in network.committed.values()}) <= 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 20])

@@ -6,6 +6,7 @@ Beside it stand three whom the chain refuses: each hears why, and the others nei
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tplr.page.sentences import unpack
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 WINDOWS = 14
+LOGGED = re.compile(r"\d\d:\d\d:\d\d [A-Z]+ ")
 
 pytestmark = [pytest.mark.localnet, pytest.mark.timeout(400)]
 
@@ -37,12 +39,12 @@ class ReadBack:
         self._folder = folder
 
     async def __call__(self, *words: str) -> str:
-        """What it prints."""
+        """What it prints, without log lines."""
         command = (sys.executable, "-m", "tplr.cli", *words, "--local", self.run)
         running = self._commands.run(command, env=self._commands.env, folder=self._folder)
         status, printed = await asyncio.wait_for(running, 120)
         assert status == 0, (words, printed)
-        return printed
+        return "".join(line for line in printed.splitlines(keepends=True) if not LOGGED.match(line))
 
 
 @pytest.fixture

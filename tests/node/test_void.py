@@ -107,6 +107,23 @@ async def test_who_applied_what_it_found_before_the_decision_rolls_back(scene: S
     assert [event["window"] for event in scene.stage.of("rolled_back", "miner-3")] == [void.window]
 
 
+@pytest.mark.parametrize("liars", [1, 2])
+async def test_one_elector_s_fingerprints_send_nobody_back_those_of_most_do(scene: Scene, liars: int) -> None:
+    """The leader, which has the most stake, lies about two windows; with the second one it has more than half."""
+    async with scene.opened() as replica:
+        for _ in range(2):
+            await scene.advance(replica)
+            window = scene.recording.window
+            await scene.record()
+            for elector in scene.recording._electors[:liars]:
+                report = await elector.get_report(elector.uid, window)
+                await elector.put_report(report.model_copy(update={"fingerprint": "f" * 64}))
+        await scene.advance(replica)
+        await scene.record()
+        await scene.advance(replica)
+        assert bool(scene.stage.of("rolled_back", "miner-3")) == (liars == 2)
+
+
 async def test_an_audit_agrees_with_who_applied_nothing_and_with_nobody_else(scene: Scene, tmp_path: Path) -> None:
     for void in (False, True, False):
         await scene.record(void=void)

@@ -214,10 +214,8 @@ class Auditor:
         spec = self._train_state.outer.spec
         try:
             included = await self._comms.get_included(self.window)
-            if included and aggregate:
-                await self._comms.get_aggregate(included)
         except PayloadError as error:
-            raise _Mismatch("the included set and its aggregate", "valid objects", error) from error
+            raise _Mismatch("the included set", "a valid document", error) from error
         except StoreError as error:
             self._leave_open(f"included set and aggregate not compared: {error}")
             return
@@ -229,6 +227,14 @@ class Auditor:
         # reasons.
         _same("the included set: who is skipped", sorted(included.skipped), sorted(reported.skipped))
         _same("the included set: success rate", included.success_rate, reported.success_rate)
+        if not aggregate:
+            return
+        try:  # its size is known to be true only now
+            await self._comms.get_aggregate(included)
+        except PayloadError as error:
+            raise _Mismatch("the aggregate", "a valid object", error) from error
+        except StoreError as error:
+            self._leave_open(f"aggregate not compared: {error}")
 
     async def _check_model(self, report: DebugReport, block_hash: str) -> None:
         seeds = {
