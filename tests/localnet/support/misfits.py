@@ -38,6 +38,10 @@ class Misfits:
         admin.register(self._garbler)
         admin.submit(self._garbler, "commit", NOT_BUCKET)
         admin.close()
+        async with LocalChain(self._net.network.chain, hotkey="") as chain, asyncio.timeout(30):
+            # Nodes see final blocks only.
+            while (await chain.metagraph()).uid_of(self._bystander.address) is None:  # noqa: ASYNC110 - as below
+                await asyncio.sleep(0.2)
         for child in (self._observing, self._strange):
             child.start()
         return self
@@ -58,8 +62,10 @@ class Misfits:
 
     async def refused(self) -> None:
         """Return when the chain has refused the bystander's weights."""
-        while REFUSED not in self._observing.log.read_text():  # noqa: ASYNC110 - another process writes
-            await asyncio.sleep(0.5)
+        async with asyncio.timeout(60):
+            while REFUSED not in self._observing.log.read_text():
+                assert self._observing.running, self._observing.log_tail()
+                await asyncio.sleep(0.5)
 
     async def check(self, weights: dict[int, dict[int, float]]) -> None:
         """Each has heard once why it was refused and what to do, and nobody pays or believes them."""
