@@ -140,8 +140,8 @@ class PayloadSpec:
         sizes = {name: _SectionSizes.of(grid, kept[name], quantizer, grouped=grouped) for name, grid in grids.items()}
         totals = _SectionSizes(*map(sum, zip(*sizes.values(), strict=True)))
 
-        rules = [FORMAT, outer, target_chunk, topk, bits, scale, [[name, grid.shape] for name, grid in grids.items()]]
-        rules += ["group"] if grouped else []
+        cut = [[name, grid.shape] for name, grid in grids.items()]
+        rules = [FORMAT, outer, target_chunk, topk, selection, bits, scale, cut]
         layout = hashlib.sha256(json.dumps(rules, separators=(",", ":")).encode()).hexdigest()[:LAYOUT_DIGITS]
         head = f'{{"__metadata__":{{"format":"{FORMAT}","layout":"{layout}",'.encode()
         tail = _describe_sections(totals, bits).encode()
@@ -180,11 +180,12 @@ def entries_kept(entries: int, topk: int, bits: int, *, grouped: bool = False) -
     """
     k, width = min(topk, entries), bits or 32
     k = interleaved.group_count(entries, k) if grouped else k
-    return entries if entries * width <= k * width + _index_bits(entries, k, grouped=grouped) else k
+    return entries if entries * width <= k * width + index_code(grouped=grouped).bits_per_row(entries, k) else k
 
 
-def _index_bits(entries: int, k: int, *, grouped: bool) -> int:
-    return (interleaved if grouped else elias_fano).bits_per_row(entries, k)
+def index_code(*, grouped: bool):  # noqa: ANN201 - one of two modules with the same functions
+    """How indices are written: ``interleaved``, or ``elias_fano``."""
+    return interleaved if grouped else elias_fano
 
 
 class _SectionSizes(NamedTuple):
@@ -198,7 +199,7 @@ class _SectionSizes(NamedTuple):
     @classmethod
     def of(cls, grid: ChunkGrid, k: int, quantizer: Quantizer | None, *, grouped: bool) -> "_SectionSizes":
         """Those of one tensor."""
-        of_row = 0 if k == grid.entries else _index_bits(grid.entries, k, grouped=grouped)
+        of_row = 0 if k == grid.entries else index_code(grouped=grouped).bits_per_row(grid.entries, k)
         return cls(
             codebooks=4 * 2**quantizer.bits if quantizer else 0,
             values=packed_size(grid.chunks * k, quantizer.bits) if quantizer else 4 * grid.chunks * k,

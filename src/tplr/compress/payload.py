@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tplr.compress import elias_fano, interleaved
 from tplr.compress.bits import pack, pick, unpack
-from tplr.compress.layout import FORMAT, PayloadSpec, TensorSpec
+from tplr.compress.layout import FORMAT, PayloadSpec, TensorSpec, index_code
 from tplr.compress.quantize import LARGEST, SCALES, Quantized, dequantize, quantize
 from tplr.compress.tensor_groups import TensorGroup, tensor_groups
 from tplr.errors import EmptyUpdate, PayloadError
@@ -96,7 +95,7 @@ def decode_chunks(updates: Sequence[Update], tensor: TensorSpec, chunks: np.ndar
     if tensor.dense:
         return torch.arange(tensor.k).expand(shape), values
     grid = tensor.grid
-    code = interleaved if tensor.grouped else elias_fano
+    code = index_code(grouped=tensor.grouped)
     where = code.row_bits(chunks, grid.chunks, grid.entries, tensor.k)
     all_bits = torch.from_numpy(np.stack([pick(body[tensor.indices], 1, where) for body in bodies]))
     return code.decode_bits(all_bits, len(chunks), grid.entries, tensor.k), values
@@ -173,7 +172,7 @@ def fill(
     for group, of_group in zip(groups, sections, strict=True):
         if not group.tensors[0].dense:
             indices = torch.stack([coefficients[tensor.name][0] for tensor in group.tensors])
-            of_group["indices"] = (interleaved if group.grouped else elias_fano).encode(indices, group.grid.entries)
+            of_group["indices"] = index_code(grouped=group.grouped).encode(indices, group.grid.entries)
         for section, data in of_group.items():
             for tensor, of_tensor in zip(group.tensors, data.cpu(), strict=True):
                 body[getattr(tensor, section)] = of_tensor.numpy().tobytes()
@@ -273,8 +272,9 @@ def _decode(
         indices.copy_(torch.arange(one.k, device=indices.device))
     else:
         packed = _read_sections(bodies, [tensor.indices for tensor in tensors]).to(indices.device).view(*leading, -1)
-        code = interleaved if one.grouped else elias_fano
-        code.decode(packed, one.grid.chunks, one.grid.entries, one.k, checked=checked, out=indices)
+        index_code(grouped=one.grouped).decode(
+            packed, one.grid.chunks, one.grid.entries, one.k, checked=checked, out=indices
+        )
 
 
 def _read_sections(bodies: Sequence[bytes], where: Sequence[slice], dtype: torch.dtype = torch.uint8) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -341,7 +340,7 @@ def _in_order(updates: Sequence[Update], spec: PayloadSpec) -> list[Update]:
     Raises:
         ValueError: they are of different windows, of one uid twice, or of another layout than ``spec``.
     """
-    updates = sorted(updates, key=attrgetter("uid"))
+    updates = sorted(updates, key=lambda update: update.uid)
     identities = [(update.window, update.uid, update.spec.layout) for update in updates]
     if len(set(identities)) < len(updates) or len({(window, layout) for window, _, layout in identities}) > 1:
         raise ValueError(f"updates (window, uid, layout) {identities}: expected each uid once, of one window")
