@@ -119,26 +119,34 @@ async def test_an_audit_agrees_where_miners_train_while_a_set_is_applied(tmp_pat
         ({"skipped": "another reason"}, None),
         ({"skipped": {}}, "the included set: who is skipped"),
         ({"included": ()}, "the included set: updates"),
+        ({"included": "a false size"}, "the included set: updates"),
         ({"success_rate": 0.125}, "the included set: success rate"),
     ],
 )
 async def test_the_published_set_is_compared(world: World, tmp_path: Path, monkeypatch, change: dict, what) -> None:
-    """Reasons may differ: a node may have found the same updates, but other reasons, before the set came."""
+    """Reasons may differ: a node may have found the same updates, but other reasons, before the set came.
+
+    The aggregate is asked for only if the set, and so the aggregate's size, is true.
+    """
+    asked: list[IncludedSet] = []
 
     async def published(self: object, window: int) -> IncludedSet:
         report = await world.comms.get_report(VALIDATOR, window)
         found = reported_set(report, world.hparams.version, size=world.spec.expected_size)
         assert found.skipped
         reasons = dict.fromkeys(found.skipped, Reason.UNAVAILABLE)
-        return found.model_copy(update=change | ({"skipped": reasons} if change.get("skipped") else {}))
+        large = tuple(one.model_copy(update={"size": 2**50}) for one in found.included)
+        made = {"skipped": reasons} if change.get("skipped") else {"included": large} if change.get("included") else {}
+        return found.model_copy(update=change | made)
 
     async def not_there(self: object, included: IncludedSet) -> None:
-        return None
+        asked.append(included)
 
     monkeypatch.setattr(type(world.comms), "get_included", published)
     monkeypatch.setattr(type(world.comms), "get_aggregate", not_there, raising=False)
     found = await audit(world, tmp_path, until=START_WINDOW)
     assert (found and found.what) == what
+    assert bool(asked) == (what is None)
 
 
 async def unreachable(*_: object, **__: object) -> ObjectInfo:
