@@ -28,7 +28,7 @@ from tplr.schemas import (
     PeerScore,
     ScoreReport,
 )
-from tplr.scoring.credit import CHANCE, SHORTEST, credit, gram_of, means_and_errors
+from tplr.scoring.credit import CHANCE, SHORTEST, credit, even_scales, gram_of, means_and_errors
 from tplr.scoring.measures import calibrations, loss_indicator, own_pages_factor
 from tplr.scoring.own_pages import FEWEST_OTHER_PAGES, deviations, indicator
 from tplr.scoring.penalties import strikes
@@ -68,6 +68,11 @@ class MeasuredWindow:
         self.products = dict(zip(self.alignment.uids, self.alignment.products, strict=True))
         self._lengths = dict(zip(self.alignment.uids, np.sqrt(np.diag(gram_of(self.alignment))).tolist(), strict=True))
         self.applied = any(seen.included for seen in evidence.observations.values())
+        self.included_gains = [
+            self.products[int(uid)]
+            for uid, seen in evidence.observations.items()
+            if seen.included and int(uid) in self.products and int(uid) not in self.struck
+        ]
         self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
         self._deviations: dict[int, dict[int, float]] = {}
         for (uid, page), one in own_pages_tests(evidence).items():
@@ -164,11 +169,12 @@ def _shared(
     are trusted as much as it is (``TRUST``), and gets what those leave that are trusted more.
     """
     found: dict[int, float] = {}
+    scales = even_scales([one.included_gains for one in windows])
     for least, above in itertools.pairwise((*TRUST, math.inf)):
         uids = {uid: hotkey for uid, hotkey in hotkeys.items() if own_pages[uid] >= least}
         counted = [{uid: counts(one, uid, hotkey) for uid, hotkey in uids.items()} for one in windows]
         more = [uid for uid in uids if own_pages[uid] >= above]
-        shared = credit([one.alignment for one in windows], counted, first=more)
+        shared = credit([one.alignment for one in windows], counted, first=more, scales=scales)
         found |= {uid: one.value for uid, one in shared.items()}
     return found
 

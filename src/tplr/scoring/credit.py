@@ -2,7 +2,7 @@
 
 From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i counted and else 0:
 
-    b_i = mean_w y_iw <g_w, d_iw>              the gain, error_i its standard error
+    b_i = mean_w y_iw e_w <g_w, d_iw>          the gain, error_i its standard error; e_w is of ``even_scales``
     b'_i = b_i * max(0, 1 - (CHANCE * error_i / b_i)**2)      what is beyond chance
     G_ij = mean_w y_iw y_jw <d_iw, d_jw>       what two say alike
     c = b' / sqrt(b'' G^-1 b')                 inner products with the gradient as far as updates explain it
@@ -27,6 +27,7 @@ Non-negative least squares: Lawson, Hanson, "Solving Least Squares Problems" (19
 positive part of James and Stein (1961), for one number.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -43,6 +44,8 @@ SHORTEST = 1e-4
 # Added to the diagonals, as a part of them.
 RIDGE = 0.02
 TOLERANCE = 1e-12
+# The usual gain around a window is that of so many windows before and after it, and counts at most so many times more.
+AROUND, MOST_EVEN = 3, 8.0
 
 
 class Aligned(Protocol):
@@ -73,13 +76,44 @@ class Credit(NamedTuple):
     error: float
 
 
+def even_scales(gains: Sequence[Sequence[float]]) -> np.ndarray:
+    """Factors of windows after which the usual gain is the same in all of them.
+
+    While a model is new, every update gains several times more than twenty windows later. Without these factors, who
+    lost one of the first windows would lose several windows' pay. A window's own usual gain is as uncertain as the
+    gradient that it was measured with, so it is the median of the windows around it.
+
+    Args:
+        gains: of the included updates of each window, oldest first; a window without one gets a factor of 1.
+
+    Returns:
+        float64 [windows], between ``1 / MOST_EVEN`` and ``MOST_EVEN``.
+    """
+    usual = [float(np.median(one)) if len(one) else math.nan for one in gains]
+    around = np.array([_median(usual[max(0, i - AROUND) : i + AROUND + 1]) for i in range(len(usual))])
+    around[np.isnan(usual) | (around <= 0)] = math.nan
+    factors = _median(around) / around
+    return np.nan_to_num(np.clip(factors, 1 / MOST_EVEN, MOST_EVEN), nan=1.0)
+
+
+def _median(values: Sequence[float] | np.ndarray) -> float:
+    """Of those that are known; NaN if none is."""
+    known = [one for one in values if not math.isnan(one)]
+    return float(np.median(known)) if known else math.nan
+
+
 def credit(
-    windows: Sequence[Aligned], counted: Sequence[Mapping[int, bool | None]], *, first: Collection[int] = ()
+    windows: Sequence[Aligned],
+    counted: Sequence[Mapping[int, bool | None]],
+    *,
+    first: Collection[int] = (),
+    scales: Sequence[float] | np.ndarray | None = None,
 ) -> dict[int, Credit]:
     """Credits by uid, from the evidence of some windows, oldest first.
 
     Args:
         windows: products and Gram matrix of each.
+        scales: factors of the windows' products, as of ``even_scales``; None: 1.
         first: uids that get their part before the others, who get what is left: nothing of what these say too.
         counted: for each window and uid, whether its update counts; None if the window is blank for it. A uid that is
             missing has not counted, and one that counts must be among the window's uids.
@@ -95,6 +129,8 @@ def credit(
         rows = [row[one.uids[place]] for place in places]
         products[window, rows] = np.asarray(one.products, dtype=np.float64)[places]
         gram[np.ix_(rows, rows)] += gram_of(one)[np.ix_(places, places)]
+    if scales is not None:
+        products *= np.asarray(scales)[:, None]
     seen = np.maximum(known.sum(axis=0), 1)
     # Over the root of both counts, a sum of Gram matrices stays one.
     gram /= np.sqrt(np.outer(seen, seen))
