@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tplr.scoring.credit import PRIOR_WINDOWS, credit, means_and_errors, non_negative
+from tplr.scoring.credit import MOST_EVEN, PRIOR_WINDOWS, credit, even_scales, means_and_errors, non_negative
 from tplr.training.alignment import Alignment
 
 ENTRIES, WINDOWS = 20_000, 20
@@ -208,3 +208,46 @@ def test_who_comes_first_is_paid_as_if_alone_and_a_clone_gets_nothing() -> None:
     assert found[4].value == pytest.approx(0.0, abs=0.05 * found[3].value)
     assert found[5].value < 0.2 * found[3].value
     assert found[3].value == pytest.approx(found[3].mean, rel=0.1)  # who says something of its own loses nothing
+
+
+# --- every window counts alike --------------------------------------------------------------------------------------
+
+
+def test_a_lost_window_costs_one_window_s_pay_however_large_the_gains_were_then():
+    gains = [0.08 * 0.9**window for window in range(WINDOWS)]  # a new model's: they fall to an eighth
+
+    def loses(lost: int, *, even: bool) -> float:
+        world = World()
+        for gain in gains:
+            world.see({uid: world.honest() for uid in range(4)})
+            one = world.windows[-1]
+            world.windows[-1] = one._replace(products=tuple(gain / 0.35 * x for x in one.products))
+        counted = [{uid: uid > 0 or window != lost for uid in range(4)} for window in range(WINDOWS)]
+        rows = [[x for x, counts in zip(one.products, row.values(), strict=True) if counts] for one, row in
+                zip(world.windows, counted, strict=True)]  # fmt: skip
+        found = credit(world.windows, counted, scales=even_scales(rows) if even else None)
+        return found[0].value / np.mean([found[uid].value for uid in (1, 2, 3)])
+
+    fair = 1 - 1 / WINDOWS
+    for lost in (0, 2, 10, 19):
+        assert loses(lost, even=True) == pytest.approx(fair, abs=0.06), lost
+    assert loses(0, even=False) < fair - 0.06  # what it was without
+
+
+def test_scales_follow_the_usual_gain_and_not_one_window_or_one_miner():
+    usual = [[0.08, 0.08, 0.08]] * 10 + [[0.02, 0.02, 0.02]] * 10
+    scales = even_scales(usual)
+    assert scales[0] * 0.08 == pytest.approx(scales[-1] * 0.02)
+    assert scales == pytest.approx(even_scales([[*row[:2], 50.0] for row in usual]))  # a minority sets nothing
+    odd = [*usual[:5], [-1.0, -1.0, -1.0], *usual[6:]]
+    assert even_scales(odd) == pytest.approx(scales)  # nor does one window
+
+
+def test_scales_are_bounded_and_1_where_nothing_is_known():
+    assert even_scales([]).tolist() == []
+    assert even_scales([[], [], []]).tolist() == [1.0, 1.0, 1.0]
+    assert even_scales([[-0.1], [-0.2]]).tolist() == [1.0, 1.0]  # nobody helps: nothing to be scaled
+    assert even_scales([[], [0.1], []]).tolist() == [1.0, 1.0, 1.0]
+    far = even_scales([[1e-9]] * 10 + [[1.0]] * 10 + [[1e9]] * 10)
+    assert far.min() == 1 / MOST_EVEN
+    assert far.max() == MOST_EVEN
