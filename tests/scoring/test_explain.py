@@ -58,7 +58,7 @@ def test_every_factor_is_named(report) -> None:
         "its update is in the included set, and was measured",
         "of 3 windows; its update was measured in 3 of them",
         "+0.3000 for a step of length 1, standard error 0.0000",
-        "1.0000 after 3 tests (0 at a mean of 0.25, 1 at 0.5; by loss -0.2 and 0)",
+        "1.0000 after 3 tests (0 at a mean of 0.25, 1 at 0.5; by loss -0.2 and 0, less chance)",
         "0.250000 set in block 77, 0.249900 read back",
         "who is in sync is not known: no answer: nobody is judged by it",
     ):

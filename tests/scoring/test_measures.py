@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from tplr.schemas import Evaluation
@@ -9,8 +10,10 @@ from tplr.scoring.measures import (
     CALIBRATED,
     LOSS_HIGH,
     LOSS_LOW,
+    LOSS_SPREAD,
     OWN_PAGES_HIGH,
     OWN_PAGES_LOW,
+    SIGNIFICANT,
     calibrations,
     loss_indicator,
     measured_gain,
@@ -52,10 +55,19 @@ def test_own_pages_factor() -> None:
     assert own_pages_factor([1.0, OWN_PAGES_HIGH]) == 1.0
     middle = (OWN_PAGES_LOW + OWN_PAGES_HIGH) / 2
     assert own_pages_factor([middle - 0.1, middle + 0.1]) == pytest.approx(0.5)
-    assert own_pages_factor([], [LOSS_LOW]) == 0.0
-    assert own_pages_factor([], [LOSS_LOW, LOSS_HIGH]) == pytest.approx(0.5)
-    assert own_pages_factor([], [LOSS_HIGH]) == 1.0
     assert own_pages_factor([0.0], [1.0]) == 0.0
+
+
+def test_own_pages_by_loss_cost_only_what_is_below_zero_beyond_chance() -> None:
+    assert own_pages_factor([], [LOSS_LOW]) == own_pages_factor([], [LOSS_HIGH]) == 1.0
+    middle = (LOSS_LOW + LOSS_HIGH) / 2
+    assert own_pages_factor([], [middle - SIGNIFICANT * LOSS_SPREAD / 10] * 100) == pytest.approx(0.5)
+    assert own_pages_factor([], [-1.0] * 8) == own_pages_factor([], [-0.6] * 16) == 0.0
+    # Nine honest miners of ten keep all of it when each test is won or lost by the easier set of pages.
+    random = np.random.default_rng(0)
+    factors = [own_pages_factor([], random.choice([-1.0, 1.0], 8).tolist()) for _ in range(1000)]
+    assert np.mean(np.array(factors) == 1.0) > 0.9
+    assert np.mean(np.array(factors) == 0.0) < 0.05
 
 
 def test_calibration_compares_measured_with_predicted_gains(evaluation) -> None:

@@ -12,8 +12,11 @@ SIGNIFICANT = 2.0
 WORST = -1.0
 # Mean own-pages indicator from which something is earned, and from which all is.
 OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.25, 0.5
-# The same where only losses can be compared: an honest miner of little effort has a mean of about 0.
+# The same where only losses can be compared, with ``SIGNIFICANT`` standard errors added: an honest miner of little effort
+# has a mean of about 0.
 LOSS_LOW, LOSS_HIGH = -0.2, 0.0
+# Least standard deviation of an indicator by loss: what chance alone gives it.
+LOSS_SPREAD = 1 / SIGNIFICANT
 # Part of the usual ratio of measured to predicted gain that loses nothing: ratios of honest miners differ, too.
 CALIBRATED = 0.5
 
@@ -52,13 +55,19 @@ def own_pages_factor(tests: Sequence[float], by_loss: Sequence[float] = ()) -> f
     """``(mean - LOW) / (HIGH - LOW)`` of a miner's own-pages tests, clipped to [0, 1]; 0 before the first one.
 
     Args:
-        by_loss: of ``loss_indicator``, which count only if there are no tests.
+        by_loss: of ``loss_indicator``, which count only if there are no tests. Which of two sets of pages is easier to
+            learn is chance, and the same for all miners of a window; so only a mean below zero beyond chance costs.
     """
-    indicators = tests or by_loss
-    if not indicators:
+    if tests:
+        return _clipped(math.fsum(tests) / len(tests), OWN_PAGES_LOW, OWN_PAGES_HIGH)
+    if not by_loss:
         return 0.0
-    low, high = (OWN_PAGES_LOW, OWN_PAGES_HIGH) if tests else (LOSS_LOW, LOSS_HIGH)
-    mean = math.fsum(indicators) / len(indicators)
+    spread = max(LOSS_SPREAD, statistics.stdev(by_loss) if len(by_loss) > 1 else 1.0)
+    most = math.fsum(by_loss) / len(by_loss) + SIGNIFICANT * spread / math.sqrt(len(by_loss))
+    return _clipped(most, LOSS_LOW, LOSS_HIGH)
+
+
+def _clipped(mean: float, low: float, high: float) -> float:
     return max(0.0, min(1.0, (mean - low) / (high - low)))
 
 
