@@ -135,7 +135,8 @@ def _score(peer_score: PeerScore, windows: int) -> Iterator[Row]:
     yield "presence", f"{peer_score.presence:.4f}: part of the windows that count for it"
     yield "credit", f"{peer_score.credit:.6f}: its part of what all included updates explain"
     if peer_score.tests:
-        span = f"0 at a mean of {OWN_PAGES_LOW:g}, 1 at {OWN_PAGES_HIGH:g}; by loss {LOSS_LOW:g} and {LOSS_HIGH:g}, less chance"
+        by_loss = f"by loss {LOSS_LOW:g} and {LOSS_HIGH:g}, less chance"
+        span = f"0 at a mean of {OWN_PAGES_LOW:g}, 1 at {OWN_PAGES_HIGH:g}; {by_loss}"
         yield "own pages", f"{peer_score.own_pages:.4f} after {peer_score.tests} tests ({span})"
     else:
         yield "own pages", "0: not tested in these windows"

@@ -12,8 +12,8 @@ SIGNIFICANT = 2.0
 WORST = -1.0
 # Mean own-pages indicator from which something is earned, and from which all is.
 OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.25, 0.5
-# The same where only losses can be compared, with ``SIGNIFICANT`` standard errors added: an honest miner of little effort
-# has a mean of about 0.
+# The same where only losses can be compared, with ``SIGNIFICANT`` standard errors added: an honest miner of little
+# effort has a mean of about 0.
 LOSS_LOW, LOSS_HIGH = -0.2, 0.0
 # Least standard deviation of an indicator by loss: what chance alone gives it.
 LOSS_SPREAD = 1 / SIGNIFICANT
