@@ -199,7 +199,7 @@ async def test_names_that_no_clean_up_would_find_are_refused(
 @pytest.mark.parametrize("local", [True, False])
 async def test_a_large_state_goes_in_parts(world: World, monkeypatch: pytest.MonkeyPatch, local: bool) -> None:
     monkeypatch.setattr(state_objects, "ONE_PUT_BYTES", 2**20)
-    monkeypatch.setattr("tplr.storage.base.MAX_PUT_BYTES", 2**25)  # what one PUT to a bucket carries
+    monkeypatch.setattr("tplr.storage.s3_store.MAX_PUT_BYTES", 2**25)  # what one PUT to a bucket carries
     large = {"a": torch.arange(10 * 2**20, dtype=torch.float32), "note": "large"}  # 40 MiB
     alice, bob = world[ALICE], world[ALICE if local else BOB]
     bob.max_state_bytes = 2**26
