@@ -10,7 +10,8 @@ comprehensions count as their function, libraries not at all.
   GET are left out, and so is what a node does besides: measuring, reporting, saving.
 
 Of these calls two kinds are counted apart: into another file, and with an argument that the caller was given itself
-("passed on"). Nested functions, such as closures, are counted, too. ``--list`` prints the calls, with ``*`` and ``=`` for the two. ``docs/architecture.md`` has the table.
+("passed on"). Nested functions, such as closures, are counted, too. ``--list`` prints the calls, with ``*`` and ``=``
+for the two kinds. ``docs/architecture.md`` has the table.
 """
 
 import argparse
