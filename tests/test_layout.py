@@ -16,7 +16,8 @@ READ_VARIABLES = ["config.py", "resources.py"]
 # Entry points, and what a program without a node calls.
 READ_ENVIRONMENT = [
     "cli/data/location.py",
-    "comms.py",
+    "comms/buckets.py",
+    "comms/neuron.py",
     "doctor.py",
     "join/init.py",
     "node/main.py",

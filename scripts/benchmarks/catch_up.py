@@ -21,7 +21,8 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from pictures import CATCH_UP_LIMIT, redraw
+from pictures import redraw
+from pictures_network import CATCH_UP_LIMIT
 from plain_s3 import plain_client
 
 from tplr.chain.clocks import ManualClock

@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from pictures import EVALUATION_LIMIT, redraw
+from pictures import redraw
+from pictures_training import EVALUATION_LIMIT
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pictures import TRUST_REQUESTS, TRUST_SECONDS, redraw
+from pictures import redraw
+from pictures_network import TRUST_REQUESTS, TRUST_SECONDS
 
 from tplr.chain import hotkeys
 from tplr.chain.electors import Elector, Electors

@@ -10,7 +10,8 @@ comprehensions count as their function, libraries not at all.
   GET are left out, and so is what a node does besides: measuring, reporting, saving.
 
 Of these calls two kinds are counted apart: into another file, and with an argument that the caller was given itself
-("passed on"). ``--list`` prints the calls, with ``*`` and ``=`` for the two. ``docs/architecture.md`` has the table.
+("passed on"). Nested functions, such as closures, are counted, too. ``--list`` prints the calls, with ``*`` and ``=``
+for the two kinds. ``docs/architecture.md`` has the table.
 """
 
 import argparse
@@ -350,7 +351,9 @@ async def requests(way: str) -> dict[tuple[Function, Function], bool]:
 def show(way: str, calls: dict[tuple[Function, Function], bool], *, listed: bool) -> None:
     files = {one.file for pair in calls for one in pair}
     into_another = sum(caller.file != called.file for caller, called in calls)
-    print(f"| {way} | {len(files)} | {len(calls)} | {into_another} | {sum(calls.values())} |", flush=True)
+    nested = {one for pair in calls for one in pair if "<locals>" in one.name}
+    counts = (len(files), len(calls), into_another, sum(calls.values()), len(nested))
+    print(f"| {way} | {' | '.join(map(str, counts))} |", flush=True)
     for (caller, called), passed_on in sorted(calls.items()) if listed else ():
         marks = ("*" if caller.file != called.file else " ") + ("=" if passed_on else " ")
         print(f"  {marks} {caller.file}:{caller.name} -> {called.file}:{called.name}")
@@ -358,7 +361,7 @@ def show(way: str, calls: dict[tuple[Function, Function], bool], *, listed: bool
 
 async def main(only: str, *, listed: bool) -> None:
     follow_threads_and_tasks(asyncio.get_running_loop())
-    print("| way | files | calls | into another file | passed on |\n|---|---|---|---|---|")
+    print("| way | files | calls | into another file | passed on | nested functions |\n|---|---|---|---|---|---|")
     for scheme in ("demo", "sparseloco"):
         if only in ("", "gradient", scheme):
             show(f"a gradient, scheme `{scheme}`", await gradient(scheme), listed=listed)

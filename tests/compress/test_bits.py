@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tplr.compress.bits import pack, packed_size, unpack
+from tplr.compress.bits import pack, packed_size, positions, unpack
 from tplr.errors import PayloadError
 
 
@@ -22,3 +22,8 @@ def test_round_trip_and_bit_order(width, count):
 def test_set_padding_is_refused():
     with pytest.raises(PayloadError, match="after the last"):
         unpack(torch.tensor([0b1000_0000], dtype=torch.uint8), 1, 7)
+
+
+def test_positions_of_ones():
+    flags = torch.tensor([0, 1, 1, 0, 1], dtype=torch.uint8)
+    assert positions(flags).tolist() == positions(flags.bool()).tolist() == [1, 2, 4]

@@ -2,7 +2,7 @@
 
 import torch
 
-from tplr.compress.topk import largest_of_groups, select, top_k
+from tplr.compress.topk import at_least, largest_of_groups, select, top_k
 
 
 def by_sorting(row: list[float], k: int) -> list[int]:
@@ -36,3 +36,8 @@ def test_a_row_that_is_sent_whole_has_no_groups():
     indices, values = select(rows, 8, grouped=True)
     assert indices.tolist() == [list(range(8))] * 2
     assert torch.equal(values, rows)
+
+
+def test_entries_at_least_their_rows_bound():
+    found = at_least(torch.tensor([[3.0, 1.0, 0.5], [2.0, 2.0, 2.5]]), torch.tensor([[1.0], [2.5]]))
+    assert found.tolist() == [0, 1, 5]

@@ -313,7 +313,7 @@ async def test_a_folder_takes_files_of_any_size(
     tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bucket takes larger ones in parts."""
-    monkeypatch.setattr("tplr.storage.base.MAX_PUT_BYTES", len(BODY) - 1)
+    monkeypatch.setattr("tplr.storage.s3_store.MAX_PUT_BYTES", len(BODY) - 1)
     (tmp_path / "file").write_bytes(BODY)
     if store.multipart is None:
         await store.put_file("k", tmp_path / "file")

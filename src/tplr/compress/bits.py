@@ -76,3 +76,11 @@ def _codes_of_a_byte(width: int, device: torch.device) -> torch.Tensor:
     shifts = torch.arange(0, 8, width, dtype=torch.uint8)
     codes = (torch.arange(256, dtype=torch.uint8)[:, None] >> shifts) & (2**width - 1)
     return codes.view(_WORDS[width]).view(256).to(device)
+
+
+def positions(flags: torch.Tensor) -> torch.Tensor:
+    """Positions of set bits, uint8 (0 or 1) or bool [count] → int64, ascending."""
+    if flags.device.type == "cpu":
+        # NumPy's search has no branches: on a bitmap that is half ones it takes a tenth of torch's time.
+        return torch.from_numpy(np.flatnonzero(flags.view(torch.bool).numpy()))
+    return flags.nonzero().squeeze(1)

@@ -13,7 +13,7 @@ Elias, "Efficient storage and retrieval by content and address of static files",
 import numpy as np
 import torch
 
-from tplr.compress import bits, search
+from tplr.compress import bits
 from tplr.errors import PayloadError
 
 
@@ -79,7 +79,7 @@ def _decode(
     if not checked and not (bitmap.sum(dim=1, dtype=torch.int32) == k).all():
         raise PayloadError(f"indices: a row has not exactly {k} entries")
     # The high part is the position of the one, minus the rows' bits and the ones before it.
-    highs = search.nonzero(bitmap.reshape(-1)).view(len(bitmap), k)
+    highs = bits.positions(bitmap.reshape(-1)).view(len(bitmap), k)
     highs -= torch.arange(0, bitmap.numel(), bitmap.shape[1], device=device)[:, None]
     highs -= torch.arange(k, device=device)
     highs = highs.bitwise_left_shift_(low).view(*all_bits.shape[:-1], rows, k)

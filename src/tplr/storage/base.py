@@ -192,12 +192,6 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return checked
 
 
-def check_put_size(size: int, *, bucket: str, key: str) -> None:
-    """Raise ObjectTooLarge above the limit of a single PUT."""
-    if size > MAX_PUT_BYTES:
-        raise ObjectTooLarge(f"{size} bytes; one PUT carries at most {MAX_PUT_BYTES}", bucket=bucket, key=key)
-
-
 def check_announced(size: int, max_bytes: int, *, bucket: str, key: str) -> None:
     """Raise ObjectTooLarge if the response is larger than the caller allows."""
     if size > max_bytes:

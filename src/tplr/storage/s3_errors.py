@@ -50,8 +50,8 @@ _OTHER = (StoreError, "refused")
 _SERVER_FAULT = (StoreUnavailable, "the store failed")
 
 # Raised for dates and numbers that can't be parsed.
-_UNREADABLE = (ValueError, TypeError, OverflowError)
-_CONNECTION_ERRORS = (HTTPException, OSError, *_UNREADABLE)
+UNREADABLE = (ValueError, TypeError, OverflowError)
+_CONNECTION_ERRORS = (HTTPException, OSError, *UNREADABLE)
 
 # R2 allows one write a second to a key, and answers others with 429 and no Retry-After.
 _THROTTLED_SECONDS = 1.0
@@ -107,7 +107,7 @@ def _failure(error: Exception, bucket: str, key: str) -> StoreError:
         words = "disk full: free some space"
     elif isinstance(error, TimeoutError):
         words = "the connection fell silent"
-    elif isinstance(error, _UNREADABLE):
+    elif isinstance(error, UNREADABLE):
         words = f"a response that can't be parsed ({type(error).__name__})"
     else:
         words = f"the connection failed ({type(error).__name__})"
@@ -118,6 +118,6 @@ def _is_skewed(headers: Mapping[str, str]) -> bool:
     """Whether the store's clock is so far from this machine's that it refuses signatures."""
     try:
         there = parsedate_to_datetime(headers.get("date", "")).timestamp()
-    except _UNREADABLE:
+    except UNREADABLE:
         return False
     return abs(there - time.time()) > _SKEW_SECONDS

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from tplr.errors import StoreUnavailable
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import Sink, check_announced, check_match, range_missing, whole_seconds
-from tplr.storage.s3_errors import refusal, translate_errors
+from tplr.storage.s3_errors import UNREADABLE, refusal
 from tplr.storage.s3_http import HTTPResponse
 
 MAX_ERROR_BYTES = 2**16
@@ -91,10 +91,11 @@ class S3Response:
         )
 
     def _time(self, name: str) -> datetime | None:
-        """A header's time; None without it. Raises StoreUnavailable if it is none."""
-        text = self.headers.get(name)
-        with translate_errors(self.bucket, self.key):
-            return _with_zone(parsedate_to_datetime(text)) if text else None
+        """A header's time; None without it, or if it is none."""
+        try:
+            return _with_zone(parsedate_to_datetime(self.headers.get(name, "")))
+        except UNREADABLE:
+            return None
 
 
 @dataclass

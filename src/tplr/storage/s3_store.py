@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import unquote_plus
 from xml.etree.ElementTree import Element
 
-from tplr.errors import StoreUnavailable
+from tplr.errors import ObjectTooLarge, StoreUnavailable
 from tplr.schemas import ObjectInfo
-from tplr.storage.base import ObjectStore, Sink, check_metadata, check_put_size, check_range
+from tplr.storage.base import MAX_PUT_BYTES, ObjectStore, Sink, check_metadata, check_range
 from tplr.storage.local_files import disk_errors
 from tplr.storage.s3_body import Body, BytesBody, FileBody, hash_file
 from tplr.storage.s3_client import S3Client, metadata_headers
@@ -165,7 +165,10 @@ class S3Store(ObjectStore):
         create_only: bool,
     ) -> ObjectInfo:
         checked = check_metadata(metadata)
-        check_put_size(body.size, bucket=self.name, key=key)
+        if body.size > MAX_PUT_BYTES:
+            raise ObjectTooLarge(
+                f"{body.size} bytes; one PUT carries at most {MAX_PUT_BYTES}", bucket=self.name, key=key
+            )
         condition = {"If-None-Match": "*"} if create_only else {}
         sent = {**headers, **_content_md5(md5), **metadata_headers(checked), **condition}
         response = await self.client.send("PUT", S3Response(self.name, key), sent, body=body)

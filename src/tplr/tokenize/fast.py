@@ -32,12 +32,10 @@ class TableBPE:
         whole = Encoding("templar", pat_str=r"(?s).+", mergeable_ranks=dict(tables.ranks), special_tokens={})
         ids = tables.ids.tolist()
         self._pre_tokenizer = GPT2PreTokenizer()
+        self.accepts = self._pre_tokenizer.accepts
         # A pre-token that is a token is encoded as that token. Lower ranks are more frequent.
         by_rank = sorted(tables.ranks, key=tables.ranks.__getitem__)
         self._table = TokenTable(partial(_merged, whole, ids), by_rank, ids)
-
-    def accepts(self, text: str) -> bool:
-        return self._pre_tokenizer.accepts(text)
 
     def encode_texts(self, texts: Sequence[str]) -> Ragged:
         return self._table.encode(self._pre_tokenizer.split(texts))

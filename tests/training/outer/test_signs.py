@@ -6,7 +6,7 @@ import torch
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import inverse
 from tplr.training.outer import signs
-from tplr.training.outer.signs import signs_of_sum
+from tplr.training.outer.signs import below, signs_of_sum
 
 GRID = ChunkGrid.of((512, 320), 64)
 
@@ -104,3 +104,10 @@ def test_values_too_small_for_float32s_digits_have_the_signs_of_float64():
     indices, values = peers(3, seed=7)
     values *= 2.0**-142
     assert torch.equal(all_signs((indices, values)), float64_signs((indices, values), zero=1e-9 * 2.0**-142))
+
+
+def test_entries_below_their_rows_bound():
+    rows, columns = below(
+        torch.tensor([[3.0, 1.0, 0.5], [2.0, 2.0, 2.0], [0.0, 9.0, 1.0]]), torch.tensor([1.0, 2.0, 5.0])
+    )
+    assert (rows.tolist(), columns.tolist()) == ([0, 2, 2], [2, 0, 2])

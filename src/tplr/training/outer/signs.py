@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from tplr.compress import search
 from tplr.compress.aggregate import scatter_sum
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import inverse, inverse_at, inverse_sparse, working_dtype
@@ -67,7 +66,7 @@ def _signs(peers: Coefficients, cancelled: torch.Tensor, uncertain: torch.Tensor
         rough = inverse_sparse(indices[0], values[0], grid)
     else:
         rough = inverse(scatter_sum(indices, values, grid), grid)
-    chunks, entries = search.below(rough.abs(), uncertain)
+    chunks, entries = below(rough.abs(), uncertain)
     signs = rough.sign_()
     if len(entries) > len(signs):
         # One by one, this many entries would take more time than whole chunks.
@@ -85,3 +84,14 @@ def _exact_signs(peers: Coefficients, cancelled: torch.Tensor, grid: ChunkGrid) 
     indices, values = peers
     entries = inverse(scatter_sum(indices, values.double(), grid), grid)
     return entries.sign().where(entries.abs() > cancelled[:, None], 0).float()
+
+
+def below(magnitudes: torch.Tensor, bounds: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns where ``magnitudes`` [rows, n] < ``bounds`` [rows]; CPU only.
+
+    Fast where few rows have such an entry: a row's smallest entry is looked at first.
+    """
+    few = np.flatnonzero(magnitudes.amin(dim=1).numpy() < bounds.numpy())
+    found = np.flatnonzero(magnitudes.numpy()[few] < bounds.numpy()[few, None])
+    rows, columns = np.divmod(found, magnitudes.shape[1])
+    return few[rows], columns

@@ -11,7 +11,7 @@ import pytest
 
 from tplr.comms import Comms
 
-GUIDE = Path(__file__).parents[1] / "docs" / "comms.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "comms.md"
 
 
 async def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,153 @@
+"""The buckets that the chain names, this node's own ones, and who signs what is in them."""
+
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from tplr.chain import Chain, ChainManager
+from tplr.config import Access, Environment, Kind
+from tplr.errors import ObjectNotFound, StoreError
+from tplr.exchange import retention
+from tplr.exchange.agreed import agreed
+from tplr.exchange.envelope import Author, Run, Signer
+from tplr.hparams import HParams
+from tplr.logging import logger
+from tplr.resources import LocalMachine, Resources
+from tplr.schemas import Bucket
+from tplr.storage import DirectoryStore, ObjectStore, S3Connections
+
+T = TypeVar("T")
+
+
+class NodeBuckets(ChainManager):
+    """The chain's directory and clock (inherited), and the buckets that it names.
+
+    The caller owns ``connections``; ``run_refresh`` and ``run_cleanup`` run in the node's task group.
+
+    Attributes:
+        own_store: this node's gradients bucket, writable.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        hparams: HParams,
+        connections: S3Connections,
+        *,
+        own_bucket: Bucket,
+        aggregator_bucket: Bucket | None = None,
+        checkpoints_bucket: Bucket | None = None,
+        folder: Path | None = None,
+        resources: Resources | None = None,
+    ) -> None:
+        """Asks neither the chain nor a bucket.
+
+        Args:
+            connections: open connections to the endpoint of all buckets.
+            own_bucket: this node's gradients bucket, with its write key.
+            aggregator_bucket: is asked first for aggregates; None: only electors' buckets are.
+            checkpoints_bucket: holds this node's checkpoints, and is read first for the leading validator's; None: each
+                node's checkpoints are in its own bucket.
+            folder: of local states and checkpoints; default: ``states/NETUID`` in ``TPLR_CACHE_FOLDER``.
+            resources: parts of checkpoints and peers of a gather at once; default: as this machine and the environment
+                say.
+        """
+        per_window = hparams.blocks_per_window
+        super().__init__(
+            chain,
+            blocks_per_window=per_window,
+            fetch_interval=per_window * chain.block_time,
+            # Where no included sets are published, the leading validator decides alone.
+            elector_share=hparams.elector_stake_share if hparams.manifest_timeout_seconds else 1.0,
+        )
+        self._hparams = hparams
+        self._version = hparams.version
+        self._run = Run(chain.netuid, hparams.version)
+        self.own_store: ObjectStore = connections.store(own_bucket)
+        self._aggregates = connections.store(aggregator_bucket) if aggregator_bucket else None
+        self._checkpoints = connections.store(checkpoints_bucket) if checkpoints_bucket else None
+        self._folder = Environment.read().states_folder(chain.netuid) if folder is None else folder
+        self._resources = resources or Resources.choose(LocalMachine.here(), Environment.read().variables)
+        self._connections = connections
+
+    @property
+    def own_stores(self) -> list[ObjectStore]:
+        """The buckets that this node writes to: its gradients bucket, and the one for checkpoints, if any."""
+        return [self.own_store, *([self._checkpoints] if self._checkpoints else [])]
+
+    def store_of(self, uid: int) -> ObjectStore | None:
+        """The bucket that ``uid`` committed on chain, read-only; None if there is none."""
+        bucket = self.get_bucket(uid)
+        return self._connections.store(bucket) if bucket else None
+
+    def _store_of(self, uid: int) -> ObjectStore:
+        """As ``store_of``. Raises ObjectNotFound if there is none."""
+        store = self.store_of(uid)
+        if store is None:
+            raise ObjectNotFound(f"uid {uid} has committed to no bucket")
+        return store
+
+    def leader_store(self) -> ObjectStore | None:
+        """The leading validator's bucket, which holds peer lists and the start window; None if nobody leads."""
+        leader = self.highest_stake_validator()
+        return None if leader is None else self.store_of(leader)
+
+    def local_store(self, uid: int) -> ObjectStore:
+        """The subfolder that is the bucket of ``uid`` on this machine."""
+        return DirectoryStore(self._folder / str(uid))
+
+    def get_own_bucket(self, bucket_type: Kind, access_type: Access = "read") -> Bucket:
+        """A bucket of this process's environment, read at each call. Raises ConfigError, as ``Environment.bucket``."""
+        return Environment.read().bucket(bucket_type, access_type)
+
+    def author(self, uid: int, version: str | None = None) -> Author:
+        """Who signs the documents of ``uid``, as of the last refresh.
+
+        Args:
+            version: of the run's rules; default: this run's.
+
+        Raises:
+            ObjectNotFound: nobody holds ``uid``, and so it has no bucket.
+        """
+        hotkey = self.get_hotkey(uid)
+        if hotkey is None:
+            raise ObjectNotFound(f"uid {uid} is not registered")
+        return Author(Run(self._run.netuid, version) if version else self._run, uid, hotkey)
+
+    @property
+    def signer(self) -> Signer:
+        """Signs this node's documents. Raises NotRegistered if it has no uid."""
+        return Signer(self._run, self.uid, self.hotkey, self.chain.sign)
+
+    async def agreed(self, ask: Callable[[int], Awaitable[T]], *, alike: Callable[[T], Hashable] = repr) -> T | None:
+        """What the present electors say alike; as ``exchange.agreed.agreed``. None also if there are no electors."""
+        return await agreed(self.electors, ask, alike=alike)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this node is the only elector, as of the last refresh: what it says counts at once."""
+        return self.electors.uids == (self.uid,)
+
+    # Old objects
+
+    async def cleanup_local_data(self, uid: int, current_window: int, stale_retention: int) -> None:
+        """Delete ``uid``'s local updates, commits and reports from before ``current_window - stale_retention``."""
+        await self._cleanup(self.local_store(uid), uid, current_window - stale_retention)
+
+    async def cleanup_s3_data(self, uid: int, current_window: int, stale_retention: int) -> None:
+        """As ``cleanup_local_data``, in this node's bucket."""
+        await self._cleanup(self.own_store, uid, current_window - stale_retention)
+
+    async def run_cleanup(self) -> None:
+        """Once a window, for ever, delete objects older than ``gradient_retention_windows``."""
+        async for tick in self.clock.ticks():
+            await self.cleanup_s3_data(self.uid, tick.window, self._hparams.gradient_retention_windows)
+
+    async def _cleanup(
+        self, store: ObjectStore, uid: int | None, before: int, kinds: Iterable[str] = retention.EACH_WINDOW
+    ) -> None:
+        """Delete stale objects. A failure is only logged: the next window tries again."""
+        try:
+            await retention.delete_stale(store, uid=uid, before=before, version=self._version, kinds=kinds)
+        except StoreError as error:
+            logger.warning("stale objects not deleted: %s", error)

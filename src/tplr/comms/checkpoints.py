@@ -1,0 +1,179 @@
+"""Checkpoints: this node's and the electors'."""
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tplr.comms.buckets import NodeBuckets
+from tplr.errors import StoreError
+from tplr.exchange import checkpoints, retention
+from tplr.exchange.checkpoints import Checkpoint
+from tplr.exchange.model_checkpoints import (
+    LoadedCheckpoint,
+    StateHolder,
+    read_checkpoint,
+    wanted_tensors,
+    write_checkpoint,
+)
+from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
+from tplr.keys import version_at
+from tplr.logging import logger
+from tplr.storage import ObjectStore
+
+
+class CheckpointExchange(NodeBuckets):
+    """Checkpoints of nodes and of programs."""
+
+    @property
+    def checkpoints_store(self) -> ObjectStore:
+        """Holds this node's checkpoints."""
+        return self._checkpoints or self.own_store
+
+    async def save_checkpoint(
+        self,
+        model: nn.Module,
+        optimizer: StateHolder | None = None,
+        scheduler: StateHolder | None = None,
+        momentum: Mapping[str, torch.Tensor] | None = None,
+        *,
+        global_step: int,
+        current_window: int,
+        start_window: int,
+        local: bool = False,
+    ) -> SnapshotManifest:
+        """Publish a program's model and states as this node's checkpoint of ``current_window``, in place of another.
+
+        The tensors must not change before it returns. Their files are in the folder of local states meanwhile.
+
+        Args:
+            momentum: by parameter.
+            local: in the node's local folder instead of the bucket.
+
+        Raises:
+            StateError: a state is not of tensors and plain values, or the disk is full.
+            StoreError: the checkpoint is not published.
+        """
+        await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="saving-", dir=self._folder) as folder:
+            await asyncio.to_thread(
+                write_checkpoint,
+                Path(folder),
+                model,
+                {"optimizer": optimizer, "scheduler": scheduler},
+                momentum or {},
+                window=current_window,
+                start_window=start_window,
+                global_step=global_step,
+                version=version_at(self._version, current_window),
+            )
+            return await self.publish_checkpoint(Path(folder), local=local, replace=True)
+
+    async def load_checkpoint(
+        self,
+        model: nn.Module,
+        optimizer: StateHolder | None = None,
+        scheduler: StateHolder | None = None,
+        *,
+        checkpoint: Checkpoint | None = None,
+        version: str | None = None,
+    ) -> LoadedCheckpoint | None:
+        """Restore a model, and the optimizer and scheduler that are given, from a checkpoint of a program or a node.
+
+        Args:
+            checkpoint: one of ``checkpoints``; default: ``get_latest_checkpoint(version)``.
+
+        Returns:
+            None if there is no checkpoint.
+
+        Raises:
+            StateError: it is of another model, optimizer or scheduler, or is not what its manifest says.
+            StoreError: it can't be downloaded. Nothing was restored.
+        """
+        found = checkpoint or await self.get_latest_checkpoint(version)
+        if found is None:
+            return None
+        holders = {"optimizer": optimizer, "scheduler": scheduler}
+        whole = await checkpoints.fetch_manifest(found)
+        wanted = wanted_tensors(whole, model, holders)
+        await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="loading-", dir=self._folder) as folder:
+            manifest = await checkpoints.fetch(
+                found, Path(folder), wanted=wanted, manifest=whole, concurrency=self._resources.checkpoint_parts
+            )
+            momentum = await asyncio.to_thread(read_checkpoint, Path(folder), manifest, model, holders)
+        return LoadedCheckpoint(found.uid, manifest.window, manifest.start_window, manifest.global_step, momentum)
+
+    async def publish_checkpoint(self, folder: Path, *, local: bool = False, replace: bool = False) -> SnapshotManifest:
+        """Publish the snapshot in ``folder`` as this node's checkpoint; as ``checkpoints.publish``.
+
+        Args:
+            local: in the node's local folder instead of the bucket.
+            replace: another checkpoint of that window.
+        """
+        return await checkpoints.publish(
+            self.local_store(self.uid) if local else self.checkpoints_store,
+            folder,
+            signer=self.signer,
+            keep_last=self._hparams.checkpoints_kept,
+            replace=replace,
+            concurrency=self._resources.checkpoint_parts,
+        )
+
+    async def get_latest_checkpoint(self, version: str | None = None) -> Checkpoint | None:
+        """The first of ``checkpoints``, or None. StoreError if a place can't be listed: the first may be there."""
+        return next(iter(await self.checkpoints(version, everywhere=True)), None)
+
+    async def checkpoints(self, version: str | None = None, *, everywhere: bool = False) -> list[Checkpoint]:
+        """Checkpoints of ``version`` (default: this run's).
+
+        The electors' come first, newest first, then those in this node's bucket, then those in its local folder.
+
+        Args:
+            everywhere: raise StoreError for a place that can't be listed, instead of a warning.
+        """
+        places = [(uid, store) for uid in self.electors.uids if uid != self.uid for store in self._public_stores(uid)]
+        places += [(self.uid, self.checkpoints_store), (self.uid, self.local_store(self.uid))]
+        found: list[Checkpoint] = []
+        for uid, store in places:
+            try:
+                found += await checkpoints.published(store, self.author(uid, version))
+            except StoreError as error:
+                if everywhere:
+                    raise
+                logger.warning("checkpoints of uid %d not listed: %s", uid, error)
+        # One elector's may be in two places.
+        return sorted(found, key=lambda one: (1, 0) if one.uid == self.uid else (0, -one.window))
+
+    async def leaders_checkpoints(self, version: str | None = None) -> list[Checkpoint]:
+        """The leading validator's published checkpoints, newest first. Raises StoreError."""
+        leader = self.highest_stake_validator()
+        if leader is None:
+            return []
+        found: list[Checkpoint] = []
+        for store in self._public_stores(leader):
+            found += await checkpoints.published(store, self.author(leader, version))
+        return sorted(found, key=lambda one: one.window, reverse=True)
+
+    def _public_stores(self, uid: int) -> list[ObjectStore]:
+        """The buckets that may hold checkpoints of ``uid``."""
+        return [store for store in (self._checkpoints, self.store_of(uid)) if store]
+
+    async def fetch_checkpoint(
+        self, checkpoint: Checkpoint, folder: Path, wanted: Mapping[str, TensorLayout]
+    ) -> SnapshotManifest:
+        """Download the tensors ``wanted`` of a checkpoint into ``folder``, verified; as ``checkpoints.fetch``."""
+        return await checkpoints.fetch(checkpoint, folder, wanted=wanted, concurrency=self._resources.checkpoint_parts)
+
+    async def withdraw_checkpoints(self, after: int) -> None:
+        """Delete this node's published checkpoints of windows above ``after``. Raises StoreError."""
+        await checkpoints.withdraw(self.checkpoints_store, uid=self.uid, after=after, version=self._version)
+
+    async def cleanup_old_checkpoints(self, keep_last: int = 3) -> None:
+        """Delete all but this node's newest ``keep_last`` checkpoints from its bucket. Raises StoreError."""
+        await retention.delete_old_checkpoints(
+            self.checkpoints_store, uid=self.uid, keep_last=keep_last, version=self._version
+        )

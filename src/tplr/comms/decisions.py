@@ -1,0 +1,98 @@
+"""Decisions of electors about windows: the included sets."""
+
+from functools import cached_property
+from pathlib import Path
+
+from tplr.chain.electors import Electors
+from tplr.chain.manager import REMEMBERED_WINDOWS
+from tplr.comms.buckets import NodeBuckets
+from tplr.errors import PayloadError
+from tplr.exchange.aggregates import IncludedSet
+from tplr.exchange.agreed import DecisionReader, ElectionResult
+from tplr.exchange.ballot_box import BallotBox
+from tplr.exchange.ballots import VOID_WITHIN, BallotReader, Value
+from tplr.exchange.envelope import WHOLE_RUN
+from tplr.exchange.quorum import void
+from tplr.keys import version_at
+from tplr.logging import logger
+
+
+class Decisions(NodeBuckets):
+    """What electors decide, and the ballots of an election."""
+
+    @cached_property
+    def _decisions(self) -> dict[int, DecisionReader | Value]:
+        """By window: what was decided, or who looks for it."""
+        return {}
+
+    async def get_included(self, window: int) -> IncludedSet | None:
+        """The decided set of a window; None if it is not decided (yet), or its electors do not answer.
+
+        A set that a later window's decision voids is empty. What electors decided is read once.
+
+        Raises:
+            ChainUnavailable: the window's electors are not known.
+            PayloadError: what electors publish instead of decisions leaves no majority.
+        """
+        nothing = void(window, version_at(self._version, window)).included
+        if self.is_voided(window):
+            return nothing
+        value = await self.get_decision(window)
+        if value is None or not value.included.included:
+            return value and value.included
+        for later in range(window + 1, min(window + 1 + VOID_WITHIN, self.clock.window)):
+            try:
+                await self.get_decision(later)
+            except PayloadError as error:
+                logger.info("decision of window %d not read: %s", later, error)
+        return nothing if self.is_voided(window) else value.included
+
+    def is_voided(self, window: int) -> bool:
+        """Whether a later window's decision that this node has read voids ``window``."""
+        later = map(self._decisions.get, range(window + 1, window + 1 + VOID_WITHIN))
+        return any(isinstance(known, Value) and window in known.voided for known in later)
+
+    async def get_decision(self, window: int) -> Value | None:
+        """What was decided with a window; arguments, None and errors as ``get_included``."""
+        known = self._decisions.get(window)
+        if known is None:
+            known = await self._decision_reader(window)
+            self._remember_decision(window, known)
+        if isinstance(known, Value):
+            return known
+        value = await known.look()
+        if value is not None:
+            self._remember_decision(window, value)
+        return value
+
+    async def get_election(self, window: int) -> ElectionResult:
+        """What its electors show of the election of a window. Raises ChainUnavailable: they are not known."""
+        return await (await self._decision_reader(window)).result()
+
+    async def _decision_reader(self, window: int) -> DecisionReader:
+        electors = await self.electors_in(window)
+        stores = {uid: store for uid in electors.uids if (store := self.store_of(uid))}
+        return DecisionReader(BallotReader(electors, self._run, window), stores, window)
+
+    def _remember_decision(self, window: int, known: DecisionReader | Value) -> None:
+        self._decisions[window] = known
+        for old in sorted(self._decisions)[:-REMEMBERED_WINDOWS]:
+            del self._decisions[old]
+
+    def ballot_box(self, window: int | None, electors: Electors, folder: Path) -> BallotBox:
+        """The ballots of an election.
+
+        Args:
+            window: None: the election of the run's start.
+            folder: for what this node signs in it.
+        """
+        others = [uid for uid in electors.uids if uid != self.uid]
+        return BallotBox(
+            subject=window,
+            reader=BallotReader(electors, self._run, WHOLE_RUN if window is None else window),
+            signer=self.signer,
+            own=self.own_store,
+            stores={uid: store for uid in others if (store := self.store_of(uid))},
+            folder=folder,
+            seconds=max(self._hparams.relay_seconds, 2.0),
+        )

@@ -1,0 +1,136 @@
+"""Who is gathered: active peers, peer lists, and the start of the run."""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from tplr.chain.electors import Electors
+from tplr.comms.buckets import NodeBuckets
+from tplr.errors import ObjectNotFound
+from tplr.exchange import activity, peers
+from tplr.exchange.activity import PeerGroups
+from tplr.exchange.agreed import agreed
+from tplr.exchange.documents import get_document, put_document
+from tplr.exchange.envelope import WHOLE_RUN
+from tplr.keys import start_window_key
+from tplr.pcg64 import PCG64Stream
+from tplr.schemas import PeerList, StartWindow
+
+
+class PeerLists(NodeBuckets):
+    """Active peers, and what electors publish about the run: its start, and a list of peers from each window on.
+
+    Attributes:
+        peers: uids to gather from, of the list that ``get_peer_list`` returned last.
+        peer_groups: active, evaluated and newly inactive uids, as of the last look; also ``active_peers``,
+            ``eval_peers`` and ``inactive_peers``.
+    """
+
+    peers: tuple[int, ...] = ()
+    peer_groups = PeerGroups()
+
+    @property
+    def active_peers(self) -> tuple[int, ...]:
+        """Uids that uploaded recently."""
+        return self.peer_groups.active
+
+    @property
+    def eval_peers(self) -> tuple[int, ...]:
+        """Active uids with at most a miner's stake, whose updates are evaluated."""
+        return self.peer_groups.eval
+
+    @property
+    def inactive_peers(self) -> tuple[int, ...]:
+        """Uids that were in ``eval_peers`` at the look before and are no longer active."""
+        return self.peer_groups.newly_inactive
+
+    async def track_active_peers(self, window: int) -> PeerGroups:
+        """Update ``peer_groups`` by who uploaded in one of the ``recent_windows`` before ``window``."""
+        recent = range(window - 1, window - 1 - self._hparams.recent_windows, -1)
+        found = await activity.active_peers(self.commitments, self.store_of, recent, self._version)
+        return self.update_peers_with_buckets(*found)
+
+    def update_peers_with_buckets(self, active: Iterable[int], unknown: Iterable[int] = ()) -> PeerGroups:
+        """Update ``peer_groups`` from active and unknown uids, with the stakes as of the last refresh."""
+        stakes = {neuron.uid: neuron.stake for neuron in self.metagraph.neurons if neuron.uid in self.commitments}
+        self.peer_groups = self.peer_groups.next(active, stakes, self._hparams.eval_stake_limit, unknown=unknown)
+        return self.peer_groups
+
+    def weighted_random_sample_no_replacement(
+        self, candidates: Sequence[int], weights: Sequence[float], k: int, *, seed: int | None = None
+    ) -> list[int]:
+        """``k`` different candidates sampled by weight (``weighted_sample``); unpredictable without ``seed``."""
+        return PCG64Stream(secrets.randbits(128) if seed is None else seed).weighted_sample(candidates, weights, k)
+
+    # Peer lists
+
+    async def post_peer_list(self, peer_list: PeerList) -> None:
+        """Publish a peer list in this validator's bucket. Raises PreconditionFailed if its window has another one."""
+        await peers.post_peer_list(self.own_store, peer_list, self.signer)
+
+    async def get_peer_list(self, window: int | None = None, *, fetch_previous: bool = False) -> PeerList | None:
+        """The electors' list, or None if there is none yet; arguments as in ``peers.get_peer_list``."""
+        answer = await self.agreed(partial(self._list_of, window=window, fetch_previous=fetch_previous))
+        found = answer and answer[0]
+        if found is not None:
+            self.peers = found.peers
+        return found
+
+    async def _list_of(self, uid: int, *, window: int | None, fetch_previous: bool) -> tuple[PeerList | None]:
+        store = self._store_of(uid)
+        return (await peers.get_peer_list(store, self.author(uid), window, fetch_previous=fetch_previous),)
+
+    # The start
+
+    async def post_start_window(self, window: int) -> None:
+        """Publish the first window of the run. Raises PreconditionFailed if another one is published."""
+        document, key = StartWindow(start_window=window), start_window_key(self._version)
+        await put_document(self.own_store, key, document, window=WHOLE_RUN, signer=self.signer, create_only=True)
+
+    async def get_start_window(self, validator: int | None = None) -> int | None:
+        """The first window of the run, published by ``validator`` (default: the electors); None if not yet."""
+        if validator is None:
+            answer = await self.agreed(self._start_of)
+            return answer and answer[0]
+        return (await self._start_of(validator))[0]
+
+    async def _start_of(self, uid: int) -> tuple[int | None]:
+        store, key = self.store_of(uid), start_window_key(self._version)
+        if store is None:
+            return (None,)
+        try:
+            document = await get_document(
+                store, key, StartWindow, window=WHOLE_RUN, author=self.author(uid), retry=True
+            )
+        except ObjectNotFound:
+            return (None,)
+        return (document.start_window,)
+
+    async def copy_run(self, horizon: int) -> None:
+        """Copy start window and peer lists of most other electors to this node's bucket, as far as it lacks them.
+
+        So this node's bucket has them when it is an elector.
+
+        Args:
+            horizon: a start that lies more windows ahead is none.
+
+        Raises:
+            StoreError, PayloadError: not copied.
+        """
+        others = Electors(tuple(one for one in self.electors.ranked if one.uid != self.uid))
+        answer = await agreed(others, self._start_of)
+        start = answer and answer[0]
+        if start is None or start > self.block_to_window(self.metagraph.block) + horizon:
+            return
+        known = await peers.published_lists(self.own_store, self.signer)
+        theirs = await agreed(others, self._published_lists, alike=frozenset)
+        for first in sorted((theirs or set()) - known):
+            if (found := await agreed(others, partial(self._read_list, first=first))) is not None:
+                await self.post_peer_list(found)
+        await self.post_start_window(start)
+
+    async def _published_lists(self, uid: int) -> set[int]:
+        return await peers.published_lists(self._store_of(uid), self.author(uid))
+
+    async def _read_list(self, uid: int, *, first: int) -> PeerList:
+        return await peers.read_list(self._store_of(uid), first, self.author(uid))

@@ -1,0 +1,52 @@
+"""A node's own buckets, and what is deleted from them."""
+
+import asyncio
+
+import pytest
+from three_nodes import ALICE, BOB, W, World
+
+from tplr.keys import commit_key, gradient_key, state_key
+from tplr.localnet.accounts import bucket_variables
+from tplr.testing.s3server import Status
+
+
+async def test_old_objects_go_from_the_bucket(world: World) -> None:
+    alice = world[ALICE]
+    for window in (1, 2, W):
+        await alice.own_store.put(gradient_key(window, ALICE, "1"), b"x")
+        await alice.own_store.put(commit_key(window, ALICE, "1"), b"")
+    for window in range(5):
+        await alice.put({}, ALICE, window, "checkpoint", local=False, stale_retention=99)
+    await alice.cleanup_s3_data(ALICE, W, 8)
+    await alice.cleanup_old_checkpoints(keep_last=2)
+    kept = {make(window, ALICE, "1") for make in (gradient_key, commit_key) for window in (2, W)}
+    assert set(await world.keys(ALICE)) == kept | {state_key("checkpoint", window, ALICE, "1") for window in (3, 4)}
+
+
+async def test_clean_up_runs_with_the_windows(world: World) -> None:
+    alice = world[ALICE]
+    window = alice.block_to_window(await alice.chain.head())
+    await alice.own_store.put(gradient_key(window, ALICE, "1"), b"x")
+
+    async def gone() -> None:
+        while await world.keys(ALICE):  # noqa: ASYNC110 - a bucket tells nobody what changes in it
+            await asyncio.sleep(0.02)
+
+    async with asyncio.TaskGroup() as group:
+        loops = [group.create_task(alice.clock.run()), group.create_task(alice.run_cleanup())]
+        await alice.clock.wait_for_window(window)
+        assert await world.keys(ALICE)
+        # A clean-up that fails ends nothing: the next window has another.
+        world.server.faults.add("^DELETE ", Status(403, "AccessDenied"), times=1)
+        async with asyncio.timeout(20):
+            await world.clock.drive(gone(), step=12.0)
+        for loop in loops:
+            loop.cancel()
+
+
+async def test_own_buckets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    account = world.accounts[ALICE]
+    for name, value in bucket_variables("gradients", account, "read", "write").items():
+        monkeypatch.setenv(name, value)
+    assert world[ALICE].get_own_bucket("gradients", "write") == account.writable
+    assert world[ALICE].get_own_bucket("gradients") == world[BOB].get_bucket(ALICE) == account.readable

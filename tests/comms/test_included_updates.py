@@ -1,0 +1,53 @@
+"""The first bytes of an update of a past window, whoever has them."""
+
+import hashlib
+import time
+
+import pytest
+from deciding import publish_decision
+from three_nodes import ALICE, BOB, LEADER, W, World
+
+from tplr.errors import ObjectNotFound, StoreUnavailable
+from tplr.exchange import first_answer
+from tplr.exchange.aggregates import bundle, included_set
+from tplr.exchange.gather import GatheredUpdate, GatherResult
+from tplr.keys import state_key
+from tplr.testing.s3server import Delay
+
+AGGREGATE = state_key("aggregator", W, 0, "1")
+
+
+async def test_the_start_of_an_update_comes_from_whoever_answers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its aggregate, else from its miner's bucket; two that hang are given up, one after the other."""
+    monkeypatch.setattr(first_answer, "ANSWER_SECONDS", 1.0)
+    leader, alice, bob = world.nodes
+    await world.pass_window()
+    body = b"an update"
+    update = GatheredUpdate(ALICE, None, hashlib.sha256(body).hexdigest(), len(body))
+    included = included_set(GatherResult(window=W, updates=(update,), skipped={}), "1")
+    await publish_decision([leader], included)
+    with pytest.raises(ObjectNotFound):
+        await bob.get_update_start(W, ALICE, 5)
+    await alice.put_update(W, body)
+    assert await bob.get_update_start(W, ALICE, 5) == b"an up"  # of the miner
+    assert await bob.get_update_start(W, ALICE, len(body)) == body
+    await leader.put_aggregate(included, bundle(included, [b"the words"]))
+    assert await bob.get_update_start(W, ALICE, 3) == b"the"  # of the aggregate
+    world.server.faults.add(f"^GET .*{AGGREGATE}", Delay(3600), times=None)
+    assert await bob.get_update_start(W, ALICE, 3) == b"an "
+    world.server.faults.add("^GET .*gradient-", Delay(3600), times=None)
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="no answer within 1 s"):
+        await bob.get_update_start(W, ALICE, 3)
+    assert time.monotonic() - began < 2 * first_answer.ANSWER_SECONDS + 2
+
+
+async def test_an_aggregate_that_hangs_may_hold_a_deleted_update(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_answer, "ANSWER_SECONDS", 0.5)
+    await world.pass_window()
+    update = GatheredUpdate(ALICE, None, hashlib.sha256(b"").hexdigest(), 0)
+    included = included_set(GatherResult(window=W, updates=(update,), skipped={}), "1")
+    await publish_decision([world[LEADER]], included)
+    world.server.faults.add(f"^GET .*{AGGREGATE}", Delay(3600), times=None)
+    with pytest.raises(StoreUnavailable):
+        await world[BOB].get_update_start(W, ALICE, 3)
