@@ -47,6 +47,7 @@ from tplr.exchange.states import State, parse_sparse
 from tplr.hparams import HParams
 from tplr.keys import (
     StateKind,
+    commit_key,
     debug_key,
     evaluation_key,
     gradient_key,
@@ -298,6 +299,18 @@ class Comms(ChainManager):
         stores = {uid: self._connections.store(buckets[uid]) if uid in buckets else None for uid in uids}
         return await gather(stores, rules, concurrency=self._resources.gather_peers)
 
+    async def get_commit(self, uid: int, window: int) -> ObjectInfo:
+        """The commit of an update of ``window``, in the bucket that ``uid`` had then: its metadata name the hash.
+
+        Raises:
+            ObjectNotFound: there is none, or no bucket.
+            ChainUnavailable, StoreError: it can't be read now.
+        """
+        bucket = (await self.buckets_in(window)).get(uid)
+        if bucket is None:
+            raise ObjectNotFound(f"uid {uid} had no bucket in window {window}")
+        return await self._connections.store(bucket).head(commit_key(window, uid, self._version))
+
     # Included sets and aggregates
 
     async def get_included(self, window: int) -> IncludedSet | None:
@@ -386,6 +399,10 @@ class Comms(ChainManager):
         # A former elector still holds the aggregates of its time.
         stores = [self._aggregates, *map(self.store_of, self.validators())]
         return await aggregates.find_aggregate(filter(None, stores), included, self._source_speeds)
+
+    async def aggregate_of(self, uid: int, included: IncludedSet) -> list[bytes] | None:
+        """The updates of an included set, as validator ``uid`` has published them; as ``aggregates.get_aggregate``."""
+        return await aggregates.get_aggregate(self._store_of(uid), included)
 
     async def own_aggregate(self, included: IncludedSet) -> list[bytes] | None:
         """The updates of an included set, as this node has published them; as ``aggregates.get_aggregate``."""
