@@ -15,7 +15,7 @@ from recording import Recording
 from tplr.clock import first_block
 from tplr.errors import TplrError
 from tplr.exchange.aggregates import IncludedSet, included_set, reported_set
-from tplr.keys import commit_key, gradient_key, state_key
+from tplr.keys import commit_key, debug_key, gradient_key, state_key
 from tplr.localnet.plan import BLOCK_SECONDS
 from tplr.node.audit import Auditor, Difference
 from tplr.node.audit_sets import Mismatch
@@ -307,3 +307,27 @@ async def test_an_aggregate_that_is_none_is_held_against_its_author_alone(scene:
     await own.put(key, body[:-1] + bytes([body[-1] ^ 1]))
     with pytest.raises(Mismatch, match="the aggregate"):
         await auditor._check_published(report, aggregate=True)
+
+
+async def test_without_a_peer_list_nothing_is_held_against_anybody(scene: Scene) -> None:
+    """The present electors are to have it, and may be others than then."""
+    for info in await scene.validator.own_store.list("peers_"):
+        await scene.validator.own_store.delete(info.key)
+    with pytest.raises(TplrError, match=f"window {START} not verified: no peer list can be read"):
+        await scene.audit()
+
+
+async def test_reports_of_who_had_the_uid_before_are_not_those_of_who_has_it(scene: Scene, monkeypatch: Any) -> None:
+    key = debug_key(START, scene.validator.uid, scene.stage.hparams.version)
+    body = await scene.validator.own_store.get(key, max_bytes=2**20)
+    await scene.validator.own_store.put(key, body.replace(b'"fingerprint":"', b'"fingerprint":"0'))
+    found, _ = await scene.audit()
+    assert found is not None
+    assert found.what == "a report of validator 0"
+
+    async def hotkeys_in(_: int) -> dict[int, str]:
+        return {scene.validator.uid: "another"}
+
+    monkeypatch.setattr(scene.nodes["miner-3"].comms, "hotkeys_in", hotkeys_in)
+    with pytest.raises(TplrError, match=f"window {START} not verified: uid 0 had another hotkey then, another"):
+        await scene.audit()

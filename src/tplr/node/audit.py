@@ -127,6 +127,11 @@ class Auditor:
                 f"{error}"
             ) from error
         except PayloadError as error:
+            then = (await self._comms.hotkeys_in(window)).get(self._validator)
+            if then not in (None, self._comms.get_hotkey(self._validator)):
+                raise ObjectNotFound(
+                    f"window {window} not verified: uid {self._validator} had another hotkey then, {then}: {error}"
+                ) from error
             raise Mismatch(f"a report of validator {self._validator}", "one", error) from error
         if unreached := [int(uid) for uid, why in report.skipped.items() if why in UNREACHED]:
             self._leave_open(f"uids {unreached} not verified: reported as unreachable, or closed to it")
@@ -166,8 +171,8 @@ class Auditor:
         """A set that is checked at the peers'. If it is ``undecided``, others may have decided what differs."""
         try:
             found = await self._sets.check(report)
-        except PayloadError as error:
-            raise Mismatch("the peer list", "one", error) from error
+        except PayloadError as error:  # the present electors', of whom the validator may be none
+            raise ObjectNotFound(f"window {report.window} not verified: no peer list can be read: {error}") from error
         except Mismatch as error:
             if not undecided:
                 raise
