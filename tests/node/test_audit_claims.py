@@ -246,7 +246,12 @@ async def test_so_does_a_commit(world: World, audited) -> None:
         (VALID, VALID, (False, False)),
         (VALID, Reason.MISSING, (True, False)),
         (VALID, Reason.UNAVAILABLE, (False, True)),
-        (Reason.MALFORMED, VALID, (True, False)),
+        # It may have been replaced within the bound, after the validator had read it.
+        (Reason.MALFORMED, VALID, (False, True)),
+        (Reason.TOO_EARLY, VALID, (True, False)),
+        (Reason.NO_BUCKET, VALID, (True, False)),
+        # A bucket can be closed, and opened later.
+        (VALID, Reason.DENIED, (False, True)),
         (Reason.MALFORMED, Reason.EXCLUDED, (False, True)),
         (Reason.MISSING, Reason.MALFORMED, (False, True)),
         (Reason.TOO_LATE, VALID, (False, True)),

@@ -27,6 +27,10 @@ class IncludedUpdates(Decisions):
         stores = [self._aggregates, *map(self.store_of, self.validators())]
         return await aggregates.find_aggregate(filter(None, stores), included, self._source_speeds)
 
+    async def aggregate_of(self, uid: int, included: IncludedSet) -> list[bytes] | None:
+        """The updates of an included set, as validator ``uid`` has published them; as ``aggregates.get_aggregate``."""
+        return await aggregates.get_aggregate(self._store_of(uid), included)
+
     async def own_aggregate(self, included: IncludedSet) -> list[bytes] | None:
         """The updates of an included set, as this node has published them; as ``aggregates.get_aggregate``."""
         return await aggregates.get_aggregate(self.own_store, included)

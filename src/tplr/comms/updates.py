@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from tplr.comms.buckets import NodeBuckets
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
+from tplr.errors import ObjectNotFound
 from tplr.exchange import updates
 from tplr.exchange.gather import GatherResult, gather
+from tplr.keys import commit_key
 from tplr.schemas import ObjectInfo
 
 
@@ -51,3 +53,15 @@ class UpdateExchange(NodeBuckets):
         )
         stores = {uid: self._connections.store(buckets[uid]) if uid in buckets else None for uid in uids}
         return await gather(stores, rules, concurrency=self._resources.gather_peers)
+
+    async def get_commit(self, uid: int, window: int) -> ObjectInfo:
+        """The commit of an update of ``window``, in the bucket that ``uid`` had then: its metadata name the hash.
+
+        Raises:
+            ObjectNotFound: there is none, or no bucket.
+            ChainUnavailable, StoreError: it can't be read now.
+        """
+        bucket = (await self.buckets_in(window)).get(uid)
+        if bucket is None:
+            raise ObjectNotFound(f"uid {uid} had no bucket in window {window}")
+        return await self._connections.store(bucket).head(commit_key(window, uid, self._version))

@@ -7,11 +7,15 @@ copies, "least" the smallest pay of an honest miner.
 
 import asyncio
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tplr.hparams import HParams
 from tplr.localnet.attackers import (
     Changed,
     Copier,
@@ -33,8 +37,9 @@ from tplr.localnet.attackers import (
     WrongPages,
     Zeros,
 )
+from tplr.localnet.attackers.scores import Copied, copied_weights
 from tplr.localnet.plan import Scheme
-from tplr.localnet.simulation import Member, World, profile, small
+from tplr.localnet.simulation import VALIDATOR, Member, World, profile, small
 from tplr.seeds import derive
 
 Figures = dict[str, float]
@@ -257,6 +262,37 @@ def turncoats(setting: Setting) -> Figures:
     }
 
 
+def score_copiers(setting: Setting) -> Figures:
+    """Validators that copy the weights of the honest one, in a network whose pay changes.
+
+    Weights are set every ``windows_per_weights`` windows: an epoch here.
+    """
+    members: list[Member] = [Honest(effort) for effort in HONEST]
+    members += [GoDark("go dark", EFFORT, last=LAUNCH + 8), HalfAbsent("absent every second window", EFFORT)]
+    members += [Turncoat("turncoat", EFFORT, TURN)]
+    world = network(setting, members)
+    live(world, LAUNCH + PAID_WINDOWS)
+    epoch = world.hparams.windows_per_weights
+    sealed, clear = (world.hparams.model_copy(update={"sealed_scores": one}) for one in (True, False))
+
+    async def copied(hparams: HParams, **how: Any) -> list[Copied]:
+        reports = [await world.comms.get_scores(VALIDATOR, record.window) for record in world.records]
+        with tempfile.TemporaryDirectory() as folder:
+            return await copied_weights(reports, hparams, world.signer, Path(folder), **how)
+
+    found: Figures = {}
+    for name, how in {
+        "reports in the clear": {"hparams": clear, "reveal": 0, "late": False},
+        "sealed reports": {"hparams": sealed, "reveal": 0, "late": False},
+        "sealed reports, a block after weights in the clear": {"hparams": sealed, "reveal": 0, "late": True},
+        "sealed reports and weights": {"hparams": sealed, "reveal": epoch, "late": True},
+    }.items():
+        epochs = [one for one in asyncio.run(copied(**how)) if one.age is not None]
+        found[f"score copier, {name}: epochs old"] = min((one.age or 0) / epoch for one in epochs)
+        found[f"score copier, {name}: overlap"] = mean([one.overlap for one in epochs])
+    return found
+
+
 SCENARIOS: dict[str, Scenario] = {
     "crowd": Scenario(crowd, 60.0, by_pages=True),
     "twins": Scenario(twins, 35.0, by_pages=True),
@@ -265,4 +301,5 @@ SCENARIOS: dict[str, Scenario] = {
     "wreckers": Scenario(wreckers, 45.0),
     "losses": Scenario(losses, 10.0),
     "turncoats": Scenario(turncoats, 10.0),
+    "score copiers": Scenario(score_copiers, 15.0),
 }

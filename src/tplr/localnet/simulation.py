@@ -38,7 +38,7 @@ from tplr.node.observer import Observer
 from tplr.node.replica import NodeContext
 from tplr.node.train_state import TrainState
 from tplr.pcg64 import PCG64Stream
-from tplr.schemas import DebugReport, PeerList, Reason, ScoreReport, UploadBounds
+from tplr.schemas import DebugReport, ObjectInfo, PeerList, Reason, ScoreReport, UploadBounds
 from tplr.scoring.board import Outcome
 from tplr.scoring.profiles import score_board
 from tplr.seeds import derive, held_out_page_draw, page_draw, proof_seed, seed_window
@@ -352,6 +352,15 @@ class _Comms:
 
     async def get_included(self, window: int) -> None:
         """No set is published: a window is defined by the leading validator's report."""
+
+    def is_voided(self, _: int) -> bool:
+        return False
+
+    async def get_aggregate(self, _: object) -> None:
+        """Nobody publishes any."""
+
+    async def get_commit(self, uid: int, window: int) -> ObjectInfo:
+        return await self.store_of(uid).head(commit_key(window, uid, self._world.hparams.version))
 
     async def upload_bounds(self, window: int, delta_seconds: float) -> UploadBounds:
         end = WINDOW_SECONDS * (window + 1)

@@ -50,6 +50,7 @@ def _of_cheats() -> list[Target]:
 
 
 CREWS = ("5 sign flippers", "12 sign flippers", "5 norm giants", "6 senders of zeros")
+SEALED = ("sealed reports", "sealed reports and weights")
 TARGETS = [
     *_of_cheats(),
     Target("identical over 8 uids", 1.2, 1.2),
@@ -59,6 +60,8 @@ TARGETS = [
     Target("three equal miners, largest over smallest", 1.3, 1.6),
     Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),
     Target("windows lost: more over fewer", 1.0, 1.0),
+    # What scores may be copied from is of an earlier epoch.
+    *(Target(f"score copier, {sealed}: epochs old", 1.0, 1.0, least=True) for sealed in SEALED),
     Target("24 sequences over 8", 1.0, 1.0, least=True),
     Target("64 sequences over 24", 1.0, 1.0, least=True),
 ]

@@ -9,18 +9,21 @@ import asyncio
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tplr.comms import Comms
 from tplr.compress.payload import Update
 from tplr.errors import ObjectNotFound, PayloadError, ScoresSealed, StoreError, StoreUnavailable, WindowLost
-from tplr.exchange.aggregates import reported_set
+from tplr.exchange.aggregates import IncludedSet, reported_set
+from tplr.exchange.ballots import VOID_WITHIN
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
 from tplr.logging import logger
-from tplr.node.audit_claims import SyncClaims, leaves_open, omissions, refutes
+from tplr.node.audit_claims import UNREACHED, SyncClaims, leaves_open, omissions, refutes
+from tplr.node.audit_sets import Mismatch, OwnSet, SetClaims, same
 from tplr.node.data_loader import WindowDataLoader
+from tplr.node.elector import LAST_WINDOWS
 from tplr.node.observer import NO_PROBATION, sample_batches
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
@@ -51,12 +54,6 @@ class Difference:
         return f"window {self.window}: {self.what}: published {self.published}, found {self.found}"
 
 
-class _Mismatch(Exception):
-    def __init__(self, what: str, published: object, found: object) -> None:
-        self.parts = (what, published, found)
-        super().__init__(what)
-
-
 class Auditor:
     """Audits windows in order.
 
@@ -85,6 +82,7 @@ class Auditor:
         self._hparams = hparams
         self._validator = validator
         self._windows = WindowUpdates(comms, hparams, train_state.outer.spec)
+        self._sets = SetClaims(comms, self._windows, hparams, size=train_state.outer.spec.expected_size)
         self._sync = SyncClaims(comms, hparams, train_state.start_window)
         self.unverified: list[str] = []
 
@@ -96,7 +94,7 @@ class Auditor:
 
         Raises:
             ChainUnavailable, StoreError, DataError: needed data can't be read now, or are not published.
-            WindowLost: an applied update is deleted.
+            WindowLost: nobody shows an applied update any more.
         """
         first_scores = until if scores_from is None else scores_from
         while self.window <= until:
@@ -105,7 +103,7 @@ class Auditor:
                 await self._sync.remember(self._train_state, newest)
             try:
                 await self._check(scores=self.window >= first_scores, last=self.window == until)
-            except _Mismatch as found:
+            except Mismatch as found:
                 return Difference(self.window, *found.parts)
             logger.info("window %d agrees", self.window)
             self.window += 1
@@ -129,83 +127,86 @@ class Auditor:
                 f"{error}"
             ) from error
         except PayloadError as error:
-            raise _Mismatch(f"a report of validator {self._validator}", "one", error) from error
-        unreached = [int(uid) for uid, reason in report.skipped.items() if reason is Reason.UNAVAILABLE]
-        excluded = [int(uid) for uid, reason in report.skipped.items() if reason is Reason.EXCLUDED]
-        if unreached:
-            self._leave_open(f"uids {unreached} not verified: reported as unreachable")
-        try:
-            gathered = await self._gather(report, unreached, excluded)
-        except PayloadError as error:
-            raise _Mismatch("the peer list", "one", error) from error
-        self._check_available(report, gathered)
-        self._compare_sets(report, gathered)
+            then = (await self._comms.hotkeys_in(window)).get(self._validator)
+            if then not in (None, self._comms.get_hotkey(self._validator)):
+                raise ObjectNotFound(
+                    f"window {window} not verified: uid {self._validator} had another hotkey then, {then}: {error}"
+                ) from error
+            raise Mismatch(f"a report of validator {self._validator}", "one", error) from error
+        if unreached := [int(uid) for uid, why in report.skipped.items() if why in UNREACHED]:
+            self._leave_open(f"uids {unreached} not verified: reported as unreachable, or closed to it")
+        found = await self._gather(report)
         await self._check_published(report, aggregate=scores)
+        if found.lost:  # all else is compared
+            raise found.lost
+        gathered = found.gathered
         if scores_report:
             await self._check_scores(scores_report, report, gathered)
         updates = [one.update for one in gathered.updates]
         await asyncio.to_thread(self._train_state.apply, updates)
         await self._check_model(report, await self._comms.window_hash(window + 1))
 
-    def _check_available(self, report: DebugReport, gathered: GatherResult[Update]) -> None:
-        """Raises StoreUnavailable or WindowLost if an update that the report names can't be read for no fault of it."""
-        for uid, reason in gathered.skipped.items():
-            what = f"window {self.window}: the update of uid {uid}, which was applied"
-            if str(uid) not in report.included:
-                continue
-            if reason is Reason.UNAVAILABLE:
-                raise StoreUnavailable(f"{what}, can't be reached now")
-            if reason is Reason.MISSING and self.window < self._windows.oldest:
-                raise WindowLost(f"{what}, is deleted: start from a state of a later window (--from)")
-
     def _leave_open(self, text: str) -> None:
         text = f"window {self.window}: {text}"
         logger.warning("%s", text)
         self.unverified.append(text)
 
-    async def _gather(
-        self, report: DebugReport, unreached: Sequence[int], excluded: Sequence[int]
-    ) -> GatherResult[Update]:
+    async def _gather(self, report: DebugReport) -> OwnSet:
         """What several electors decided together; a set that one validator decided alone is checked at the peers'."""
-        window = report.window
-        electors = await self._comms.electors_in(window)
-        if len(electors.uids) > 1 and (included := await self._windows.published(window)):
-            gathered = await self._windows.from_set(included)
-            if gathered is None:
-                raise _Mismatch("the included set", "one that can be applied", included)
-            return gathered
-        found = await self._windows.from_peers(window, unreached=unreached, excluded=excluded)
-        # A miner that deletes or replaces its commit makes nobody a liar: the update itself still has the same hash.
-        sha256s = {uid: report.included.get(str(uid)) for uid, why in found.skipped.items() if why is Reason.NO_COMMIT}
-        applied = {uid: sha256 for uid, sha256 in sha256s.items() if sha256}
-        if not applied:
-            return found
-        self._leave_open(f"uids {sorted(applied)}: commits not verified: deleted or replaced")
-        more = await self._comms.gather_updates(
-            applied, window, self._train_state.outer.spec, sha256s=applied, patient=True
-        )
-        # Nobody of the reserve takes their places.
-        known = [one for one in found.updates if str(one.uid) in report.included]
-        updates = sorted((*known, *more.updates), key=lambda one: one.uid)
-        skipped = {uid: why for uid, why in found.skipped.items() if uid not in applied} | more.skipped
-        return replace(found, updates=tuple(updates), skipped=skipped)
+        included = await self._windows.published(report.window)
+        several = len((await self._comms.electors_in(report.window)).uids) > 1
+        if several and included is None:
+            included = await self._windows.reported(report.window)
+        if included is not None and not included.included and self._comms.is_voided(report.window):
+            await self._check_voided(report, several=several)
+        elif not several or included is None:
+            return await self._gather_own(report, undecided=several)
+        self._compare_sets(report, included)
+        gathered = await self._windows.from_set(included)
+        if gathered is None:
+            raise Mismatch("the included set", "one that can be applied", included)
+        return OwnSet(gathered)
 
-    def _compare_sets(self, report: DebugReport, gathered: GatherResult[Update]) -> None:
-        found: dict[str, str] = {str(one.uid): one.sha256 for one in gathered.updates}
-        found_skipped = {str(uid): reason.value for uid, reason in gathered.skipped.items()}
+    async def _gather_own(self, report: DebugReport, *, undecided: bool) -> OwnSet:
+        """A set that is checked at the peers'. If it is ``undecided``, others may have decided what differs."""
+        try:
+            found = await self._sets.check(report)
+        except PayloadError as error:  # the present electors', of whom the validator may be none
+            raise ObjectNotFound(f"window {report.window} not verified: no peer list can be read: {error}") from error
+        except Mismatch as error:
+            if not undecided:
+                raise
+            raise StoreUnavailable(
+                f"window {report.window} not verified: what its electors decided is not published, or can't be read "
+                f"now, and the buckets show something else: {Difference(report.window, *error.parts)}"
+            ) from error
+        for text in found.unverified:
+            self._leave_open(text)
+        return found
+
+    async def _check_voided(self, report: DebugReport, *, several: bool) -> None:
+        """A window that was voided later: a report of what was decided before is from before the rollback."""
+        if not several:
+            self._leave_open("voided by its only elector, which says that it has lost an update: not verified")
+        if not report.included:
+            return
+        value = await self._comms.get_decision(report.window)
+        before = {str(one.uid): one.sha256 for one in value.included.included} if value else None
+        if before == report.included:
+            raise WindowLost(
+                f"window {report.window} was voided later, and validator {report.uid} has not rolled back, or ended "
+                "before it could: start from a state of a later window (--from)"
+            )
+
+    def _compare_sets(self, report: DebugReport, decided: IncludedSet) -> None:
+        """Compare a decided set. Its reasons are the electors' (``_check_published``)."""
+        found = {str(one.uid): one.sha256 for one in decided.included}
         for uid in sorted({*report.included, *found}, key=int):
             published = report.included.get(uid) or report.skipped.get(uid) or "not listed"
-            now = found.get(uid) or found_skipped.get(uid) or "not listed"
-            _same(f"update of uid {uid}", published, now)
-        # Reasons of a decided set are the electors' (``_check_published``).
-        both = set() if gathered.published else report.skipped.keys() & found_skipped.keys()
-        for uid in sorted(report.skipped.keys() ^ found_skipped.keys(), key=int):
-            published, now = report.skipped.get(uid), found_skipped.get(uid)
-            if now != Reason.UNAVAILABLE:
-                _same(f"why uid {uid} is not included", published, now)
-        self._compare_verdicts(
-            {int(uid): report.skipped[uid].value for uid in both}, {int(uid): found_skipped[uid] for uid in both}
-        )
+            same(f"update of uid {uid}", published, found.get(uid) or decided.skipped.get(uid) or "not listed")
+        for uid in sorted(report.skipped.keys() ^ decided.skipped.keys(), key=int):
+            if (now := decided.skipped.get(uid)) != Reason.UNAVAILABLE:
+                same(f"why uid {uid} is not included", report.skipped.get(uid), now)
 
     async def _check_published(self, report: DebugReport, *, aggregate: bool) -> None:
         """Compare the published included set, if there is one, with the one that this validator reported."""
@@ -215,26 +216,37 @@ class Auditor:
         try:
             included = await self._comms.get_included(self.window)
         except PayloadError as error:
-            raise _Mismatch("the included set", "a valid document", error) from error
+            raise Mismatch("the included set", "a valid document", error) from error
         except StoreError as error:
             self._leave_open(f"included set and aggregate not compared: {error}")
             return
         if included is None:
             return
         reported = reported_set(report, self._hparams.version, size=spec.expected_size)
-        _same("the included set: updates", included.included, reported.included)
+        same("the included set: updates", included.included, reported.included)
         # Reasons are not compared: a node that did not get the set in time may have found the same updates, but other
         # reasons.
-        _same("the included set: who is skipped", sorted(included.skipped), sorted(reported.skipped))
-        _same("the included set: success rate", included.success_rate, reported.success_rate)
-        if not aggregate:
+        same("the included set: who is skipped", sorted(included.skipped), sorted(reported.skipped))
+        same("the included set: success rate", included.success_rate, reported.success_rate)
+        # What is there of an empty set may be of the one that was decided before the window was voided.
+        if not aggregate or not included.included:
             return
         try:  # its size is known to be true only now
             await self._comms.get_aggregate(included)
         except PayloadError as error:
-            raise _Mismatch("the aggregate", "a valid object", error) from error
+            await self._check_own_aggregate(included)
+            self._leave_open(f"aggregate not compared, somebody else's is none: {error}")
         except StoreError as error:
             self._leave_open(f"aggregate not compared: {error}")
+
+    async def _check_own_aggregate(self, included: IncludedSet) -> None:
+        """Compare the validator's own aggregate, if it was alone: of several, one may hold what it alone had found."""
+        if (await self._comms.electors_in(included.window)).uids != (self._validator,):
+            return
+        try:
+            await self._comms.aggregate_of(self._validator, included)
+        except PayloadError as error:
+            raise Mismatch("the aggregate", "a valid object", error) from error
 
     async def _check_model(self, report: DebugReport, block_hash: str) -> None:
         seeds = {
@@ -242,33 +254,60 @@ class Auditor:
             "proof": proof_seed(uid=report.uid, window=report.window, block_hash=block_hash),
         }
         for name, seed in seeds.items():
-            _same(name, getattr(report, name), await asyncio.to_thread(self._train_state.fingerprint, seed))
+            same(name, getattr(report, name), await asyncio.to_thread(self._train_state.fingerprint, seed))
         if report.digest:
-            _same("digest", report.digest, await asyncio.to_thread(self._train_state.digest))
+            same("digest", report.digest, await asyncio.to_thread(self._train_state.digest))
 
     async def _check_scores(
         self, report: ScoreReport, debug_report: DebugReport, gathered: GatherResult[Update]
     ) -> None:
         """Compare verdicts, steps behind, losses, products, peer scores and weights."""
-        _same("seal of the score report", report.seal, report.sealed().seal)
-        _same("window of the score report", report.window, self.window)
+        same("seal of the score report", report.seal, report.sealed().seal)
+        same("window of the score report", report.window, self.window)
         await self._check_hotkeys(report)
+        voided = await self._voided_lately()
+        try:
+            await self._check_observations(report, debug_report, gathered)
+        except Mismatch as found:
+            if voided is None:
+                raise
+            self._leave_open(
+                f"scores not verified: window {voided} was voided, perhaps after they were made with another model or "
+                f"set: {Difference(self.window, *found.parts)}"
+            )
+        await self._check_peer_scores(report)
+        await self._check_omissions(report)
+
+    async def _voided_lately(self) -> int | None:
+        """A window that was voided later, maybe only after a validator had scored this window; None: there is none.
+
+        By then it may have been as many windows behind as electors take, at most, to decide that.
+        """
+        after = VOID_WITHIN + 1 + LAST_WINDOWS - self._hparams.validator_offset
+        for window in range(max(self._train_state.start_window, self.window - after), self.window + 1):
+            included = await self._windows.published(window)
+            if included is not None and not included.included and self._comms.is_voided(window):
+                return window
+        return None
+
+    async def _check_observations(
+        self, report: ScoreReport, debug_report: DebugReport, gathered: GatherResult[Update]
+    ) -> None:
+        """Compare what depends on the window's set, and on the model before it."""
         included = {one.uid: one.update for one in gathered.updates}
         for uid in included:
             if (seen := report.observations.get(str(uid))) and seen.listed:
-                _same(f"verdict on uid {uid}", seen.verdict, VALID)
+                same(f"verdict on uid {uid}", seen.verdict, VALID)
         for uid, reason in debug_report.skipped.items():
             if (seen := report.observations.get(uid)) and reason is not Reason.EXCLUDED:
-                _same(f"verdict on uid {uid}", seen.verdict, reason)
+                same(f"verdict on uid {uid}", seen.verdict, reason)
         for uid, seen in report.observations.items():
-            _same(f"uid {uid} included", seen.included, int(uid) in included)
+            same(f"uid {uid} included", seen.included, int(uid) in included)
         # A decided set's own reasons are the electors'; those of a set from the peers are compared already.
         await self._check_refused(report, listed=gathered.published)
         await self._check_sync(report)
         await self._check_pages(report, included)
         await self._check_measures(report, included)
-        await self._check_peer_scores(report)
-        await self._check_omissions(report)
 
     async def _check_hotkeys(self, report: ScoreReport) -> None:
         """Compare hotkeys with the present ones, and where these are others, with those at the window's end."""
@@ -276,7 +315,7 @@ class Auditor:
         if others := [uid for uid, seen in report.observations.items() if seen.hotkey != now.get(int(uid))]:
             then = await self._comms.hotkeys_in(self.window)
             for uid in others:
-                _same(f"hotkey of uid {uid}", report.observations[uid].hotkey, then.get(int(uid)))
+                same(f"hotkey of uid {uid}", report.observations[uid].hotkey, then.get(int(uid)))
 
     async def _check_refused(self, report: ScoreReport, *, listed: bool) -> None:
         """Compare why updates were refused, on probation or also ``listed``, with what the miners' buckets hold."""
@@ -297,7 +336,7 @@ class Auditor:
         """Compare published verdicts with what the miners' buckets hold now."""
         for uid, verdict in published.items():
             if refutes(now[uid], verdict):
-                raise _Mismatch(f"verdict on uid {uid}", verdict, now[uid])
+                raise Mismatch(f"verdict on uid {uid}", verdict, now[uid])
         if gone := [uid for uid, verdict in published.items() if leaves_open(now[uid], verdict)]:
             why = ", ".join(f"{uid} {published[uid]}, now {now[uid]}" for uid in gone)
             self._leave_open(f"verdicts not verified, updates or commits are deleted or replaced: {why}")
@@ -306,7 +345,7 @@ class Auditor:
         """Compare how far miners are said to be behind with their own reports."""
         found = await self._sync.check(report)
         for uid, (published, possible) in sorted(found.refuted.items()):
-            raise _Mismatch(f"steps behind of uid {uid}", published, possible)
+            raise Mismatch(f"steps behind of uid {uid}", published, possible)
         for uids, why in (
             (found.gone, "the miners' reports are deleted, replaced or not readable now"),
             (found.unread, "reported as not readable"),
@@ -320,7 +359,7 @@ class Auditor:
         if self._hparams.profile != "documented":
             _, seed = await self._seed()
             for what, published, found in omissions(report, seed):
-                raise _Mismatch(what, published, found)
+                raise Mismatch(what, published, found)
             if not any(fault.startswith(NO_PROBATION) for fault in report.faults):
                 await self._check_asked(report)
         for fault in report.faults:
@@ -331,7 +370,7 @@ class Auditor:
         listed = await self._comms.get_peer_list(self.window)
         for uid in (*listed.peers, *listed.reserve_peers, *listed.probation) if listed else ():
             if (seen := report.observations.get(str(uid))) and seen.verdict is None:
-                raise _Mismatch(f"verdict on uid {uid}", None, "one, or a fault")
+                raise Mismatch(f"verdict on uid {uid}", None, "one, or a fault")
 
     async def _check_pages(self, report: ScoreReport, included: Mapping[int, Update]) -> None:
         """Compare who named its assigned pages; of these updates none may be left unmeasured while others are."""
@@ -340,9 +379,9 @@ class Auditor:
             if seen is None or seen.assigned_pages is None:
                 continue
             own = update.pages_digest == await self._data_loader.digest(uid, self.window)
-            _same(f"pages of uid {uid}", seen.assigned_pages, own)
+            same(f"pages of uid {uid}", seen.assigned_pages, own)
             if report.alignment and own:
-                _same(f"uid {uid} measured", uid in report.alignment.uids, True)
+                same(f"uid {uid} measured", uid in report.alignment.uids, True)
 
     async def _check_measures(self, report: ScoreReport, included: Mapping[int, Update]) -> None:
         """Compare products and losses."""
@@ -354,7 +393,7 @@ class Auditor:
         updates = await self._updates_of(measured, included)
         sampled = [int(uid) for uid, seen in report.observations.items() if seen.sampled]
         held_out = await self._data_loader.held_out(self.window, hotkey, sampled)
-        _same("held-out pages", report.held_out_pages, held_out.digest)
+        same("held-out pages", report.held_out_pages, held_out.digest)
         batches = sample_batches(held_out, seed, self._hparams)
         await asyncio.to_thread(self._train_state.set_caps, list(included.values()) or updates)
         if report.alignment:
@@ -409,18 +448,18 @@ class Auditor:
         for name in LossChange.model_fields:
             one, other = getattr(published, name), getattr(found, name)
             if one != other and (one is None or other is None or abs(one - other) > TOLERANCE[self._hparams.precision]):
-                raise _Mismatch(f"{what}, {name}", one, other)
+                raise Mismatch(f"{what}, {name}", one, other)
 
     def _near(self, what: str, published: Sequence[float], found: Sequence[float]) -> None:
         """Compare products: numbers that are 1 for a step of usual size along the gradient."""
-        _same(f"number of {what}", len(published), len(found))
+        same(f"number of {what}", len(published), len(found))
         for one, other in zip(published, found, strict=True):
             if abs(one - other) > PRODUCT_TOLERANCE[self._hparams.precision] * max(1.0, abs(other)):
-                raise _Mismatch(what, one, other)
+                raise Mismatch(what, one, other)
 
     async def _check_peer_scores(self, report: ScoreReport) -> None:
         """Compare scores and weights with those that follow from the earlier reports and this one's observations."""
-        _same("profile", report.profile, self._hparams.profile)
+        same("profile", report.profile, self._hparams.profile)
         earlier = await self._earlier_reports(report)
         if earlier is None:
             return
@@ -430,18 +469,18 @@ class Auditor:
             _, seed = await self._seed()
             pool = {uid: report.observations[str(uid)].hotkey for uid in report.alignment.uids}
             sampled = tuple(int(uid) for uid, seen in report.observations.items() if seen.sampled)
-            _same("sampled uids", tuple(sorted(sampled)), board.sample(pool, self.window, seed))
+            same("sampled uids", tuple(sorted(sampled)), board.sample(pool, self.window, seed))
         outcome = board.see(report.evidence)
-        _same("earlier windows that the scores follow from", report.follows_from, board.follows_from)
-        _same("uids with a peer score", sorted(report.peer_scores), sorted(map(str, outcome.peer_scores)))
+        same("earlier windows that the scores follow from", report.follows_from, board.follows_from)
+        same("uids with a peer score", sorted(report.peer_scores), sorted(map(str, outcome.peer_scores)))
         for uid, one in outcome.peer_scores.items():
             published = report.peer_scores[str(uid)]
             if not _alike(published.model_dump(), one.model_dump()):
-                raise _Mismatch(f"peer score of uid {uid}", published, one)
-        _same("penalties", report.struck, {str(uid): codes for uid, codes in outcome.struck.items()})
+                raise Mismatch(f"peer score of uid {uid}", published, one)
+        same("penalties", report.struck, {str(uid): codes for uid, codes in outcome.struck.items()})
         found = {str(uid): one for uid, one in board.weights.items()}
         if not _alike(report.weights, found):
-            raise _Mismatch("weights", report.weights, found)
+            raise Mismatch("weights", report.weights, found)
 
     async def _earlier_reports(self, report: ScoreReport) -> list[ScoreReport] | None:
         """The reports that the scores follow from, ascending; None if one of them is deleted, or not published.
@@ -458,7 +497,7 @@ class Auditor:
             except ObjectNotFound:
                 continue
             except PayloadError as error:
-                raise _Mismatch(f"the scores of window {window}", "some", error) from error
+                raise Mismatch(f"the scores of window {window}", "some", error) from error
             if self._hparams.profile == "documented":
                 break
         unread = [window for window in report.follows_from if window not in found]
@@ -482,8 +521,3 @@ def _there(report: ScoreReport, updates: Iterable[Update]) -> list[bool]:
     """Which of the measured updates are among those that could be fetched."""
     fetched = {one.uid for one in updates}
     return [uid in fetched for uid in report.alignment.uids] if report.alignment else []
-
-
-def _same(what: str, published: object, found: object) -> None:
-    if published != found:
-        raise _Mismatch(what, published, found)

@@ -26,12 +26,18 @@ from tplr.scoring.selection import evaluated_by_loss
 LASTING = frozenset(
     (Reason.NO_BUCKET, Reason.TOO_EARLY, Reason.WRONG_SIZE, Reason.HASH_MISMATCH, Reason.MALFORMED, Reason.EMPTY)
 )
-# What a validator says of its own reach, or of the leader's decision: nobody else can know.
-BELIEVED = frozenset((Reason.UNAVAILABLE, Reason.EXCLUDED))
+# What contradicts a "valid": before the bound a miner can replace a valid update by whatever it likes.
+NEVER_VALID = frozenset((Reason.NO_BUCKET, Reason.TOO_EARLY))
+# What a validator says of its own reach, or of the leader's decision: nobody else can know. A miner can close its
+# bucket, and open it later.
+UNREACHED = frozenset((Reason.UNAVAILABLE, Reason.DENIED))
+BELIEVED = UNREACHED | {Reason.EXCLUDED}
 
 
 def refutes(now: str, published: str) -> bool:
     """Whether what an update is ``now`` ("valid", or a ``Reason``) contradicts the published verdict."""
+    if published == VALID:
+        return now in NEVER_VALID
     return published not in (now, *BELIEVED) and (now == VALID or now in LASTING)
 
 

@@ -30,7 +30,7 @@ class WindowUpdates:
         """``every_peer``: gather from all buckets on chain instead of from the peer list."""
         self._comms = comms
         self._hparams = hparams
-        self._spec = spec
+        self.spec = spec
         self._every_peer = every_peer
 
     @property
@@ -82,13 +82,13 @@ class WindowUpdates:
         patient = window < self._comms.clock.window - 1
         if self._every_peer:
             asked = await self._comms.buckets_in(window)
-            return await self._comms.gather_updates(asked, window, self._spec, patient=patient)
+            return await self._comms.gather_updates(asked, window, self.spec, patient=patient)
         listed = await self._comms.get_peer_list(window)
         if listed is None:
             raise PayloadError("the electors have published no peer list for this window")
         named = (*listed.peers, *listed.reserve_peers)
         asked = [uid for uid in named if uid not in unreached and uid not in excluded]
-        gathered = await self._comms.gather_updates(asked, window, self._spec, patient=patient, within=within)
+        gathered = await self._comms.gather_updates(asked, window, self.spec, patient=patient, within=within)
         skipped = gathered.skipped | dict.fromkeys(unreached, Reason.UNAVAILABLE)
         skipped |= dict.fromkeys((uid for uid in named if uid in excluded), Reason.EXCLUDED)
         whole = replace(gathered, skipped=skipped)
@@ -108,7 +108,7 @@ class WindowUpdates:
 
     async def _check_plausible(self, included: IncludedSet) -> None:
         """Raises PayloadError for a set with updates of a wrong size or of uids that are not on the peer list."""
-        size = self._spec.expected_size
+        size = self.spec.expected_size
         if wrong := [one for one in included.included if one.size != size]:
             raise PayloadError(
                 f"{len(wrong)} updates of a wrong size: uid {wrong[0].uid} has {wrong[0].size}, not {size}"
@@ -120,7 +120,7 @@ class WindowUpdates:
     async def reported(self, window: int) -> IncludedSet | None:
         """The set that most electors report, or None if they have not, or can't be read now."""
         report = await majority_report(self._comms, window)
-        return report and reported_set(report, self._hparams.version, size=self._spec.expected_size)
+        return report and reported_set(report, self._hparams.version, size=self.spec.expected_size)
 
     async def find(self, window: int) -> GatherResult[Update]:
         """As ``of``, in one attempt.
@@ -187,7 +187,7 @@ class WindowUpdates:
             logger.error("the included set of window %d can't be applied: %s", window, error)
             return None
         if missing := sorted(wanted.keys() - found.keys()):
-            late = await self._comms.gather_updates(missing, window, self._spec, sha256s=wanted, patient=True)
+            late = await self._comms.gather_updates(missing, window, self.spec, sha256s=wanted, patient=True)
             found |= {one.uid: one for one in late.updates}
             found |= await self._witnessed(included, wanted.keys() - found.keys())
             if lost := sorted(wanted.keys() - found.keys()):
@@ -198,6 +198,15 @@ class WindowUpdates:
         updates = tuple(found[uid] for uid in sorted(found))
         return GatherResult(window=window, updates=updates, skipped=skipped, published=True)
 
+    async def kept(self, included: IncludedSet, uids: Collection[int]) -> dict[int, GatheredUpdate[Update]]:
+        """Updates of a set that their own buckets may not hold any more: from its aggregate, else from an elector.
+
+        Raises:
+            PayloadError: a hash in the set is not of an update.
+        """
+        found = {uid: one for uid, one in (await self._aggregated(included)).items() if uid in uids}
+        return found | await self._witnessed(included, [uid for uid in uids if uid not in found])
+
     async def _witnessed(self, included: IncludedSet, uids: Collection[int]) -> dict[int, GatheredUpdate[Update]]:
         """Updates of a set that their own buckets do not hold for this node, from an elector that had them in time."""
         found = {}
@@ -207,7 +216,7 @@ class WindowUpdates:
 
     def parsed(self, window: int, uid: int, body: bytes) -> GatheredUpdate[Update]:
         """An update, as gathered. Raises PayloadError."""
-        update = parse(body, self._spec, window=window, uid=uid)
+        update = parse(body, self.spec, window=window, uid=uid)
         return GatheredUpdate(uid, update, hashlib.sha256(body).hexdigest(), len(body))
 
     async def _aggregated(self, included: IncludedSet) -> dict[int, GatheredUpdate[Update]]:
@@ -225,7 +234,7 @@ class WindowUpdates:
             return {}
         found = {}
         for one, body in zip(included.included, bodies, strict=True):
-            update = await asyncio.to_thread(parse, body, self._spec, window=included.window, uid=one.uid)
+            update = await asyncio.to_thread(parse, body, self.spec, window=included.window, uid=one.uid)
             found[one.uid] = GatheredUpdate(one.uid, update, one.sha256, one.size)
         return found
 

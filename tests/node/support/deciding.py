@@ -9,9 +9,12 @@ from tplr.exchange.envelope import sign_document
 from tplr.keys import decision_key
 
 
-async def publish_decision(nodes: Iterable[Comms], included: IncludedSet) -> None:
-    """Publish the included set of a window as decided by these nodes: each publishes the words of all."""
-    value, window = Value(included=included, peers=None), included.window
+async def publish_decision(nodes: Iterable[Comms], included: IncludedSet, *, voided: tuple[int, ...] = ()) -> None:
+    """Publish the included set of a window as decided by these nodes: each publishes the words of all.
+
+    ``voided``: earlier windows that are void with it.
+    """
+    value, window = Value(included=included, peers=None, voided=voided), included.window
     signers = {one.uid: one.signer for one in nodes}
     said = Echo(slot=0, value=value_id(value)), Commitment(value=value_id(value))
     echoes, words = (

@@ -1,7 +1,7 @@
 """A recorded run: random updates and every object that a network would publish of them, for tests of catch-up."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,10 +74,15 @@ class Recording:
         aggregate: bool = True,
         report: bool = True,
         void: bool = False,
+        applied: int | None = None,
+        voided: tuple[int, ...] = (),
+        ends: Callable[[], Awaitable[None]] | None = None,
     ) -> GatherResult:
         """Record a window with updates of the first ``senders`` miners (default: all), and return what was applied.
 
         Flags choose which objects of the window are published. In a ``void`` window updates are, and none is applied.
+        Of the updates only the first ``applied`` are, if given. ``voided`` are earlier windows that are decided to be
+        void with this one. ``ends`` waits for the window's end; then miners commit before it.
         """
         window, step = self.window, self.train_state.global_step
         found = []
@@ -86,9 +91,13 @@ class Recording:
             body = sender.pack(tensors, step=step, window=window, uid=uid, pages_digest="0" * 64, batches=1)
             update = parse(body, self.train_state.outer.spec, window=window, uid=uid)
             found.append(GatheredUpdate(uid, update, hashlib.sha256(body).hexdigest(), len(body)))
-            if updates:
-                await self._miners[uid].put_update(window, body)
-        gathered = GatherResult(window=window, updates=tuple(found), skipped={}, published=True)
+            if ends:
+                await self._miners[uid].put_commit(window, found[-1].sha256)
+        if ends:
+            await ends()
+        for one in found if updates else ():
+            await self._miners[one.uid].put_update(window, one.update.body)
+        gathered = GatherResult(window=window, updates=tuple(found[:applied]), skipped={}, published=True)
         self.found = gathered
         if void:
             gathered, aggregate = replace(gathered, updates=()), False
@@ -96,9 +105,11 @@ class Recording:
         if void:
             assert published == nothing(window, published.version).included
         if included:
-            await publish_decision(self._electors, published)
+            await publish_decision(self._electors, published, voided=voided)
         if aggregate:
-            await self._leader.put_aggregate(published, bundle(published, [one.update.body for one in found]))
+            await self._leader.put_aggregate(
+                published, bundle(published, [one.update.body for one in gathered.updates])
+            )
         self.train_state.apply([one.update for one in gathered.updates])
         self.window = window + 1
         if report:
