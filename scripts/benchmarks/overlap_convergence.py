@@ -48,9 +48,11 @@ RESULTS = convergence.RESULTS.with_name("overlap.csv")
 BITS = 1
 IN_TURN = "outer_delay 0"
 # The rates that convergence.py finds for each method.
+MUON = {"lr": 0.016, "outer": 1.0, "decay": 0.95, "momentum": 0.9}
 SETTINGS = {
     "sparseloco": {"lr": 0.008, "outer": 1.0, "decay": 0.95},
-    "muon-sparseloco": {"lr": 0.016, "outer": 1.0, "decay": 0.95, "momentum": 0.9},
+    "muon-sparseloco": MUON,
+    convergence.GROUPED: MUON,
 }
 
 

@@ -141,7 +141,8 @@ def overlap(rows: Rows, path: Path) -> None:
         base = in_turn.get((*(row[name] for name in places), row["seed"]))
         if row["guess"] != "outer_delay 0" and base is not None:
             tuning = ", tuning seed" if row["seed"] == "100" else ""
-            label = f"{row['rounds']} rounds, {row['guess']}{tuning}"
+            selection = "groups" if row["method"] == "muon-grouped" else "chunk"
+            label = f"{selection}, {row['rounds']} rounds, {row['guess']}{tuning}"
             found.setdefault(label, []).append(float(row["loss"]) - base)
     figure = new_figure(8.5, 3.2)
     bars(figure.add_subplot(), found, unit="final loss above that of outer_delay 0, same seed, nats per token")
