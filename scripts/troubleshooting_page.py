@@ -16,7 +16,8 @@ TEXT = """# Troubleshooting
 
 Every warning, error and critical line that a node logs while it runs, with its cause and what to do. A capital letter
 or `…` stands for a value. Lines that are not here are information. Start with `tplr doctor` and the newest line of
-level ERROR. This page is written by `scripts/troubleshooting_page.py`; a test compares it with the source in both directions.
+level ERROR. This page is written by `scripts/troubleshooting_page.py`; a test compares it with the source in both
+directions.
 
 `tplr join` and the start-up checks list their problems in a table, each with its remedy; those are not repeated here.
 What an exit status means is in [services.md](services.md), what an alert means in [monitoring.md](monitoring.md).
