@@ -38,10 +38,11 @@ def test_without_faults_every_listed_update_is_included_in_every_window() -> Non
     assert all(24 + 19.2 < one.gathered < 24 + 19.2 + 5 for one in found)
 
 
-def test_with_overlap_only_the_margin_is_lost() -> None:
-    without, overlap = run(), run(overlap=True)
+def test_with_overlap_only_the_pauses_are_lost() -> None:
+    paused = replace(IDEAL, pack=4.0, apply=3.0)
+    without, overlap = run(), run(paused, overlap=True)
     length = 100 * BLOCK_SECONDS
-    assert all(one.utilisation == pytest.approx(1 - 15 / length) for one in overlap)
+    assert all(one.utilisation == pytest.approx(1 - 7 / length) for one in overlap)
     for one in without:
         assert one.utilisation == pytest.approx(1 - (15 + one.gathered + one.waited) / length, abs=1e-3)
 

@@ -398,14 +398,13 @@ class Network:
         design, miners, assumed = self.design, self._miners, self.assumed
         speed, length = self.participants.speed[readers], design.window_seconds
         blocked = (assumed.apply + assumed.save) / speed
-        stop = length - design.hparams.commit_margin_seconds
         if design.overlap:
-            # The set is applied between two windows; what comes later than that is waited for.
-            begin = blocked + np.maximum(0.0, ready - length)
-            free = ready
+            # Training pauses to pack and to apply; a set that comes later than the next update is waited for.
+            begin = blocked + assumed.pack / speed + np.maximum(0.0, ready - length)
+            stop, free = length, ready
         else:
             begin = ready + blocked
-            free = begin
+            stop, free = length - design.hparams.commit_margin_seconds, begin
         needed = assumed.training / speed
         # Whoever is later than a window misses the next one, and follows with the newest.
         miners.behind[:] = 0.0
