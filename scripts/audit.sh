@@ -2,7 +2,7 @@
 # Compare requirements.lock with the known vulnerabilities. Where their database can't be reached, says so and succeeds;
 # with --require, as in the workflow, that is a failure.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 scripts/setup.sh dev || exit 2
 # Of its own environment: the tool and its dependencies are none of ours. --strict: an unknown package is no success.
 said=$(timeout 300 .venv/bin/uv tool run --quiet --from pip-audit==2.10.1 pip-audit \

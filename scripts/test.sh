@@ -4,7 +4,7 @@
 #   scripts/test.sh --long                    # all, and then the long ones
 #   scripts/test.sh tests/exchange -k gather  # other arguments go to pytest
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 scripts/setup.sh test || exit 2
 pytest=".venv/bin/python -m pytest"
 long=

@@ -3,77 +3,28 @@
 Above each block of shell commands in a guide is a comment, which readers of the site do not see:
 
     <!-- run by: tests/cli/test_stream_commands.py -->
-    <!-- run from here by: tests/cli/test_dataset_commands.py -->
     <!-- needs: a GPU -->
     <!-- needs: systemd (systemctl, journalctl) -->
 
-``run by`` names files that together have every subcommand and option of the block's commands; at least one is a test.
-``run from here by`` names a test that reads the block from the guide. ``needs`` marks the lines with one of the words
-in brackets, or without brackets the whole block.
+``run by`` names test files. Each command of the block is taken from the guide by one of them, with ``from_guide`` or
+``all_of_guide`` (``tests/support/guides.py``), and run with the test's values in the place of the guide's. ``needs``
+marks the lines with one of the words in brackets, or without brackets the whole block.
 
 Besides, every ``tplr`` command and every command of a neuron, also in a sentence, has arguments that the program takes.
 """
 
 import argparse
 import re
-import shlex
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from guides import BLOCK, PROGRAM, ROOT, Block, GuideCommand, blocks, from_guide, taken_in, words
 
 from tplr.cli import COMMANDS, parse_arguments
 
-ROOT = Path(__file__).parents[1]
 GUIDES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-BLOCK = re.compile(r"((?:^ *<!--[^\n]*-->\n)*)^( *)```(\w*)\n(.*?)^ *```$", re.M | re.S)
-MARK = re.compile(r"<!-- (run by|run from here by|needs): (.*?)(?: \(([^)]*)\))? -->")
-# What a line of a block of commands begins with. A block without a language has no such line.
-PROGRAM = re.compile(
-    r"^(?:[A-Z0-9_]+=\S* )*(?:\S*/)?(?:tplr|python3?|pip|pytest|torchrun|prometheus|promtool|curl|docker|git|install|"
-    r"useradd|systemctl|journalctl|echo|[a-z_0-9]+\.sh)(?= |$)"
-)
 INLINE = re.compile(r"`((?:\.venv/bin/)?tplr [a-z][^`\n]*|[^`\n]*neurons/\w+\.py [^`\n]*)`")
-
-
-class Block(NamedTuple):
-    """A block of shell commands, with what is said above it."""
-
-    guide: Path
-    line: int
-    marks: list[tuple[str, str, str]]
-    commands: list[str]
-
-    def __str__(self) -> str:
-        return f"{self.guide.relative_to(ROOT)}:{self.line}"
-
-
-def blocks(guide: Path) -> Iterator[Block]:
-    text = guide.read_text()
-    for found in BLOCK.finditer(text):
-        above, indent, language, body = found.groups()
-        if language in ("sh", "bash"):
-            commands = [one for one in whole_commands(body, indent) if PROGRAM.match(one)]
-            yield Block(guide, text[: found.start(3)].count("\n") + 1, MARK.findall(above), commands)
-
-
-def whole_commands(body: str, indent: str) -> Iterator[str]:
-    """The commands of a block; a quotation may go over several lines."""
-    command = ""
-    for line in body.splitlines():
-        command += f"\n{line}".removeprefix("\n" if not command else "").removeprefix(indent)
-        try:
-            words(command)
-        except ValueError:
-            continue
-        yield command
-        command = ""
-
-
-def words(command: str) -> list[str]:
-    return shlex.split(command, comments=True)
 
 
 def arguments(command: str) -> list[str] | None:
@@ -85,15 +36,6 @@ def arguments(command: str) -> list[str] | None:
         if found := re.search(r"neurons/(\w+)\.py$", word):
             return [found[1], *given[at + 1 :]]
     return None
-
-
-def telling(command: str) -> list[str]:
-    """The words of a command that a file that runs it has: subcommands and options."""
-    given = [word.partition("=")[0] for word in words(command)]
-    ours = arguments(command)
-    verbs = ours[: 2 if ours[0] in ("data", "run") else 1] if ours else []
-    scripts = [Path(word).name for word in given if re.search(r"\w\.(?:py|sh)$", word) and "neurons/" not in word]
-    return [*verbs, *(word for word in given if word.startswith("--")), *scripts]
 
 
 ALL = [block for guide in GUIDES for block in blocks(guide)]
@@ -114,19 +56,38 @@ def test_blocks_of_commands_are_called_so(guide: Path) -> None:
 def test_a_command_is_run_or_says_what_it_needs(block: Block) -> None:
     assert block.commands, "no line of it is known as a command: extend PROGRAM"
     assert block.marks, "say above it which test runs it, or what it needs that the tests do not have"
-    files = [ROOT / name for kind, names, _ in block.marks if kind != "needs" for name in names.split(", ")]
-    assert [str(file) for file in files if not file.is_file()] == []
+    files = [ROOT / name for kind, names, _ in block.marks if kind == "run by" for name in names.split(", ")]
+    assert [str(file) for file in files if not (file.is_file() and file.is_relative_to(ROOT / "tests"))] == []
     exempt = [brackets.split(", ") if brackets else [""] for kind, _, brackets in block.marks if kind == "needs"]
     rest = [one for one in block.commands if not any(word in one for words in exempt for word in words)]
-    if not rest:
-        return
-    assert any(file.is_relative_to(ROOT / "tests") for file in files), rest
-    source = "".join(file.read_text() for file in files)
-    if any(kind == "run from here by" for kind, _, _ in block.marks):
-        assert block.guide.name in source
-        return
-    missing = {command: [word for word in telling(command) if word not in source] for command in rest}
-    assert {command: words for command, words in missing.items() if words} == {}
+    guide = str(block.guide.relative_to(ROOT))
+    taken = {command for file in files for name, command in taken_in(file) if name == guide}
+    assert None in taken or [command for command in rest if command not in taken] == []
+    idle = [
+        file for file in files if not {None, *rest} & {command for name, command in taken_in(file) if name == guide}
+    ]
+    assert idle == [], "these run no command of the block"
+
+
+def test_a_command_is_taken_with_values_and_never_with_other_options() -> None:
+    guide, command = "docs/scoring.md", "tplr audit --window 1234 --from FOLDER"
+    taken = from_guide(guide, command, {"FOLDER": "state", "1234": 7})
+    assert taken.arguments == ["audit", "--window", "7", "--from", "state"]
+    assert taken.process[1:3] == ["-m", "tplr.cli"]
+    for wrong, values in ((command, {"7": 8}), (command, {"--from": "--local"}), ("tplr audit", {})):
+        with pytest.raises(LookupError):
+            from_guide(guide, wrong, values)
+    with pytest.raises(ValueError, match="no values for"):
+        from_guide(guide, command)
+
+
+def test_a_process_is_compared_with_the_guide() -> None:
+    taken = GuideCommand("", ["python", "neurons/miner.py", "--state", "x", "--check"])
+    python, script, *_ = taken.process
+    taken.check_run_by([python, script, "--device", "cpu", "--check", "--state", "x"])
+    for other in ([python, script, "--state", "y", "--check"], [python, "x", "--check"], [python, script, "--check"]):
+        with pytest.raises(AssertionError):
+            taken.check_run_by(other)
 
 
 @pytest.mark.parametrize("block", ALL, ids=str)

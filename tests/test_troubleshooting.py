@@ -1,10 +1,12 @@
-"""``docs/troubleshooting.md`` has every warning and worse that a running node logs, and no line that none logs.
+"""The table of troubles has every warning and worse that a running node logs, and no line that none logs.
 
-That each of its lines is in the source is ``test_docs.py``'s check; here is the other direction.
+``docs/troubleshooting.md`` is written from it. That each of its lines is in the source is ``test_docs.py``'s check on
+the page; here is the other direction.
 """
 
 import ast
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tplr"
-GUIDE = (ROOT / "docs" / "troubleshooting.md").read_text()
-QUOTED = re.findall(r"^\| `([^`]*)` \|", GUIDE, re.M)
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "troubleshooting_page.py"))
+LINES = [line for section in SCRIPT["sections"]() for line in section["line"]]
+QUOTED = [line["log"] for line in LINES]
 # What a node runs. ``audit`` is a command, whose lines are its output.
 OF_A_NODE = ["chain", "comms.py", "disk_cache.py", "exchange", "node", "pages", "storage", "telemetry", "training"]
 NO_NODE = {"node/audit.py"}
@@ -37,6 +40,16 @@ def logged() -> Iterator[tuple[str, str]]:
 
 
 CALLS = list(logged())
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert SCRIPT["PAGE"].read_text() == SCRIPT["page"](), "run scripts/troubleshooting_page.py"
+
+
+def test_each_line_has_all_three_on_one_row() -> None:
+    for line in LINES:
+        assert line.keys() == {"log", "cause", "remedy"}
+        assert all(text and not set(text) & set("|\n") for text in line.values()), line
 
 
 def test_the_calls_were_found() -> None:

@@ -62,14 +62,17 @@ def import_time(rows: Rows, path: Path) -> None:
 
 
 def long_run(rows: Rows, path: Path) -> None:
-    figure = new_figure(8.5, 4.2)
-    axes = figure.add_subplot()
+    figure = new_figure(8.5, 6.4)
+    memory, files = figure.subplots(2, sharex=True)
     for node in values_of(rows, "node"):
-        sizes = [size / 1e6 for size in column(rows, "resident_bytes", node=node)]
-        axes.plot(column(rows, "window", node=node), sizes, label=node)
-    axes.set(xlabel="windows", ylabel="resident memory, MB", ylim=(0, None))
-    axes.grid(alpha=0.3)
-    beside(axes)
+        windows = column(rows, "window", node=node)
+        memory.plot(windows, [size / 1e6 for size in column(rows, "resident_bytes", node=node)], label=node)
+        files.plot(windows, column(rows, "open_files", node=node), lw=0.8)
+    memory.set(ylabel="resident memory, MB", ylim=(0, None))
+    files.set(xlabel="windows", ylabel="open files", ylim=(0, None))
+    for axes in (memory, files):
+        axes.grid(alpha=0.3)
+    beside(memory)
     save(figure, path)
 
 

@@ -8,19 +8,17 @@ import shlex
 from pathlib import Path
 
 import pytest
+from guides import all_of_guide
 
 from tplr import config
 from tplr.cli import main
 from tplr.pages.fetch_manifest import fetch_manifest
 from tplr.pages.page_draw import next_pages, pages_digest
 from tplr.storage.replicas import Replicas
+from tplr.stores.preprocess.config import PipelineConfig
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = [
-    line
-    for block in re.findall(r"```sh\n(.*?)```", (ROOT / "docs/datasets.md").read_text(), re.DOTALL)
-    for line in block.splitlines()
-]
+COMMANDS = all_of_guide("docs/datasets.md")
 
 
 @pytest.fixture
@@ -81,6 +79,20 @@ async def test_the_guide_is_true(operator, served, capsys):
     # One token for each byte, and an EOS.
     [(characters, tokens), *_] = re.findall(r"100 rows, (\d+) characters, (\d+) tokens", by_uid)
     assert int(tokens) == int(characters) + 100
+
+
+async def test_so_is_the_one_of_preprocessing(operator, capsys):
+    """From raw records to a token store in a bucket: its commands in order."""
+    (operator / "chats.jsonl").write_text("".join(f'{{"text": "chat {i}, {"and so on " * 6}"}}\n' for i in range(40)))
+    PipelineConfig.from_dict({"input": {"sections": [{"field": "text"}]}}).to_file(operator / "config.json")
+    said = []
+    for command in all_of_guide("docs/preprocessing.md"):
+        assert await run(command) == 0, capsys.readouterr().err
+        said.append(capsys.readouterr().out)
+    prepared, uploaded, verified = said
+    assert "40 records" in prepared
+    assert "tokens" in uploaded
+    assert "0 problems" in verified
 
 
 async def test_scripts_are_the_same_verbs(capsys):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from guides import from_guide
 
 from tplr.cli import main
 
@@ -18,7 +19,9 @@ def corpus(tmp_path, tokenizer, monkeypatch):
 
 
 def test_peek(corpus, capsys):
-    assert main(["data", "peek", f"{corpus}/*.jsonl", "--samples", "1", "--tokenizer", str(corpus / "tokenizer")]) == 0
+    values = {"s3://corpus/*.jsonl": f"{corpus}/*.jsonl", "tokenizer": corpus / "tokenizer"}
+    peek = from_guide("docs/data.md", "tplr data peek 's3://corpus/*.jsonl' --tokenizer tokenizer", values)
+    assert main([*peek.arguments, "--samples", "1"]) == 0
     said = capsys.readouterr().out
     assert "record 0\n" in said
     assert "record 1\n" not in said
@@ -36,10 +39,11 @@ def test_a_file_that_does_not_exist_is_named_without_a_traceback(corpus, capsys)
 
 
 def test_bench(corpus, capsys):
-    rest = ["--tokenizer", str(corpus / "tokenizer"), "--batch", "2"]
-    assert main(["data", "bench", f"{corpus}/*.jsonl", "--length", "16", *rest]) == 0
+    values = {"s3://corpus/*.jsonl": f"{corpus}/*.jsonl", "tokenizer": corpus / "tokenizer"}
+    bench = from_guide("docs/data.md", "tplr data bench 's3://corpus/*.jsonl' --tokenizer tokenizer", values)
+    assert main([*bench.arguments, "--batch", "2", "--length", "16"]) == 0
     said = capsys.readouterr().out
     for what in ("first batch", "tokens per second", "resume", "state"):
         assert what in said
-    assert main(["data", "bench", f"{corpus}/*.jsonl", "--length", "16000", *rest]) == 0
+    assert main([*bench.arguments, "--batch", "2", "--length", "16000"]) == 0
     assert "fewer tokens than one sequence" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Dockerfile and compose file: the linters that need no daemon, and the promises that a linter does not know."""
+"""Dockerfile, compose file and scripts: linters that need no daemon, and the promises that a linter does not know."""
 
 import re
 import shutil
@@ -37,6 +37,15 @@ def test_the_compose_file_fits_its_schema() -> None:
 
 def test_the_workflow_fits_its_schema() -> None:
     lint("check-jsonschema", "--builtin-schema", "vendor.github-workflows", ROOT / ".github/workflows/ci.yml")
+
+
+def test_the_shell_scripts_pass_their_linter() -> None:
+    lint(
+        "shellcheck",
+        *sorted((ROOT / "docker").glob("*.sh")),
+        *sorted((ROOT / "scripts").glob("*.sh")),
+        ROOT / ".ci/run",
+    )
 
 
 def substituted(text: str) -> str:

@@ -8,7 +8,6 @@ import re
 import shlex
 import stat
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from forked import ForkedCommands, forked_commands, unframed
+from guides import GuideCommand, from_guide
 from rich.console import Console
 
 from tplr.join import steps
@@ -26,6 +26,14 @@ from tplr.localnet.network import HOTKEY, NETUID, Network, create_chain, lay_out
 from tplr.localnet.plan import make_plan
 from tplr.testing.s3server import serve
 
+JOIN = from_guide("docs/run.md", ".venv/bin/tplr join run.toml")
+DRY_RUN = from_guide("docs/run.md", ".venv/bin/tplr join run.toml --dry-run")
+INSTALL = from_guide("docs/run.md", ".venv/bin/tplr join run.toml --install")
+INIT = from_guide(
+    "docs/run.md",
+    ".venv/bin/tplr run init --name NAME --netuid 3 --hparams hparams.json --link website=https://example.org",
+    {"NAME": "toy", "3": NETUID},
+)
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -44,19 +52,21 @@ class World:
     def description(self) -> Path:
         return self.network.folder / "run.toml"
 
-    async def tplr(self, *arguments: object, env: dict[str, str]) -> tuple[int, str]:
-        """Exit status and output of ``tplr ARGUMENTS``, without frames and line breaks of tables."""
-        command = [sys.executable, "-m", "tplr.cli", *arguments]
-        status, printed = await self.commands.run(command, env=env | {"COLUMNS": "200"}, folder=self.network.folder)
+    async def run(self, command: GuideCommand, *more: object, env: dict[str, str]) -> tuple[int, str]:
+        """Exit status and output of a command with more options, without frames and line breaks of tables."""
+        line = [*command.process, *more]
+        status, printed = await self.commands.run(line, env=env | {"COLUMNS": "200"}, folder=self.network.folder)
         return status, unframed(printed)
 
     async def init(self, *arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
-        given = ("--name", "toy", "--netuid", NETUID, "--network", f"local:{self.network.chain}")
-        return await self.tplr("run", "init", *given, *arguments, env=env or self.owner)
+        return await self.run(INIT, "--network", f"local:{self.network.chain}", *arguments, env=env or self.owner)
 
-    async def join(self, *arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
+    async def join(
+        self, *arguments: object, command: GuideCommand | None = None, env: dict[str, str] | None = None
+    ) -> tuple[int, str]:
+        """With ``command``, or else the one that prints the service, in the folder of ``run.toml``."""
         wallet = ("--wallet.path", self.network.folder / "wallets", "--device", "cpu", "--no-input")
-        return await self.tplr("join", self.description, *wallet, *arguments, env=env or self.newcomer)
+        return await self.run(command or JOIN, *wallet, *arguments, env=env or self.newcomer)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -72,9 +82,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         newcomer = {name: value for name, value in newcomer.items() if not name.startswith(shared)}
         with forked_commands(network.folder) as commands:
             world = World(network, owner, newcomer, commands)
-            status, said = await world.init(
-                "--hparams", "hparams.json", "--link", "website=https://example.org", "--replace"
-            )
+            status, said = await world.init()
             assert status == 0, said
             assert "whoever has both can join" in said
             yield world
@@ -85,12 +93,12 @@ async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -
     folder.mkdir()
     (folder / ".env").write_text("HF_TOKEN=mine\nR2_DATASET_BUCKET_NAME=of-another-run\n")
     given = ("--folder", folder, "--wallet.name", "miner-1", "--wallet.hotkey", HOTKEY, "--node-options=--no-compile")
-    given = (*given, "--install", "--unit-folder", units)
-    status, said = await world.join(*given)
+    given = (*given, "--unit-folder", units)
+    status, said = await world.join(*given, command=INSTALL)
     assert status == 2
     assert "give --replace-env" in said
     assert (folder / ".env").read_text().startswith("HF_TOKEN=mine\n")
-    status, said = await world.join(*given, "--replace-env")
+    status, said = await world.join(*given, "--replace-env", command=INSTALL)
     assert status == 0, said
     for shown in (
         "website https://example.org",
@@ -135,7 +143,7 @@ async def test_what_is_missing_is_listed_at_once(world: World, tmp_path: Path) -
 
 
 async def test_a_dry_run_shows_the_costs_and_writes_nothing(world: World, tmp_path: Path) -> None:
-    status, said = await world.join("--folder", tmp_path, "--dry-run", "--role", "validator")
+    status, said = await world.join("--folder", tmp_path, "--role", "validator", command=DRY_RUN)
     assert status == 0
     assert "a validator on 1 x CPU" in said
     assert list(tmp_path.iterdir()) == []
@@ -150,10 +158,10 @@ async def test_a_person_is_asked_and_a_mistake_stops_the_rest(world: World, tmp_
     for half in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         answers[f"R2_GRADIENTS_WRITE_{half}"] = answers[f"R2_GRADIENTS_READ_{half}"]
     names = ("--wallet.path", str(world.network.folder / "wallets"), "--device", "cpu", "--folder", str(tmp_path))
-    command = [sys.executable, "-m", "tplr.cli", "join", str(world.description), *names, "--install"]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(  # noqa: ASYNC220
-        [*command, "--unit-folder", str(tmp_path / "units")],
+        [*INSTALL.process, *names, "--unit-folder", str(tmp_path / "units")],
+        cwd=world.description.parent,
         env=known | {"COLUMNS": "200"},
         stdin=theirs,
         stdout=theirs,

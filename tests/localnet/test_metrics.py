@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guides import GuideCommand, from_guide
 
 from tplr.localnet.plan import make_plan
 from tplr.localnet.supervisor import Localnet
@@ -43,11 +44,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def prometheus(config: Path, folder: Path) -> Iterator[int]:
-    """A server with this configuration; its port."""
+def prometheus(command: GuideCommand, folder: Path) -> Iterator[int]:
+    """A server started with this command, with its data in ``folder``; its port."""
     port = free_port()
-    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}", "--log.level=warn"]
-    process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"])
+    options = [f"--storage.tsdb.path={folder}", "--log.level=warn", f"--web.listen-address=127.0.0.1:{port}"]
+    process = subprocess.Popen([*command.process, *options], cwd=ROOT)
     try:
         yield port
     finally:
@@ -73,7 +74,12 @@ async def test_every_query_of_the_boards_has_data(tmp_path: Path) -> None:
         config = json.loads((plan.run_dir / "prometheus.yml").read_text())
         config["rule_files"] = [str(ROOT / "docker/prometheus/alerts.yml")]
         (tmp_path / "prometheus.yml").write_text(json.dumps(config))
-        with prometheus(tmp_path / "prometheus.yml", tmp_path / "tsdb") as port:
+        from_guide(
+            "docs/monitoring.md", "python neurons/miner.py … --metrics-port 9100", {"9100": plan.metrics_port + 1}
+        ).check_run_by(net.nodes["miner-1"].command)
+        own = {"docker/prometheus/prometheus.yml": tmp_path / "prometheus.yml"}
+        command = from_guide("docs/monitoring.md", "prometheus --config.file docker/prometheus/prometheus.yml", own)
+        with prometheus(command, tmp_path / "tsdb") as port:
             await net.wait_until(lambda view: view.completed >= plan.windows, timeout=240)
             await asyncio.sleep(3)
             up = ask(port, "query", query="up")["result"]
@@ -85,3 +91,20 @@ async def test_every_query_of_the_boards_has_data(tmp_path: Path) -> None:
             assert all(rule["health"] == "ok" for rule in group["rules"])
             firing = {one["labels"]["alertname"] for one in ask(port, "alerts")["alerts"] if one["state"] == "firing"}
             assert firing <= {"DiskFull"}  # of this machine
+
+
+async def test_the_shipped_configuration_is_served(tmp_path: Path) -> None:
+    command = from_guide("docs/monitoring.md", "prometheus --config.file docker/prometheus/prometheus.yml")
+    with prometheus(command, tmp_path) as port:
+        async with asyncio.timeout(30):
+            while not await asyncio.to_thread(answers, port):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.1)
+        (group,) = ask(port, "rules")["groups"]
+        assert len(group["rules"]) == (ROOT / "docker/prometheus/alerts.yml").read_text().count("alert: ")
+
+
+def answers(port: int) -> bool:
+    try:
+        return bool(ask(port, "status/buildinfo"))
+    except OSError:
+        return False

@@ -8,15 +8,17 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from forked import ForkedCommands, forked_commands
+from guides import GuideCommand, from_guide
 from misfits import Misfits
 
 from tplr.errors import LocalnetError
+from tplr.localnet.network import HOTKEY
 from tplr.localnet.plan import make_plan
 from tplr.localnet.summary import summarize
 from tplr.localnet.supervisor import Localnet
@@ -31,17 +33,18 @@ pytestmark = [pytest.mark.localnet, pytest.mark.timeout(400)]
 
 
 class ReadBack:
-    """``tplr COMMAND --local RUN`` in a process of its own, without any setting of the environment."""
+    """Commands for the newest run, each in a process of its own, without any setting of the environment."""
 
     def __init__(self, commands: ForkedCommands, folder: Path) -> None:
-        self.run = folder / "run"
+        self.run = folder / "runs" / "of-this-test"
+        self.newest = folder / "runs" / "latest"
         self._commands = commands
         self._folder = folder
 
-    async def __call__(self, *words: str) -> str:
-        """What it prints, without log lines."""
-        command = (sys.executable, "-m", "tplr.cli", *words, "--local", self.run)
-        running = self._commands.run(command, env=self._commands.env, folder=self._folder)
+    async def __call__(self, command: GuideCommand, *more: str) -> str:
+        """What it prints with more options, without log lines."""
+        words = [*command.process, *more]
+        running = self._commands.run(words, env=self._commands.env, folder=self._folder)
         status, printed = await asyncio.wait_for(running, 120)
         assert status == 0, (words, printed)
         return "".join(line for line in printed.splitlines(keepends=True) if not LOGGED.match(line))
@@ -59,7 +62,9 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
 ) -> None:
     sizes = {"miners": 2, "windows": WINDOWS, "window_seconds": 7.5, "outer_delay": outer_delay}
     plan = make_plan(**sizes, run_dir=read_back.run, cache=CACHE, share_imports=True)
+    plan = replace(plan, latest=read_back.newest)
     async with Localnet(plan) as net, Misfits(net) as misfits:
+        check_commands(net)
         victim, witness = net.nodes["miner-1"], net.view.nodes["miner-2"]
         # Both have proved themselves, and are on the list.
         # Two windows are done everywhere, so the victim has a saved state.
@@ -73,7 +78,8 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
         # Away for two whole windows at least, which it has to make up from the buckets.
         await net.wait_until(lambda _: (witness.window or 0) >= killed_after + 2, timeout=60)
         # Another process watches meanwhile what the run has published.
-        watching = asyncio.create_task(read_back("watch", "--once"))
+        command = from_guide("docs/monitoring.md", "tplr watch --local")
+        watching = asyncio.create_task(read_back(command, "--once"))
         victim.start()
         view = await net.wait_until(lambda view: view.completed >= WINDOWS, timeout=150)
         weights = await net.weights()
@@ -106,13 +112,15 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
     # The run is over and its servers are gone: its folder is all that a reader needs.
     events = map(json.loads, net.network.events("validator").read_text().splitlines())
     scored = str(min(event["window"] for event in events if event["event"] == "scores"))
-    explained = await read_back("explain", "--uid", "2", "--window", scored)
+    explain = from_guide("docs/scoring.md", "tplr explain --uid 4 --window 1234", {"4": 2, "1234": scored})
+    explained = await read_back(explain, "--local")
     assert f"in window {scored}, seen by validator 0" in explained
-    audited = await read_back("audit", "--window", scored, "--record", "audits.jsonl")
+    audit = from_guide("docs/scoring.md", "tplr audit --window 1234", {"1234": scored})
+    audited = await read_back(audit, "--local", "--record", "audits.jsonl")
     assert audited.startswith("AGREES: validator 0")
     given = ("--json", "page.json", "--audits", "audits.jsonl")
-    shown = await read_back("page", *given)
-    assert shown.strip() == str(plan.run_dir / "page.html")
+    shown = await read_back(from_guide("docs/page.md", "tplr page --local"), *given)
+    assert shown.strip() == "runs/latest/page.html"
     document = RunDocument.model_validate_json((tmp_path / "page.json").read_bytes())
     assert document.windows.count >= WINDOWS
     assert [node.name for node in document.nodes] == ["validator", "miner-1", "miner-2", "bystander"]
@@ -121,12 +129,32 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
     assert [stamp.agrees for stamp in document.audits] == [True]
     if outer_delay:
         assert len(trained_meanwhile(net.network.events("miner-2"))) >= WINDOWS // 2
-        command = ("replay", "--from", scored, "--to", scored, "--without-uid", "2")
-        replayed = await read_back(*command)
+        values = {"5": scored, "1": 2}
+        command = from_guide("docs/export.md", "tplr replay --local --from 5 --without-uid 1", values)
+        replayed = await read_back(command, "--to", scored)
         assert scored in [line.split()[0] for line in replayed.splitlines() if line], replayed
     # And for whoever wants the model: as the README has it.
-    for command in (("export", "--out", "model"), ("export", "--verify", "model"), ("eval",)):
-        await read_back(*command)
+    await read_back(from_guide("docs/export.md", "tplr export --local --out model"))
+    await read_back(from_guide("docs/export.md", "tplr eval --local"))
+
+
+def check_commands(net: Localnet) -> None:
+    """The nodes were started as their guides say, with more options."""
+    from_guide(
+        "docs/miner.md",
+        ".venv/bin/python neurons/miner.py --wallet.name NAME --wallet.hotkey HOTKEY --device cuda",
+        {"NAME": "miner-1", "HOTKEY": HOTKEY, "cuda": "cpu"},
+    ).check_run_by(net.nodes["miner-1"].command)
+    from_guide(
+        "docs/validator.md",
+        ".venv/bin/python neurons/validator.py --wallet.name NAME --wallet.hotkey HOTKEY --device cuda",
+        {"NAME": "validator", "HOTKEY": HOTKEY, "cuda": "cpu"},
+    ).check_run_by(net.nodes["validator"].command)
+    from_guide(
+        "docs/aggregator.md",
+        ".venv/bin/python neurons/aggregator.py --wallet.name NAME --wallet.hotkey HOTKEY --state FOLDER",
+        {"NAME": "aggregator", "HOTKEY": HOTKEY, "FOLDER": net.plan.run_dir / "state"},
+    ).check_run_by(net.nodes["aggregator"].command)
 
 
 def trained_meanwhile(path: Path) -> list[int]:

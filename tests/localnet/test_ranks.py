@@ -6,7 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from guides import from_guide
 
+from tplr.localnet.network import HOTKEY
 from tplr.localnet.plan import make_plan
 from tplr.localnet.summary import summarize
 from tplr.localnet.supervisor import Localnet
@@ -35,6 +37,22 @@ async def test_a_killed_rank_costs_its_miner_at_most_that_window(tmp_path: Path)
     )
     async with Localnet(plan) as net:
         torchrun, miner = net.nodes["miner-1"], net.view.nodes["miner-1"]
+        values = {"4": 2, "NAME": "miner-1", "HOTKEY": HOTKEY}
+        for command in (
+            from_guide(
+                "docs/miner.md",
+                ".venv/bin/torchrun --standalone --nproc-per-node 4 --max-restarts 1000 neurons/miner.py "
+                "--wallet.name NAME --wallet.hotkey HOTKEY",
+                values,
+            ),
+            from_guide(
+                "docs/engine.md",
+                "torchrun --standalone --nproc-per-node 4 --max-restarts 1000 neurons/miner.py "
+                "--wallet.name NAME --wallet.hotkey HOTKEY",
+                values,
+            ),
+        ):
+            command.check_run_by(torchrun.command)
         await net.wait_until(lambda view: view.completed >= 1, timeout=400)
         newest = miner.window or 0
         await net.wait_until(lambda _: (miner.window or 0) > newest, timeout=100)

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from forked import ForkedCommands, forked_commands, unframed
+from guides import from_guide
 
 from tplr.chain.hotkeys import new_hotkey, save_hotkey
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
-from tplr.localnet.network import Network, create_chain, lay_out, node_command, node_environment
+from tplr.localnet.network import HOTKEY, Network, create_chain, lay_out, node_command, node_environment
 from tplr.localnet.plan import make_plan
 from tplr.testing.s3server import Server, Status, serve
 
@@ -43,7 +44,9 @@ class World:
     async def doctor(self, *more: str, env: dict[str, str] | None = None) -> tuple[int, str]:
         """Run ``tplr doctor`` with the miner's arguments."""
         script = next(i for i, part in enumerate(self.command) if part.endswith("miner.py"))
-        return await self._run([sys.executable, "-m", "tplr.cli", "doctor", *self.command[script + 1 :], *more], env)
+        wallet = {"NAME": self.node.name, "HOTKEY": HOTKEY}
+        command = from_guide("docs/miner.md", ".venv/bin/tplr doctor --wallet.name NAME --wallet.hotkey HOTKEY", wallet)
+        return await self._run([*command.process, *self.command[script + 1 :], *more], env)
 
     async def _run(self, command: list[str], env: dict[str, str] | None) -> tuple[int, str]:
         status, printed = await self.commands.run(
@@ -68,6 +71,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_healthy_node_passes(world: World) -> None:
+    from_guide(
+        "docs/miner.md",
+        ".venv/bin/python neurons/miner.py --wallet.name NAME --wallet.hotkey HOTKEY --device cuda --check",
+        {"NAME": world.node.name, "HOTKEY": HOTKEY, "cuda": "cpu"},
+    ).check_run_by([*world.command, "--check"])
     status, text = await world.check()
     assert status == 0
     chosen = (

@@ -223,7 +223,7 @@ def command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.setattr(inspect_cli, "setup_logging", lambda **_: None)  # it would outlive the test
     (stage.network.folder / "hparams.json").write_text(stage.hparams.model_dump_json(exclude={"sparseloco"}))
     words = [str(one) for one in node_command(stage.network, setup)]
-    network = words[words.index("--netuid") :]
+    network = words[words.index("--netuid") : words.index("--events")]
 
     async def run(name: str, *asked: object) -> int:
         return await asyncio.to_thread(cli.main, [name, *network, *map(str, asked)])

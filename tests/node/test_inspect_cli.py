@@ -1,6 +1,7 @@
 """``tplr explain`` and ``tplr audit`` as commands, on a chain file and a server: what they print, and how they end."""
 
 import pytest
+from guides import from_guide
 
 from tplr.exchange.scores import seal_of
 from tplr.node.audit import Auditor, Difference
@@ -55,20 +56,25 @@ async def test_explain(stage, command, capsys, caplog) -> None:
     assert f"validator {validator.uid} has published no scores of window {WINDOW + 1}" in caplog.text
 
 
-async def test_a_window_that_can_not_be_audited_is_an_error(stage, command, caplog, tmp_path) -> None:
+async def test_a_window_that_can_not_be_audited_is_an_error(stage, command, capsys, caplog, tmp_path) -> None:
     validator = (await stage.context(stage.setup("validator"))).comms
     assert await command("audit", "--window", WINDOW) == UNKNOWN
     assert "the run has not started" in caplog.text
     await validator.post_start_window(WINDOW)
-    assert await command("audit", "--window", WINDOW, "--from", tmp_path / "empty") == UNKNOWN
+    values = {"1234": WINDOW, "FOLDER": tmp_path / "empty"}
+    given = from_guide("docs/scoring.md", "tplr audit --window 1234 --from FOLDER", values)
+    assert await command(*given.arguments) == UNKNOWN
     assert f"no saved state of this run of window {WINDOW} or before; give --from start" in caplog.text
     assert await command("audit", "--window", WINDOW - 1) == UNKNOWN
     assert f"window {WINDOW - 1} is before the run's first one, {WINDOW}: nothing to audit" in caplog.text
     # Nothing is published of it, which is no difference.
     assert await command("audit", "--window", WINDOW) == UNKNOWN
     assert f"window {WINDOW} not verified: validator {validator.uid} has not published it" in caplog.text
-    assert await command("audit", "--window", WINDOW, "--from", "checkpoint") == UNKNOWN
+    given = from_guide("docs/scoring.md", "tplr audit --window 1234 --from checkpoint", {"1234": WINDOW})
+    assert await command(*given.arguments) == UNKNOWN
     assert f"no checkpoint of version {stage.hparams.version} of window {WINDOW} or before" in caplog.text
+    assert await command(*from_guide("docs/monitoring.md", "tplr watch").arguments, "--once") == 0
+    assert "no window is published yet" in capsys.readouterr().out
     with pytest.raises(SystemExit) as refused:
         await command("audit", "--window", "last")
     assert refused.value.code == 2

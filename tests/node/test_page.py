@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from guides import GuideCommand, from_guide
 from recording import Recording
 
+from tplr import cli
 from tplr.config import Environment
 from tplr.errors import ConfigError
 from tplr.exchange.envelope import body_of, sign_body, sign_document
@@ -81,6 +83,15 @@ def arguments(*given: str) -> Arguments:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return node_arguments(parser.parse_args(given, argparse.Namespace(command="page")))
+
+
+def request_of(command: GuideCommand, *more: object) -> PageRequest:
+    """What ``tplr page`` makes of its command line."""
+    requests: list[PageRequest] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tplr.page.command.main", lambda request, _: requests.append(request) or 0)
+        assert cli.main([*command.arguments, *map(str, more)]) == 0
+    return requests[0]
 
 
 @pytest.fixture
@@ -287,7 +298,12 @@ async def test_evaluations_are_shown(scene, tmp_path) -> None:
 async def test_a_page_is_published(scene) -> None:
     await scene.recording.begin()
     await scene.record()
-    request = PageRequest(network=arguments(), out=scene.request.out, json=scene.request.json, publish=True)
+    own = ("--out", scene.request.out, "--json", scene.request.json)
+    await scene.write(request_of(from_guide("docs/page.md", "tplr page"), *own))
+    assert scene.request.out.exists()
+    values = {"run.jsonl": scene.request.history}
+    command = from_guide("docs/page.md", "tplr page --follow --history run.jsonl --publish", values)
+    request = request_of(command, *own)
     with pytest.raises(ConfigError, match="R2_PAGE_BUCKET_NAME is missing"):
         await scene.write(request)
     account = scene.stage.network.aggregator.account
@@ -312,12 +328,10 @@ async def test_a_page_follows_its_run(staged, caplog) -> None:
             setup = stage.setup("miner-1")
             words = [str(one) for one in node_command(stage.network, setup)]
             out = stage.folder("out") / "page.html"
-            request = PageRequest(
-                network=arguments(*words[words.index("--netuid") :]),
-                out=out,
-                json=out.with_suffix(".json"),
-                follow=True,
-            )
+            history = out.with_name("run.jsonl")
+            command = from_guide("docs/page.md", "tplr page --follow --history run.jsonl", {"run.jsonl": history})
+            network = words[words.index("--netuid") :]
+            request = request_of(command, "--out", out, "--json", out.with_suffix(".json"), *network)
 
             @contextlib.asynccontextmanager
             async def surroundings() -> AsyncIterator[Environment]:
@@ -347,4 +361,4 @@ async def test_a_page_follows_its_run(staged, caplog) -> None:
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await following
-            assert sorted(path.name for path in out.parent.iterdir()) == ["page.html", "page.json"]
+            assert sorted(path.name for path in out.parent.iterdir()) == ["page.html", "page.json", "run.jsonl"]

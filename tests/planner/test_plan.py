@@ -1,12 +1,13 @@
 """A plan refuses what cannot fit, and ``tplr plan`` shows it."""
 
-import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from guides import all_of_guide
+from guides import words as words_of
 
 from tplr.cli import main
 from tplr.errors import ConfigError
@@ -105,9 +106,11 @@ def test_all_wrong_arguments_at_once():
     assert all(word in result.stderr for word in ("usage: tplr plan", "abacus", "--ranks 0", "--up -1"))
 
 
-@pytest.mark.parametrize("line", re.findall(r"^tplr (plan .*)$", GUIDE.read_text(), re.M))
-def test_the_commands_of_the_guide_run(line, capsys, tmp_path):
-    words = [str(tmp_path / word) if word.endswith(".svg") else word for word in line.split()]
-    words = [str(ROOT / "hparams-sparseloco.json") if word == "FILE" else word for word in words]
-    assert main([str(ROOT / word) if word.startswith("hparams") else word for word in words]) in (0, 1)
+@pytest.mark.parametrize("command", all_of_guide("docs/plan.md"))
+def test_the_commands_of_the_guide_run(command, capsys, tmp_path, monkeypatch):
+    for path in ROOT.glob("hparams*.json"):
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "FILE").symlink_to(ROOT / "hparams-sparseloco.json")
+    monkeypatch.chdir(tmp_path)
+    assert main(words_of(command)[1:]) in (0, 1)
     assert "peak" in capsys.readouterr().out

@@ -177,6 +177,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 
 @pytest.fixture
+def newest(recorded: FinishedRun, tmp_path: Path) -> FinishedRun:
+    """The one that ``--local`` finds without a folder, for ``tplr``."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "latest").symlink_to(recorded.folder)
+    return recorded
+
+
+@pytest.fixture
 def with_void_window(tmp_path: Path) -> FinishedRun:
     """Its second window is void."""
     return asyncio.run(record(tmp_path / "void" / "run", void=(START + 1,)))

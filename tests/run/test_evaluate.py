@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from guides import from_guide
 
 from tplr.config import Environment
 from tplr.errors import ObjectNotFound
@@ -22,8 +23,10 @@ from tplr.run.results import read_results
 TASKS = Path(__file__).parents[2] / "examples" / "tasks"
 
 
-def test_the_newest_checkpoint_is_measured_once(recorded, tplr, tmp_path, capsys, caplog, monkeypatch):
-    words = ("eval", "--local", recorded.folder, "--results", "results", "--events", "events.jsonl")
+def test_the_newest_checkpoint_is_measured_once(newest, tplr, tmp_path, capsys, caplog, monkeypatch):
+    recorded = newest
+    measured = from_guide("docs/export.md", "tplr eval --local").arguments
+    words = (*measured, "--results", "results", "--events", "events.jsonl")
     assert tplr(*words) == 0
     (result,) = read_results(tmp_path / "results")
     assert (result.window, result.digest) == (recorded.kept, recorded.digests[recorded.kept])
@@ -62,8 +65,8 @@ def test_a_task_of_local_files(recorded, tplr, tmp_path, monkeypatch, capsys):
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    words = ("eval", "--local", recorded.folder, "--results", tmp_path / "results", "--include", TASKS)
-    assert tplr(*words, "--tasks", "tplr_arithmetic") == 0
+    words = from_guide("docs/export.md", "tplr eval --local --tasks tplr_arithmetic --include examples/tasks").arguments
+    assert tplr(*words, "--local", recorded.folder, "--results", tmp_path / "results") == 0
     (result,) = read_results(tmp_path / "results")
     task = result.tasks["tplr_arithmetic"]
     assert (task.task_version, task.samples, task.fewshot) == ("1.0", 30, 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from guides import from_guide
 
 from tplr.exchange.envelope import sign_body
 from tplr.run import window_model
@@ -20,8 +21,9 @@ def weights_digest(folder: Path) -> str:
     return digest(dict(load_model(folder, dtype=torch.float32).model.named_parameters()))
 
 
-def test_the_newest_window_is_replayed_and_exported(recorded, tplr, tmp_path, capsys):
-    assert tplr("export", "--local", recorded.folder, "--out", "model") == 0
+def test_the_newest_window_is_replayed_and_exported(newest, tplr, tmp_path, capsys):
+    recorded = newest
+    assert tplr(*from_guide("docs/export.md", "tplr export --local --out model").arguments) == 0
     folder = tmp_path / "model"
     record = read_record(folder)
     assert capsys.readouterr().out == f"model: window {recorded.last}, fingerprint {record.fingerprint}\n"
@@ -35,7 +37,7 @@ def test_the_newest_window_is_replayed_and_exported(recorded, tplr, tmp_path, ca
     contributors = [(one.uid, one.hotkey, one.windows, one.tokens, one.credit) for one in record.contributors]
     assert contributors == [(1, "hotkey-1", 5, 5 * batch, 0.25), (2, "hotkey-2", 5, 5 * batch, 0.5)]
     assert (folder / HPARAMS).read_bytes() == (recorded.folder / HPARAMS).read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "runs"]
     # And again, from the first weights.
     assert tplr("export", "--local", recorded.folder, "--out", "again", "--from", "start") == 0
     assert read_record(tmp_path / "again") == record

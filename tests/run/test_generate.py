@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from guides import from_guide
 
 from tplr.run.folder import load_model
 from tplr.run.generate import Sampling, generate
@@ -31,6 +32,11 @@ def test_a_seed_gives_the_same_text_and_another_one_another(model):
     loaded = load_model(model)
     texts = [generate(loaded, "import ", Sampling(tokens=20, seed=seed), lambda _: None) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_the_guides_command(model, tplr, capsys):
+    assert tplr(*from_guide("docs/export.md", 'tplr generate model "def "').arguments) == 0
+    assert capsys.readouterr().out.startswith("def ")
 
 
 def test_from_an_export_and_from_a_run(model, recorded, tplr, capsys):

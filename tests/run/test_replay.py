@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from guides import from_guide
 
 from tplr.errors import ConfigError
 from tplr.hparams import HParams
@@ -19,8 +20,10 @@ def rows(out: str) -> list[list[str]]:
     return [line.split() for line in out.splitlines() if line.split() and line.split()[0].isdecimal()]
 
 
-def test_without_a_uid_the_model_is_another(recorded, tplr, capsys):
-    assert tplr("replay", "--local", recorded.folder, "--from", "4", "--to", "6", "--without-uid", "2") == 0
+def test_without_a_uid_the_model_is_another(newest, tplr, capsys):
+    values = {"5": 4, "1": 2}
+    replayed = from_guide("docs/export.md", "tplr replay --local --from 5 --without-uid 1", values).arguments
+    assert tplr(*replayed, "--to", "6") == 0
     out = capsys.readouterr().out
     assert [row[0] for row in rows(out)] == ["4", "5", "6"]
     for _, usual, changed, difference, error, sequences in rows(out):

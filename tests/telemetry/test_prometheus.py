@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from guides import from_guide
 from prometheus_client.parser import text_string_to_metric_families
 
 from tplr.errors import ConfigError
@@ -173,12 +174,14 @@ def promtool(*arguments: object, text: str | None = None) -> subprocess.Complete
     found = shutil.which("promtool")
     if found is None:
         pytest.skip("promtool is not installed: apt-get install prometheus")
-    return subprocess.run([found, *map(str, arguments)], input=text, capture_output=True, text=True, check=False)
+    command = [found, *map(str, arguments)]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 def test_rules_raise_the_alert_of_each_trouble() -> None:
     assert promtool("check", "config", "--syntax-only", RULES / "prometheus.yml").returncode == 0
-    ran = promtool("test", "rules", RULES / "alerts_test.yml")
+    _, *words = from_guide("docs/monitoring.md", "promtool test rules docker/prometheus/alerts_test.yml").words
+    ran = promtool(*words)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     alerts = re.findall(r"alert: (\w+)", (RULES / "alerts.yml").read_text())
     assert all(f'alertname="{name}"' in (RULES / "alerts_test.yml").read_text() for name in alerts)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from guides import from_guide
 from network_events import Recording
 
 from tplr.cli import main
@@ -32,9 +33,14 @@ def test_one_frame_of_a_miner(run: Recording, tmp_path: Path, capsys: pytest.Cap
             "outdated", window=17, text="from window 20 on, the network follows version 2 of the rules", since=20,
             package="1.0", network_package="2.0", spec_version=1, network_spec_version=2,
         )  # fmt: skip
-    assert main(["watch", "--once", "--events", str(path)]) == 0
-    text = capsys.readouterr().out
-    assert "templar: miner-1" in text
+    # The first of them follows the file until somebody ends it.
+    for command, more in (
+        (from_guide("docs/monitoring.md", "tplr watch --events miner.jsonl", {"miner.jsonl": path}), ["--once"]),
+        (from_guide("docs/monitoring.md", "tplr watch --once --events miner.jsonl", {"miner.jsonl": path}), []),
+    ):
+        assert main([*command.arguments, *more]) == 0
+        text = capsys.readouterr().out
+        assert "templar: miner-1" in text
     assert "window 17, block 72: " in text
     assert "s left of 10 s" in text
     assert "6.100" in text  # its loss

@@ -10,7 +10,7 @@ from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
 from tplr.files import atomic_write
 from tplr.localnet.accounts import key_table, new_account
-from tplr.localnet.network import HOTKEY, NodeSetup, Role, node_command, node_environment
+from tplr.localnet.network import HOTKEY, Network, NodeSetup, Role, node_command, node_environment
 from tplr.localnet.process import Child
 from tplr.localnet.supervisor import Localnet
 
@@ -51,11 +51,8 @@ class Misfits:
         await asyncio.gather(self._observing.stop(), self._strange.stop())
 
     async def _added(self, name: str, role: Role) -> tuple[NodeSetup, Child]:
-        """One more neuron: wallet, bucket and keys are there, registration is not."""
-        network, node = self._net.network, NodeSetup(name, role, new_hotkey(), new_account())
-        save_hotkey(network.folder / "wallets", name, HOTKEY, node.hotkey)
-        keys = json.loads(network.keys.read_text()) | key_table([node.account])
-        await asyncio.to_thread(atomic_write, network.keys, json.dumps(keys).encode())
+        network = self._net.network
+        node = await added(network, name, role)
         env = node_environment(network, node, self._net.endpoint)
         where = {"folder": network.folder, "log": network.log(name), "server": self._net.fork_server}
         return node, Child(name, node_command(network, node), env=env, **where)
@@ -87,6 +84,15 @@ class Misfits:
             assert NOT_BUCKET not in log
         assert set(weights) == {0}
         assert set(weights[0]) <= {1, 2}
+
+
+async def added(network: Network, name: str, role: Role) -> NodeSetup:
+    """One more neuron: wallet, bucket and keys are there, registration is not."""
+    node = NodeSetup(name, role, new_hotkey(), new_account())
+    save_hotkey(network.folder / "wallets", name, HOTKEY, node.hotkey)
+    keys = json.loads(network.keys.read_text()) | key_table([node.account])
+    await asyncio.to_thread(atomic_write, network.keys, json.dumps(keys).encode())
+    return node
 
 
 def _table_text(log: Path) -> str:

@@ -14,6 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from guides import all_of_guide, words
+
+from tplr.errors import AccessDenied
+from tplr.schemas import Bucket
+from tplr.storage import S3Connections
 
 MIB = 2**20
 
@@ -112,6 +117,27 @@ async def test_a_signal_ends_it_cleanly_in_the_middle_of_an_answer(
     _, errors = await asyncio.to_thread(process.communicate, timeout=10)
     assert process.returncode == 0
     assert "Traceback" not in errors
+
+
+async def test_the_guides_commands_start_it(tmp_path: Path) -> None:
+    write_keys, serve = all_of_guide("docs/s3server.md")
+    subprocess.run(["sh", "-c", write_keys], cwd=tmp_path, check=True)  # noqa: ASYNC221
+    command = [sys.executable, *words(serve)[1:], "--ready-file", "ready.json"]
+    assert command[-4:-2] == ["--port", "9000"]
+    command[-3] = "0"
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)  # noqa: ASYNC220
+    try:
+        endpoint = (await ready(tmp_path, process)).endpoint
+        key = {"access_key_id": "1" * 32, "secret_access_key": "1" * 64}
+        async with S3Connections(endpoint) as connections:
+            store = connections.store(Bucket(name="models", account_id="a" * 32, **key))
+            await store.put("weights", b"1")
+            assert (tmp_path / "objects").is_dir()
+            with pytest.raises(AccessDenied):
+                await connections.store(Bucket(name="logs", account_id="a" * 32, **key)).put("line", b"1")
+    finally:
+        process.kill()
+        process.communicate()
 
 
 async def test_every_request_is_a_line_of_its_log(start: Any, tmp_path: Path, connect: Any) -> None:
