@@ -125,7 +125,7 @@ def correlations(run: Recorded) -> dict[str, list[float]]:
         "mean cosine of tensors": (unit / gradients).mean(axis=-1),
         "mean cosine, times the root of its entries": (unit / gradients * sizes).mean(axis=-1),
     }
-    if run.scheme == "sparseloco":
+    if run.scheme != "demo":
         ways["clipped"] = (products * run.factors).sum(axis=-1)
         ways["clipped, mean cosine"] = (products * run.factors / gradients).mean(axis=-1)
     falls = data["falls"].mean(axis=-1)

@@ -1,6 +1,6 @@
 """The scoreboard of attacks: what each earns, with real training of a small model and the code that nodes run.
 
-    python scripts/simulate_attackers.py [--seeds 8] [--jobs 2] [--schemes demo sparseloco] [--vocabularies 1024 256]
+    python scripts/simulate_attackers.py [--seeds 8] [--jobs 2] [--schemes muon demo sparseloco] [--vocabularies 1024 256]
                                          [--scenarios NAME ...] [--results FILE] [--finished] [--write]
 
 Runs the scenarios of ``tplr.localnet.scenarios``, a process for each job, and prints the table of median and worst over
@@ -112,7 +112,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8, help="number of seeds")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--schemes", nargs="+", default=["demo", "sparseloco"])
+    parser.add_argument("--schemes", nargs="+", default=["muon", "demo", "sparseloco"])
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[VOCABULARY, SINGLE_BYTES])
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=[*SCENARIOS])
     parser.add_argument("--results", type=Path, help="JSON lines, one for each run of a scenario")
@@ -137,6 +137,7 @@ def main() -> int:
     runs: dict[Column, list[Figures]] = {column: [] for column in columns}
     for name, setting in tasks:
         runs[setting.scheme, setting.vocabulary].append(done[name, setting])
+    runs = {column: found for column, found in runs.items() if found}
     lines = table(runs)
     print("\n".join(lines))
     if given.write:
