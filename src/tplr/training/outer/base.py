@@ -109,7 +109,7 @@ class OuterScheme(ABC):
 
     def _add_to_errors(self, update: Update, *, sign: int) -> None:
         """``errors += sign * decode(update)``, for the tensors that this rank owns."""
-        for group in self._owners.groups[self._parallel.rank]:
+        for group in self._owners.groups(self._parallel.rank):
             with self._error_feedback.on_device([one.name for one in group.tensors]) as errors:
                 self._add_decoded(group, errors, update, sign=sign)
 

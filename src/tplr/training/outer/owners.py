@@ -15,20 +15,24 @@ class TensorOwners:
 
     Attributes:
         of_rank: for each rank, the names of the tensors that it owns.
-        groups: of these tensors, for each rank.
     """
 
     def __init__(self, spec: PayloadSpec, device: torch.device, parallel: ParallelContext) -> None:
         sizes = {name: one.grid.rows * one.grid.cols for name, one in spec.tensors.items()}
         owners = assign_owners(sizes, parallel.size)
         self.of_rank = [[name for name in spec.tensors if owners[name] == rank] for rank in range(parallel.size)]
-        self.groups = [list(tensor_groups(spec, device, names)) for names in self.of_rank]
+        self._spec = spec
+        self._device = device
         self._parallel = parallel
 
     @property
     def mine(self) -> list[str]:
         """The names of the tensors that this rank owns."""
         return self.of_rank[self._parallel.rank]
+
+    def groups(self, rank: int) -> Iterator[TensorGroup]:
+        """The groups of the tensors that a rank owns."""
+        return tensor_groups(self._spec, self._device, self.of_rank[rank])
 
     def whole(
         self, shards: Mapping[str, torch.Tensor], *, write_back: bool = False
@@ -42,7 +46,7 @@ class TensorOwners:
             write_back: the caller changes the whole tensors in place, and the change goes into the shards.
         """
         rank = self._parallel.rank
-        for groups in itertools.zip_longest(*self.groups):
+        for groups in itertools.zip_longest(*map(self.groups, range(self._parallel.size))):
             names = [[one.name for one in group.tensors] if group else [] for group in groups]
             rounds = [
                 [None if name is None else shards[name] for name in of_ranks]
