@@ -1,7 +1,8 @@
 """The scoreboard of attacks: what each earns, with real training of a small model and the code that nodes run.
 
-    python scripts/simulate_attackers.py [--seeds 8] [--jobs 2] [--schemes muon demo sparseloco] [--vocabularies 1024 256]
-                                         [--scenarios NAME ...] [--results FILE] [--finished] [--write]
+    python scripts/simulate_attackers.py [--seeds 8] [--jobs 2] [--schemes muon demo sparseloco]
+                                         [--vocabularies 1024 256] [--scenarios NAME ...]
+                                         [--results FILE] [--finished] [--write]
 
 Runs the scenarios of ``tplr.localnet.scenarios``, a process for each job, and prints the table of median and worst over
 the seeds for each scheme and vocabulary; with ``--write`` also into ``docs/attackers.md``. Results are appended to
