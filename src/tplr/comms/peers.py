@@ -112,7 +112,7 @@ class PeerLists(NodeBuckets):
         So this node's bucket has them when it is an elector.
 
         Args:
-            horizon: a start that lies more windows ahead is none.
+            horizon: a start that is more windows ahead does not count.
 
         Raises:
             StoreError, PayloadError: not copied.

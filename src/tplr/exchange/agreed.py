@@ -119,7 +119,7 @@ class DecisionReader:
             PayloadError: what electors publish instead of decisions leaves no majority.
         """
         electors = self._reader.electors
-        # Whoever has not answered before is asked last.
+        # Electors that have not answered before are asked last.
         unseen = sorted((uid for uid in electors.uids if uid not in self._seen), key=lambda uid: self._missed[uid])
         asked = enough(electors, unseen, [*self._seen]) or list(electors.uids)
         await asyncio.gather(*map(self._ask, asked))

@@ -406,7 +406,7 @@ class Network:
             begin = ready + blocked
             stop, free = length - design.hparams.commit_margin_seconds, begin
         needed = assumed.training / speed
-        # Whoever is later than a window misses the next one, and follows with the newest.
+        # A miner that is later than a window misses the next one, and follows with the newest.
         miners.behind[:] = 0.0
         miners.behind[readers] = np.maximum(0.0, free - length) % length
         return np.clip(np.minimum(stop - begin, needed), 0.0, None) / length

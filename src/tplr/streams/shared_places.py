@@ -1,4 +1,4 @@
-"""Which places of each epoch one rank reads, and how ranks divide anew what is left of an epoch."""
+"""Which places of each epoch one rank reads, and how ranks divide again what is left of an epoch."""
 
 import hashlib
 import json
