@@ -5,11 +5,12 @@ import time
 
 import pytest
 from deciding import publish_decision
+from included import included_set
 from three_nodes import ALICE, BOB, LEADER, W, World
 
 from tplr.errors import ObjectNotFound, StoreUnavailable
 from tplr.exchange import first_answer
-from tplr.exchange.aggregates import bundle, included_set
+from tplr.exchange.aggregates import bundle
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.keys import state_key
 from tplr.testing.s3server import Delay

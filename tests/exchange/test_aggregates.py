@@ -4,6 +4,7 @@ import hashlib
 import time
 
 import pytest
+from included import included_set
 from safetensors import safe_open
 
 from tplr.errors import PayloadError, StoreUnavailable
@@ -13,7 +14,6 @@ from tplr.exchange.aggregates import (
     bundle,
     find_aggregate,
     get_aggregate,
-    included_set,
     put_aggregate,
 )
 from tplr.exchange.first_answer import ANSWER_SECONDS, PATIENCE_SECONDS

@@ -1,4 +1,4 @@
-"""What an aggregator's own disk does to it: nothing that a later try does not mend; and it decides nothing."""
+"""What an aggregator's own disk does to it: nothing that a later try does not repair; and it decides nothing."""
 
 import hashlib
 from pathlib import Path
@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from included import included_set
 
 from tplr.errors import StateError
-from tplr.exchange.aggregates import IncludedSet, bundle, included_set
+from tplr.exchange.aggregates import IncludedSet, bundle
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.hparams import load_hparams
 from tplr.node import bundles
