@@ -172,7 +172,8 @@ class Elector:
             ChainUnavailable, PayloadError, StateError, StoreError, WindowLost: it has not.
         """
         began, clock, loop = time.monotonic(), self._context.clock, asyncio.get_running_loop()
-        opens = loop.time() + self._closes_after - clock.seconds_since(window + 1)
+        closes = closes_after(self._hparams, self._spec.expected_size, clock.block_time)
+        opens = loop.time() + closes - clock.seconds_since(window + 1)
         electors, delta = electors.turned(window), self._hparams.relay_seconds
         box = self._comms.ballot_box(window, electors, self._ballots(window))
         question = await self._question(window, electors)
@@ -218,10 +219,6 @@ class Elector:
         await self._bundles.drop(window)
         await box.clear()
         return True
-
-    @property
-    def _closes_after(self) -> float:
-        return closes_after(self._hparams, self._spec.expected_size, self._context.clock.block_time)
 
     async def _question(self, window: int, electors: Electors) -> WindowQuestion:
         listed = await self._comms.get_peer_list(window)
