@@ -64,13 +64,13 @@ def reported_set(report: DebugReport, version: str, *, size: int) -> IncludedSet
     )
 
 
-def bundle(included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
+def assemble(included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
     """The aggregate: header and updates of a set, in its order."""
     return b"".join([_head(included), *bodies])
 
 
 async def put_aggregate(store: ObjectStore, included: IncludedSet, body: bytes) -> ObjectInfo:
-    """Publish an aggregate, made by ``bundle``. Raises StoreError."""
+    """Publish an aggregate, made by ``assemble``. Raises StoreError."""
     key = state_key("aggregator", included.window, 0, included.version)
     return await with_retry(
         lambda: store.put(key, body), deadline_seconds=PUT_SECONDS + len(body) / TransferLimits.upload_floor

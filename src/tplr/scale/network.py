@@ -90,7 +90,7 @@ class WindowResult:
         untold: miners that did not know the decision ``manifest_timeout_seconds`` after their gather.
         missed: miners that were there, and whose update was not in time.
         away: miners that are not there.
-        validator_link: seconds that the median validator's link is busy with the window, its bundle and probation
+        validator_link: seconds that the median validator's link is busy with the window, its aggregate and probation
             included.
         class_b: reads of one listed peer's bucket, ``elector_b``: of the busiest elector's.
         ballots: reads of an elector in the election, on average.

@@ -13,7 +13,7 @@ from included import included_set
 
 from tplr.comms import Comms
 from tplr.compress.payload import parse
-from tplr.exchange.aggregates import bundle
+from tplr.exchange.aggregates import assemble
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.exchange.quorum import void as nothing
 from tplr.hparams import HParams
@@ -112,7 +112,7 @@ class Recording:
             await publish_decision(self._electors, published, voided=voided)
         if aggregate:
             await self._leader.put_aggregate(
-                published, bundle(published, [one.update.body for one in gathered.updates])
+                published, assemble(published, [one.update.body for one in gathered.updates])
             )
         self.train_state.apply([one.update for one in gathered.updates])
         self.window = window + 1
