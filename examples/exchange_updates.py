@@ -35,6 +35,8 @@ from tplr.training.schemes import outer_scheme
 
 PARTICIPANTS = 3
 BLOCK_SECONDS = 0.25
+# What each process needs: imported once, in the one from which all are forked.
+PRELOADED = ["tplr.comms", "tplr.training.schemes", "transformers.models.llama.modeling_llama"]
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
 
 
@@ -45,8 +47,15 @@ def constants() -> HParams:
     return hparams.model_copy(update={"model": sizes, "blocks_per_window": 12, "time_window_delta_seconds": 4})
 
 
-def participant(name: str, chosen: "Synchronized[int]", ready: Barrier, results: "Queue[tuple[str, str]]") -> None:
+def participant(
+    name: str,
+    variables: dict[str, str],
+    chosen: "Synchronized[int]",
+    ready: Barrier,
+    results: "Queue[tuple[str, str]]",
+) -> None:
     """One process. Its environment names its bucket, as ``.env`` does for a node."""
+    os.environ.update(variables)
     results.put((name, asyncio.run(exchange(name, chosen, ready))))
 
 
@@ -107,14 +116,16 @@ def make_chain(names: list[str]) -> None:
 
 async def run(names: list[str]) -> None:
     accounts = {name: new_account() for name in names}
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     chosen, ready, results = context.Value("q", 0), context.Barrier(PARTICIPANTS), context.Queue()
     async with serve(Path("s3"), key_table(accounts.values())) as server:
         processes = []
         for name in names:
-            os.environ.update(bucket_variables("gradients", accounts[name], "read", "write"))
-            os.environ.update(TPLR_S3_ENDPOINT=server.endpoint, TPLR_CACHE_FOLDER=str(Path("cache", name)))
-            processes.append(context.Process(target=participant, args=(name, chosen, ready, results), daemon=True))
+            variables = bucket_variables("gradients", accounts[name], "read", "write")
+            variables |= {"TPLR_S3_ENDPOINT": server.endpoint, "TPLR_CACHE_FOLDER": str(Path("cache", name))}
+            arguments = (name, variables, chosen, ready, results)
+            processes.append(context.Process(target=participant, args=arguments, daemon=True))
             processes[-1].start()
         digests = dict([await asyncio.to_thread(results.get, timeout=120) for _ in names])
         for process in processes:

@@ -4,11 +4,13 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 scripts/setup.sh dev || exit 2
 status=0
-# pyright and the site take half a minute each, on a core each.
-docs=$(mktemp -d)
-trap 'rm -rf "$docs"' EXIT
-scripts/docs.sh "$docs/site" >"$docs/log" 2>&1 &
+# pyright takes longest, on one core; on the other one the site, and what waits for the network.
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+scripts/docs.sh "$logs/site" >"$logs/docs" 2>&1 &
 site=$!
+scripts/audit.sh >"$logs/audit" 2>&1 &
+audit=$!
 for check in "ruff check ." "ruff format --check ." "pyright" "lint-imports"; do
     echo "== $check"
     # shellcheck disable=SC2086 # its words are the command line
@@ -16,7 +18,8 @@ for check in "ruff check ." "ruff format --check ." "pyright" "lint-imports"; do
 done
 echo "== docs"
 wait "$site" || status=1
-cat "$docs/log"
+cat "$logs/docs"
 echo "== audit"
-scripts/audit.sh || status=1
+wait "$audit" || status=1
+cat "$logs/audit"
 exit $status

@@ -22,6 +22,8 @@ fi
 # A .venv without a working pip is incomplete, or belongs to another path.
 .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
 echo "setup: installing into .venv (one to two minutes, only once) ..." >&2
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
     --editable ".${extras:+[$extras]}"
+# pip would compile on one core. Some packages hold files that are no Python.
+.venv/bin/python -m compileall -q -j 0 .venv/lib src >/dev/null 2>&1 || true
 echo "$wanted" >".venv/installed-${extras:-base}"

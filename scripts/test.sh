@@ -7,6 +7,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 scripts/setup.sh test || exit 2
 pytest=".venv/bin/python -m pytest"
+unset PYTHONDONTWRITEBYTECODE # a hundred processes would each compile this project
 long=
 if [ "${1:-}" = --long ]; then
     long=yes

@@ -1,6 +1,7 @@
 """Declared dependencies: what ``src`` imports is declared, what is declared is imported, extras are optional."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -34,6 +35,7 @@ def imports(node: ast.AST) -> Iterator[str]:
         yield from (one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 
+@functools.cache
 def imported(*, at_import: bool) -> dict[str, set[str]]:
     """Distribution -> files that import it; with ``at_import`` only what an import of the file imports."""
     distributions = packages_distributions()

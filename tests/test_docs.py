@@ -6,6 +6,7 @@ stand for values.
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ def quoted(text: str) -> Iterator[str]:
             yield printed["line"]
 
 
+@functools.cache  # on its first use: every process of the tests collects this file
 def format_strings() -> list[re.Pattern[str]]:
     """Every string of ``src`` that is no docstring, as a pattern with a group for each value."""
     patterns = []
@@ -56,14 +58,11 @@ def format_strings() -> list[re.Pattern[str]]:
     return patterns
 
 
-STRINGS = format_strings()
-
-
 def is_logged(line: str) -> bool:
     """Whether some format string gives ``line``; what stands for one of its values is a value or such a line itself."""
     return any(
         all(VALUE.fullmatch(value) or is_logged(value) for value in found.groups())
-        for pattern in STRINGS
+        for pattern in format_strings()
         if (found := pattern.fullmatch(line))
     )
 

@@ -30,7 +30,9 @@ def logged() -> Iterator[tuple[str, str]]:
         place = str(path.relative_to(SOURCE))
         if place.partition("/")[0] not in OF_A_NODE or place in NO_NODE:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        if "logger" not in (text := path.read_text()):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS:
                 if getattr(node.func.value, "id", "") != "logger" or not isinstance(node.args[0], ast.Constant):
                     continue

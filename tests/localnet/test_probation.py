@@ -8,6 +8,9 @@ from tplr.localnet.attackers import Changed, Honest, Noise, Zeros
 from tplr.localnet.simulation import START_WINDOW, Member, WindowRecord, World, profile, small
 from tplr.schemas import Reason
 
+# Half a minute of one core, as for the scenarios.
+pytestmark = pytest.mark.timeout(900)
+
 WINDOWS = 20
 JOINS = START_WINDOW + 6  # the newcomer's first window
 WAY_IN = 10  # windows until an honest newcomer is applied, at most

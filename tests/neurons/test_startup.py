@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import os
 import re
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -229,32 +227,22 @@ async def test_unregistered_hotkey(world: World) -> None:
     assert "has no uid on subnet 3: register it" in text
 
 
-def run_localnet(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tplr.cli", "localnet", *arguments],
-        cwd=cwd,
-        env=os.environ | {"COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_localnet_with_a_port_in_use_and_other_wrong_arguments(tmp_path: Path) -> None:
+async def test_localnet_with_a_port_in_use_and_other_wrong_arguments(world: World, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tplr.cli", "localnet", "--miners", 0, "--corpus", "nowhere"]
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        result = run_localnet(
-            "--port", str(port), "--miners", "0", "--corpus", "nowhere", "--window-seconds", "0.3", cwd=tmp_path
+        status, printed = await world.commands.run(
+            [*command, "--port", port, "--window-seconds", 0.3],
+            env=world.commands.env | {"COLUMNS": "200"},
+            folder=tmp_path,
         )
-    assert result.returncode == 2
+    assert status == 2
     for expected in (
         f"--port {port}: Address already in use",
         "--miners 0: expected 1",
         "--corpus nowhere: no such folder",
         "--window-seconds 0.3: expected at least",
     ):
-        assert expected in result.stderr
-    assert "Traceback" not in result.stderr
+        assert expected in printed
+    assert "Traceback" not in printed
     assert list(tmp_path.iterdir()) == []

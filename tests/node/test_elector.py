@@ -22,6 +22,8 @@ from tplr.storage.retry import with_retry
 from tplr.training.model import build_model
 from tplr.training.schemes import outer_scheme
 
+pytestmark = pytest.mark.timeout(180)
+
 VALIDATORS = ("validator", "validator-2", "validator-3")
 
 

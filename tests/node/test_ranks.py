@@ -1,13 +1,11 @@
 """Which processes of ``torchrun`` hold a model together, on which device each, and what a failed rank costs."""
 
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from rank_processes import RANK_LIFE, run_ranks
+from rank_processes import run_ranks, torchrun
 
 from tplr.cli import parse_arguments
 from tplr.config import Environment
@@ -165,8 +163,5 @@ def test_torchrun_starts_the_ranks_again_and_they_go_on_with_the_same_model(hpar
     ).results
     result = tmp_path / "result.json"
     call = json.dumps({**_where(hparams, tmp_path), "windows": 4, "dies_in": 2})
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
-    command = [*launch, str(RANK_LIFE), "restarted", call, str(result)]
-    ended = subprocess.run(command, check=False, capture_output=True)
-    assert ended.returncode == 0, ended.stderr.decode()
+    torchrun(2, "restarted", call, str(result), max_restarts=3)
     assert json.loads(result.read_text()) == {"life": 1, "first": 2, "digest": alone["digest"]}

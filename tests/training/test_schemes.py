@@ -11,7 +11,7 @@ from tplr.training.model import build_model
 from tplr.training.schedule import learning_rate
 from tplr.training.schemes import local_training, outer_scheme
 
-MINERS, STEPS = 3, 20
+MINERS = 3
 SMALL = {"sparseloco": {"inner_steps": 2, "outer_momentum": 0.5, "outer_nesterov": True}, "demo": {}}
 
 
@@ -46,16 +46,20 @@ class Node:
         return other
 
 
+@pytest.mark.parametrize(
+    ("steps", "miner_restarts", "watcher_restarts"),
+    [(8, (3, 4, 7), 5), pytest.param(20, (7, 8, 15), 12, marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
-def test_twenty_steps_leave_all_nodes_with_the_same_bytes(scheme, tiny, batches):
+def test_steps_leave_all_nodes_with_the_same_bytes(scheme, steps, miner_restarts, watcher_restarts, tiny, batches):
     hparams = tiny(scheme, layers=1, **SMALL[scheme])
     miners, watcher = [Node(hparams) for _ in range(MINERS)], Node(hparams)
     begin = digest(watcher.parameters)
     unbroken = Node(hparams)  # the first miner again, which is never restarted
-    for step in range(STEPS):
-        if step in (7, 8, 15):
+    for step in range(steps):
+        if step in miner_restarts:
             miners[0] = miners[0].restarted()
-        if step == 12:
+        if step == watcher_restarts:
             watcher = watcher.restarted()
         own = [batches(100 * step + uid, 2) for uid in range(MINERS)]
         bodies = [miner.update(uid, step, own[uid]) for uid, miner in enumerate(miners)]

@@ -46,10 +46,8 @@ def ended_well(ended, size):
     ("scheme", "sizes", "windows"),
     [
         ("demo", (2,), 3),
-        ("sparseloco", (2, 4), 3),
-        ("muon", (2,), 3),
+        ("muon", (2, 4), 3),  # sparseloco's scheme, with the inner optimizer of production
         pytest.param("sparseloco", (2, 4), 20, marks=pytest.mark.long),
-        pytest.param("muon", (2, 4), 3, marks=pytest.mark.long),
     ],
 )
 def test_a_life_over_several_ranks_has_the_bytes_of_one_process(scheme, sizes, windows, written, tmp_path):

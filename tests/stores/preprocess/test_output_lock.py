@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tplr.config import process_variables
 from tplr.errors import ConfigError, DataError
+from tplr.localnet.fork_server import Forked, ForkServer
+from tplr.localnet.network import base_environment
 from tplr.stores.datasets import DatasetFactory
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.stores.preprocess.output_lock import LOCK, sole_writer
@@ -26,29 +28,60 @@ CONFIG = PipelineConfig.from_dict({
 })  # fmt: skip
 
 
+class Server:
+    """Forks commands from a process that has imported what they need."""
+
+    def __init__(self, folder: Path) -> None:
+        self._env = base_environment(process_variables(), folder / "home")
+        preloaded = (
+            "tplr.cli.data.prepare",
+            "tplr.stores.preprocess.pipeline",
+            "transformers.models.auto.tokenization_auto",
+        )
+        self._server = ForkServer(env=self._env, folder=folder, log=folder / "fork-server.log", preloaded=preloaded)
+        self._server.open()
+        self.close = self._server.close
+        self._server.wait_until_ready()
+
+    def start(self, command: list[str], log: Path) -> Forked:
+        with log.open("wb") as output:
+            return self._server.start(command, env=self._env, folder=log.parent, log=output)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    found = Server(tmp_path_factory.mktemp("server"))
+    yield found
+    found.close()
+
+
 class Writers:
     """Starts ``tplr data prepare`` on one source and ends what is left of it."""
 
-    def __init__(self, folder: Path, tokenizer_path: Path) -> None:
+    def __init__(self, folder: Path, tokenizer_path: Path, server: Server) -> None:
+        self._folder, self._server = folder, server
         self.source, self.out, self.tokenizer_path = folder / "in.jsonl", folder / "out", tokenizer_path
         self.source.write_text("".join(json.dumps({"text": f"record {i} " * 8}) + "\n" for i in range(4000)))
         CONFIG.to_file(folder / "c.json")
         paths = [self.source, "-o", self.out, "-c", folder / "c.json", "--tokenizer", tokenizer_path]
         self._command = [sys.executable, "-m", "tplr.cli", "data", "prepare", *map(str, paths), "--batch-size", "16"]
-        self.started: list[subprocess.Popen[str]] = []
+        self.started: list[Forked] = []
 
-    def start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.started.append(process)
-        return process
+    def start(self) -> Forked:
+        self.started.append(self._server.start(self._command, self._folder / f"{len(self.started)}.log"))
+        return self.started[-1]
 
-    def stopped_when(self, reached: Callable[[], bool]) -> subprocess.Popen[str]:
+    def said(self, process: Forked) -> str:
+        """All that a process has printed."""
+        return (self._folder / f"{self.started.index(process)}.log").read_text()
+
+    def stopped_when(self, reached: Callable[[], bool]) -> Forked:
         """A process that stands still where ``reached`` was true, so that others find it at work."""
         process = self.start()
         while not reached():
-            assert process.poll() is None, process.communicate()
+            assert process.poll() is None, self.said(process)
             time.sleep(0.002)
-        process.send_signal(signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGSTOP)
         return process
 
     def prepare(self, out: Path | None = None):
@@ -56,12 +89,12 @@ class Writers:
 
 
 @pytest.fixture
-def writers(tmp_path: Path, tokenizer_path: Path) -> Iterator[Writers]:
-    found = Writers(tmp_path, tokenizer_path)
+def writers(tmp_path: Path, tokenizer_path: Path, server: Server) -> Iterator[Writers]:
+    found = Writers(tmp_path, tokenizer_path, server)
     yield found
     for process in found.started:
-        process.kill()
-        process.communicate()
+        os.kill(process.pid, signal.SIGKILL)  # one that has ended is a zombie of the server
+        process.wait()
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -71,18 +104,18 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_second_writer_is_refused_and_harms_nothing(writers: Writers, tmp_path: Path) -> None:
     first = writers.stopped_when(lambda: any(writers.out.glob("*/shard_0002")))
     second = writers.start()
-    _, said = second.communicate()
-    assert second.returncode != 0
+    assert second.wait() != 0
+    said = writers.said(second)
     assert str(writers.out) in said.replace("\n", "")
     assert f"process {first.pid} on " in said
-    first.send_signal(signal.SIGCONT)
+    os.kill(first.pid, signal.SIGCONT)
     assert first.wait() == 0
     writers.prepare(tmp_path / "alone")
     assert files(writers.out) == files(tmp_path / "alone")  # no lock, no draft
 
 
 def test_a_killed_writer_leaves_no_lock_and_no_draft(writers: Writers, tmp_path: Path) -> None:
-    writers.stopped_when(lambda: any(writers.out.glob("*/.shard_*.tmp/*"))).kill()
+    os.kill(writers.stopped_when(lambda: any(writers.out.glob("*/.shard_*.tmp/*"))).pid, signal.SIGKILL)
     writers.started[0].wait()
     killed = files(writers.out)
     assert LOCK in killed
@@ -115,7 +148,7 @@ def test_it_is_finished_only_with_every_shard(writers: Writers) -> None:
 def test_a_shard_that_vanishes_meanwhile_is_noticed(writers: Writers) -> None:
     first = writers.stopped_when(lambda: any(writers.out.glob("*/shard_0003")))
     next(writers.out.glob("*/shard_0000/meta.json")).unlink()
-    first.send_signal(signal.SIGCONT)
+    os.kill(first.pid, signal.SIGCONT)
     assert first.wait() != 0
     assert not (writers.out / "prepare.json").exists()
 

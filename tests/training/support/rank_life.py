@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -419,7 +418,8 @@ def _restart_count() -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
-if __name__ == "__main__":  # a rank of torchrun
-    found = globals()[sys.argv[1]](**json.loads(sys.argv[2]))
+def torchrun_rank(function: str, call: str, result: str) -> None:
+    """A rank of torchrun: ``call`` has the arguments as JSON, and rank 0 writes what it found."""
+    found = globals()[function](**json.loads(call))
     if os.environ["RANK"] == "0":
-        Path(sys.argv[3]).write_text(json.dumps(found))
+        Path(result).write_text(json.dumps(found))

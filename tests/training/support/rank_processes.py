@@ -5,6 +5,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import time
@@ -13,7 +14,6 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-RANK_LIFE = Path(__file__).with_name("rank_life.py")
 DEADLINE = 400.0  # of a machine that is busy with other tests
 _CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -74,6 +74,33 @@ def run_ranks(size: int, place: Path, function: str, *, stopped: int | None = No
         process.kill()
         process.join()
     return Ended(codes, [_read(place / f"{rank}.json") for rank in range(size)], _logs(place, size), seconds)
+
+
+def torchrun(size: int, *arguments: str, max_restarts: int) -> None:
+    """Run ``rank_life.torchrun_rank`` under the agent of ``torchrun``, which starts all again when one has died.
+
+    ``torchrun`` itself would start an interpreter for each life of each rank: this one asks the server for forks.
+    """
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    _start_server()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=size,
+        run_id="ranks",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=max_restarts,
+        start_method="forkserver",
+    )
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        elastic_launch(config, importlib.import_module("rank_life").torchrun_rank)(*arguments)
+    finally:
+        for number, handler in handlers.items():  # the agent leaves its own
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 def _read(path: Path) -> Any:
