@@ -147,9 +147,14 @@ def egress() -> str:
         ways = [
             Way("peers' buckets", whole, sent, update, 20, "hash of each"),
             Way(
-                "one bundle, by a node at 110 Mbit/s", whole, sent + whole / DOWN + whole / UP, whole, 1, "hash of each"
+                "one aggregate, by a node at 110 Mbit/s",
+                whole,
+                sent + whole / DOWN + whole / UP,
+                whole,
+                1,
+                "hash of each",
             ),
-            Way("one bundle, by an aggregator", whole, aggregator + whole / AGGREGATOR_UP, whole, 1, "hash of each"),
+            Way("one aggregate, by an aggregator", whole, aggregator + whole / AGGREGATOR_UP, whole, 1, "hash of each"),
             Way(
                 "four mirrors, a quarter each",
                 whole,

@@ -121,6 +121,7 @@ async def store(library) -> MemoryStore:
 
 @pytest.fixture(scope="session")
 def tokenizer():
+    """One token for each byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

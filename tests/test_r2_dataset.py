@@ -14,8 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from tplr import config
 from tplr.errors import AccessDenied, ConfigError, DataError, StateError, StoreError
@@ -30,16 +28,6 @@ from tplr.testing.s3server import Delay, FlipBit, Reset, Status, Truncate, serve
 
 READ_KEY, WRITE_KEY, SECRET = "a" * 32, "b" * 32, "c" * 64
 ROWS = {name: [f"{name} row {i}" for i in range(count)] for name, count in [("first", 700), ("second", 250)]}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    """One token for each byte."""
-    alphabet = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    bytes_only = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
-    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytes_only.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=bytes_only, eos_token="<eos>")
 
 
 def dataset_objects(bucket: str) -> dict[str, bytes]:

@@ -23,7 +23,6 @@ import itertools
 import json
 import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -39,6 +38,7 @@ import pyarrow.parquet as pq
 from parquet_corpus import EOS, prepared
 from parquet_loader_report import Row, report
 from pictures import redraw
+from s3_process import start_server
 from tokenizers import Tokenizer, normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -58,6 +58,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 PARTS = ("speed", "cut", "grid", "memory", "equal")
 SUBFOLDER = "pages"
 KEY, SECRET = "a" * 32, "b" * 64
+KEYS = {KEY: {"secret": SECRET, "buckets": {"books": "read-write"}}}
 PAGES, BATCH, LENGTH = 24, 6, 2048
 KNOWN_PAGES = 480
 MEMORY_PAGES = 1000
@@ -71,20 +72,6 @@ GRID = {  # the first value of each is kept while the others vary
 
 
 # --- the place ----------------------------------------------------------------------------------------------------
-
-
-def start_server(folder: Path, stack: ExitStack) -> str:
-    """The endpoint of a new server, which ends with ``stack``."""
-    (folder / "keys.json").write_text(json.dumps({KEY: {"secret": SECRET, "buckets": {"books": "read-write"}}}))
-    command = [sys.executable, "-m", "tplr.testing.s3server", "--root", folder / "objects", "--port", "0"]
-    command += ["--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
-    server = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
-    stack.callback(server.wait)
-    stack.callback(server.send_signal, signal.SIGTERM)
-    while not (folder / "ready.json").exists():
-        time.sleep(0.05)
-    ready = json.loads((folder / "ready.json").read_text())
-    return f"http://{ready['host']}:{ready['port']}"
 
 
 def set_environment(endpoint: str, folder: Path) -> None:
@@ -377,7 +364,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
-        set_environment(start_server(folder, stack), folder)
+        set_environment(start_server(folder, stack, KEYS), folder)
         asyncio.run(upload(place / "dataset"))
         rows: list[Row] = []
         if "speed" in args.part:

@@ -16,8 +16,6 @@ import csv
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from typing import Any
 import numpy as np
 from pictures import redraw
 from plain_s3 import plain_client
+from s3_process import start_server
 
 from tplr.chain.hotkeys import new_hotkey
 from tplr.exchange.checkpoints import publish
@@ -157,18 +156,6 @@ async def measure_upload(endpoint: str, folder: Path, repetitions: int) -> list[
     return rows
 
 
-def start_server(folder: Path, stack: ExitStack) -> str:
-    (folder / "keys.json").write_text(json.dumps({KEY: {"secret": SECRET, "buckets": {BUCKET: "read-write"}}}))
-    command = [sys.executable, "-m", "tplr.testing.s3server", "--root", folder / "objects", "--port", "0"]
-    command += ["--no-write-rate", "--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
-    server = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
-    stack.callback(server.wait)
-    stack.callback(server.terminate)
-    while not (folder / "ready.json").exists():
-        time.sleep(0.05)
-    return f"http://127.0.0.1:{json.loads((folder / 'ready.json').read_text())['port']}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3)
@@ -181,7 +168,9 @@ def main() -> None:
         rows = [measure_saving(train_state, batches, number) for number in range(repetitions)]
         snapshot = folder / "state" / f"window-{repetitions - 1}"
         size = sum(path.stat().st_size for path in snapshot.iterdir())
-        uploads = asyncio.run(measure_upload(start_server(folder, stack), snapshot, repetitions))
+        keys = {KEY: {"secret": SECRET, "buckets": {BUCKET: "read-write"}}}
+        endpoint = start_server(folder, stack, keys, "--no-write-rate")
+        uploads = asyncio.run(measure_upload(endpoint, snapshot, repetitions))
     for row, upload in zip(rows, uploads, strict=True):
         row.update(upload)
         row["pause, share of a window"] = (row["training beside a save, s"] - row["training, s"]) / window

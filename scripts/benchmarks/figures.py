@@ -50,7 +50,13 @@ def bars(axes: Any, values: Mapping[str, Sequence[float]], *, unit: str, colour:
         text = f"{middle[place]:.3g}" if middle[place] < 1000 else f"{middle[place]:,.0f}"
         end = max(found, default=0.0)
         axes.annotate(
-            text if found else "not measured", (end, place), (5, 0), textcoords="offset points", va="center", fontsize=8
+            text if found else "not measured",
+            (end, place),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},  # a limit's line does not cross it
         )
     axes.invert_yaxis()
     axes.set_xlim(0, 1.18 * max(max(found, default=0.0) for found in values.values()) or 1.0)

@@ -135,8 +135,9 @@ def streaming_pipeline(rows: Rows, path: Path) -> None:
         strict=True,
     ):
         chosen = [row for row in rows if (row["job"], row["measure"]) == (job, measure)]
-        found = {side: column(chosen, "value", side=side) for side in values_of(chosen, "side")}
-        bars(axes, found, unit=measure, colour=["tab:blue" if side == "tplr.data" else "0.6" for side in found])
+        found = {side: [one / 1000 for one in column(chosen, "value", side=side)] for side in values_of(chosen, "side")}
+        unit = f"thousand samples per second{' of processor time' if measure == 'samples_per_cpu_s' else ''}"
+        bars(axes, found, unit=unit, colour=["tab:blue" if side == "tplr.data" else "0.6" for side in found])
         axes.set_title(job, fontsize=10)
     save(figure, path)
 

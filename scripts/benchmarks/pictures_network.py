@@ -140,7 +140,12 @@ def trust(rows: Rows, path: Path) -> None:
         (seconds, "decided_s", "seconds until all know the decision", TRUST_SECONDS),
         (requests, "requests", "requests of a validator", TRUST_REQUESTS),
     ):
-        found = {f"{count}, {case}": column(rows, name, case=case, validators=count) for case, count in cases}
+        found = {
+            f"{count} {'elector' if count == '1' else 'electors'}, {case}": column(
+                rows, name, case=case, validators=count
+            )
+            for case, count in cases
+        }
         bars(axes, found, unit=unit)
         axes.axvline(limit, color="0.3", linestyle="--", label="limit with five")
     requests.invert_yaxis()  # shared: inverted twice

@@ -20,17 +20,16 @@ import json
 import mmap
 import operator
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from pictures import redraw
+from s3_process import start_server
 from storage_worker import CLIENTS, MIB, PEER_MIB, PEERS, bucket_of, keys_of, known_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -86,22 +85,13 @@ class Worker:
         self.process.wait()
 
 
-def start_server(folder: Path, stack: ExitStack) -> str:
-    """The endpoint of a new server, which ends with ``stack``."""
+def key_table() -> dict[str, Any]:
+    """Of a bucket for each peer."""
     table = {}
     for peer in range(PEERS):
         key, secret = keys_of(peer)
         table[key] = {"secret": secret, "buckets": {bucket_of(peer): "read-write"}}
-    (folder / "keys.json").write_text(json.dumps(table))
-    command = [sys.executable, "-m", "tplr.testing.s3server", "--root", folder / "objects", "--port", "0"]
-    command += ["--no-write-rate", "--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
-    server = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
-    stack.callback(server.wait)
-    stack.callback(server.send_signal, signal.SIGTERM)
-    while not (folder / "ready.json").exists():
-        time.sleep(0.05)
-    ready = json.loads((folder / "ready.json").read_text())
-    return f"http://{ready['host']}:{ready['port']}"
+    return table
 
 
 def start_link(endpoint: str, stack: ExitStack) -> str:
@@ -144,7 +134,7 @@ def run(repetitions: int, folder: Path, sources: dict[str, Path]) -> list[dict[s
 
     with ExitStack() as stack:
         (folder / "tiny").write_bytes(b"x")
-        endpoint = start_server(folder, stack)
+        endpoint = start_server(folder, stack, key_table(), "--no-write-rate")
         workers = start_workers(endpoint)
         target, block = folder / "small", os.urandom(MIB)
         # A process of its own stores what the others get: a large upload leaves memory in the allocator.

@@ -22,7 +22,6 @@ import pickle
 import random
 import select
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,10 +33,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from s3_process import start_server
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "benchmarks"
 CACHE = ROOT / ".cache" / "streaming-benchmark"
 KEY_ID, SECRET, BUCKET = "a" * 32, "b" * 64, "corpus"
+KEYS = {KEY_ID: {"secret": SECRET, "buckets": {BUCKET: "read-write"}}}
 SHARDS, LENGTH, BATCH = {"text": 8, "small": 1}, 2048, 8
 RECORDS = 1_010_000  # of ``small``: more than a million, after which the resume is measured
 SECONDS = 4.0  # duration of a pass
@@ -483,20 +485,6 @@ def fill(endpoint: str) -> None:
     asyncio.run(put())
 
 
-def start_server(folder: Path, stack: ExitStack) -> str:
-    """Start a server, which ``stack`` ends. Returns its endpoint."""
-    (folder / "keys.json").write_text(json.dumps({KEY_ID: {"secret": SECRET, "buckets": {BUCKET: "read-write"}}}))
-    command = [sys.executable, "-m", "tplr.testing.s3server", "--root", folder / "objects", "--port", "0"]
-    command += ["--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
-    server = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
-    stack.callback(server.wait)
-    stack.callback(server.send_signal, signal.SIGTERM)
-    while not (folder / "ready.json").exists():
-        time.sleep(0.05)
-    ready = json.loads((folder / "ready.json").read_text())
-    return f"http://{ready['host']}:{ready['port']}"
-
-
 def measure(repetitions: int, samples: int, folder: Path, problems: dict[str, str]) -> list[dict[str, Any]]:
     """One row for each library, measure and repetition."""
     rows: list[dict[str, Any]] = []
@@ -528,7 +516,7 @@ def measure(repetitions: int, samples: int, folder: Path, problems: dict[str, st
                 rows.append(row)
 
     with ExitStack() as stack:
-        endpoint = start_server(folder, stack)
+        endpoint = start_server(folder, stack, KEYS)
         fill(endpoint)
         workers = {kind: Worker(kind, endpoint, folder) for kind in kinds}
         for worker in workers.values():

@@ -4,7 +4,7 @@ Twenty honest miners of the simulated network (``tplr.localnet.simulation``: rea
 send updates; the step of all of them is applied after each window. Of each window's first m updates: the share of
 entries that anybody sent, and bits for each parameter of
 
-- the updates end to end, as a bundle has them,
+- the updates end to end, as an aggregate has them,
 - the exact sum: a float32 number for each of these entries, and their positions,
 - a sum that is quantized again, to 8 or 4 bits: smaller, but no hash of an update proves it.
 

@@ -22,7 +22,7 @@ TplrError
 ├── TrainingError         a gradient is not finite: there is nothing to send
 ├── DataError             the dataset is missing something or contradicts its manifest; also a ValueError
 ├── StateError            a node's own saved state can't be used
-├── Outdated              the run goes on under rules that this node does not know
+├── Outdated              the run continues under rules that this node does not know
 ├── WindowLost            the updates of a past window are nowhere any more
 └── LocalnetError         a process of a localnet ended by itself, or did not start
 """

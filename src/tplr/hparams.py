@@ -265,7 +265,7 @@ class HParams(_Strict):
         stale_after_windows: age at which a miner's error feedback (in windows) and inner optimizer (in outer steps) are
             reset.
         reserve_peers: peers of a list that replace missing ones.
-        start_horizon_windows: a start window that lies further ahead than this is no start window.
+        start_horizon_windows: a start window that is further ahead than this does not count.
         probation_windows: windows in which a miner is only measured before it can be on the peer list, and during which
             one that breaks a rule stays off it; 0: the list is filled with active miners, whatever they earn.
         uids_per_window: miners that take the own-pages test in each window. A third of those that are measured: each

@@ -5,11 +5,12 @@ import time
 
 import pytest
 from deciding import publish_decision
+from included import included_set
 from three_nodes import ALICE, BOB, LEADER, W, World
 
 from tplr.errors import ObjectNotFound, StoreUnavailable
 from tplr.exchange import first_answer
-from tplr.exchange.aggregates import bundle, included_set
+from tplr.exchange.aggregates import assemble
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.keys import state_key
 from tplr.testing.s3server import Delay
@@ -31,7 +32,7 @@ async def test_the_start_of_an_update_comes_from_whoever_answers(world: World, m
     await alice.put_update(W, body)
     assert await bob.get_update_start(W, ALICE, 5) == b"an up"  # of the miner
     assert await bob.get_update_start(W, ALICE, len(body)) == body
-    await leader.put_aggregate(included, bundle(included, [b"the words"]))
+    await leader.put_aggregate(included, assemble(included, [b"the words"]))
     assert await bob.get_update_start(W, ALICE, 3) == b"the"  # of the aggregate
     world.server.faults.add(f"^GET .*{AGGREGATE}", Delay(3600), times=None)
     assert await bob.get_update_start(W, ALICE, 3) == b"an "

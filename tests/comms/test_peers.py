@@ -132,7 +132,7 @@ async def test_a_start_window_that_never_comes_is_none(world: World, hparams: HP
     telemetry = Telemetry(role="miner", uid=ALICE, listeners=())
     context = NodeContext(comms=alice, clock=alice.clock, telemetry=telemetry)
     await leader.post_start_window(alice.clock.window + hparams.start_horizon_windows + 1)
-    with pytest.raises(PayloadError, match="lies more than 100 windows ahead"):
+    with pytest.raises(PayloadError, match="is more than 100 windows ahead"):
         await published_start(context, hparams.start_horizon_windows)
     assert await published_start(context, hparams.start_horizon_windows + 1) is not None
     following.cancel()

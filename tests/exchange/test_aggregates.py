@@ -4,16 +4,16 @@ import hashlib
 import time
 
 import pytest
+from included import included_set
 from safetensors import safe_open
 
 from tplr.errors import PayloadError, StoreUnavailable
 from tplr.exchange.aggregates import (
     Included,
     IncludedSet,
-    bundle,
+    assemble,
     find_aggregate,
     get_aggregate,
-    included_set,
     put_aggregate,
 )
 from tplr.exchange.first_answer import ANSWER_SECONDS, PATIENCE_SECONDS
@@ -41,7 +41,7 @@ KEY = state_key("aggregator", 7, 0, "1")
 async def test_an_aggregate_is_its_updates(tmp_path) -> None:
     store = MemoryStore()
     assert await get_aggregate(store, SET) is None
-    await put_aggregate(store, SET, bundle(SET, list(BODIES.values())))
+    await put_aggregate(store, SET, assemble(SET, list(BODIES.values())))
     assert await get_aggregate(store, SET) == list(BODIES.values())
     # Any reader of safetensors finds them by uid.
     path = tmp_path / "aggregate"
@@ -55,7 +55,7 @@ async def test_an_aggregate_is_its_updates(tmp_path) -> None:
 
 async def test_the_first_aggregate_that_is_right_is_taken() -> None:
     none, false, right = MemoryStore(), MemoryStore(), MemoryStore()
-    body = bundle(SET, list(BODIES.values()))
+    body = assemble(SET, list(BODIES.values()))
     await false.put(KEY, body[:-1] + b"x")
     assert await find_aggregate([none], SET, SourceSpeeds()) is None
     with pytest.raises(PayloadError, match="aggregator-7"):
@@ -68,7 +68,7 @@ async def test_the_first_aggregate_that_is_right_is_taken() -> None:
 async def test_a_bucket_that_hangs_costs_little(served, method, hanging) -> None:
     """Whoever hangs is asked first, on a real server; the buckets of the others answer."""
     hang, none, right = [served.store] * hanging, MemoryStore(), MemoryStore()
-    body = bundle(SET, list(BODIES.values()))
+    body = assemble(SET, list(BODIES.values()))
     await served.store.put(KEY, body)
     served.server.faults.add(f"^{method} ", Delay(3600), times=None)
     began = time.monotonic()
@@ -86,14 +86,14 @@ async def test_a_bucket_that_hangs_costs_little(served, method, hanging) -> None
 
 
 async def test_who_answers_late_is_taken_if_nobody_else_has_it(served) -> None:
-    await served.store.put(KEY, bundle(SET, list(BODIES.values())))
+    await served.store.put(KEY, assemble(SET, list(BODIES.values())))
     served.server.faults.add("^HEAD ", Delay(2 * PATIENCE_SECONDS))
     assert await find_aggregate([served.store, MemoryStore()], SET, SourceSpeeds()) == list(BODIES.values())
 
 
 async def test_one_that_answers_spares_the_others(served) -> None:
     right = MemoryStore()
-    await right.put(KEY, bundle(SET, list(BODIES.values())))
+    await right.put(KEY, assemble(SET, list(BODIES.values())))
     assert await find_aggregate([MemoryStore(), right, served.store], SET, SourceSpeeds()) == list(BODIES.values())
     assert served.requests == []
 
@@ -101,13 +101,13 @@ async def test_one_that_answers_spares_the_others(served) -> None:
 async def test_nobody_included() -> None:
     store, empty = MemoryStore(), included_set(GatherResult(window=7, updates=(), skipped={}), "1")
     assert empty.success_rate == 0
-    await put_aggregate(store, empty, bundle(empty, []))
+    await put_aggregate(store, empty, assemble(empty, []))
     assert await get_aggregate(store, empty) == []
 
 
 async def test_every_changed_byte_is_found() -> None:
     store = MemoryStore()
-    await put_aggregate(store, SET, bundle(SET, list(BODIES.values())))
+    await put_aggregate(store, SET, assemble(SET, list(BODIES.values())))
     right = await store.get(KEY, max_bytes=10_000)
     for position in range(0, len(right), 7):
         wrong = bytearray(right)

@@ -1,4 +1,4 @@
-"""What most electors say alike: nobody is asked without need, and nobody is waited for."""
+"""The answer of most electors: nobody is asked without need, and nobody is waited for."""
 
 import asyncio
 from typing import Any
@@ -69,4 +69,4 @@ async def test_what_kept_a_majority_from_being_found_is_raised() -> None:
 
 async def test_answers_are_compared_by_what_matters() -> None:
     ask = Answers((1, "a"), (1, "b"), (2, "c"), (2, "d"), (2, "e"))
-    assert await agreed(ELECTORS, ask, alike=lambda one: one[0]) == (1, "a")
+    assert await agreed(ELECTORS, ask, key=lambda one: one[0]) == (1, "a")

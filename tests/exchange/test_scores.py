@@ -3,6 +3,7 @@
 import hashlib
 
 import pytest
+from reports import score_report
 from signers import signer
 
 from tplr.errors import ObjectNotFound, PayloadError, PreconditionFailed, ScoresSealed
@@ -15,21 +16,7 @@ from tplr.storage import MemoryStore
 HPARAMS = load_hparams().model_copy(update={"gradient_retention_windows": 100, "pay_windows": 20})
 WINDOW, UID = 70, 3
 ME = signer(UID, version=HPARAMS.version)
-REPORT = ScoreReport(
-    window=WINDOW,
-    uid=UID,
-    profile="hardened",
-    held_out_pages="",
-    faults=(),
-    observations={},
-    alignment=None,
-    follows_from=(),
-    peer_scores={},
-    struck={},
-    weights={"1": 1 / 3, "2": 2 / 3},
-    weights_set=None,
-    salt="ab" * 32,
-).sealed()
+REPORT = score_report(WINDOW, uid=UID, weights={"1": 1 / 3, "2": 2 / 3}, salt="ab" * 32).sealed()
 
 
 async def published(report: ScoreReport | None, *, sealed: bool = True) -> MemoryStore:

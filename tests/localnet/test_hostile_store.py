@@ -151,7 +151,7 @@ async def test_a_bucket_that_hangs_answers_again(world):
         assert await read(theirs, key) == body
 
 
-async def test_a_bundle_of_updates_is_noise(world):
+async def test_an_aggregate_is_noise(world):
     mine, theirs, _ = world
     key = f"aggregator-{window_with('false-set')}-v1.safetensors"
     await mine.put(key, bytes(100))

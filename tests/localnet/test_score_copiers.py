@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from reports import score_report
 
 from tplr.localnet.attackers.scores import Copied, copied_weights, overlap
 from tplr.localnet.simulation import VALIDATOR, new_signer, profile
@@ -15,20 +16,9 @@ EPOCH, LAST = CLEAR.windows_per_weights, 26
 def report(window: int) -> ScoreReport:
     """A hundredth of the pay goes from one miner to another in each window; nobody is paid in the first five."""
     share = 0.2 + window / 100
-    return ScoreReport(
-        window=window,
-        uid=VALIDATOR,
-        profile="hardened",
-        held_out_pages="",
-        faults=(),
-        observations={},
-        alignment=None,
-        follows_from=(),
-        peer_scores={"1": PeerScore(hotkey="miner", final=share)},
-        struck={},
-        weights={"1": share, "2": 1 - share} if window > 5 else {},
-        weights_set=None,
-    )
+    weights = {"1": share, "2": 1 - share} if window > 5 else {}
+    scores = {"1": PeerScore(hotkey="miner", final=share)}
+    return score_report(window, uid=VALIDATOR, peer_scores=scores, weights=weights)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What an aggregator's own disk does to it: nothing that a later try does not mend; and it decides nothing."""
+"""What an aggregator's own disk does to it: nothing that a later try does not repair; and it decides nothing."""
 
 import hashlib
 from pathlib import Path
@@ -6,12 +6,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from included import included_set
 
 from tplr.errors import StateError
-from tplr.exchange.aggregates import IncludedSet, bundle, included_set
+from tplr.exchange.aggregates import IncludedSet, assemble
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.hparams import load_hparams
-from tplr.node import bundles
+from tplr.node import own_aggregates
 from tplr.node.aggregator import Aggregator
 from tplr.node.replica import NodeContext
 from tplr.telemetry import Telemetry
@@ -80,17 +81,17 @@ async def test_a_full_disk_is_reported_and_the_window_retried(node, bucket, even
         raise StateError(f"can't write {path}: the disk is full: free some space")
 
     with monkeypatch.context() as broken:
-        broken.setattr(bundles, "atomic_write", full)
+        broken.setattr(own_aggregates, "atomic_write", full)
         await node._aggregate(WINDOW, late=False)
     assert bucket.aggregate is None
     assert "the disk is full" in events[0]["text"]
     await node._aggregate(WINDOW, late=False)
-    assert bucket.aggregate == bundle(decided[0], [BODY])
+    assert bucket.aggregate == assemble(decided[0], [BODY])
 
 
 async def test_a_stored_aggregate_that_was_damaged_is_fetched_again(node, bucket, decided, tmp_path: Path) -> None:
-    right = bundle(decided[0], [BODY])
-    node._bundles.path(decided[0]).write_bytes(right[:-1] + b"!")
+    right = assemble(decided[0], [BODY])
+    node._aggregates.path(decided[0]).write_bytes(right[:-1] + b"!")
     await node._aggregate(WINDOW, late=False)
     assert bucket.aggregate == right
     assert not [*tmp_path.iterdir()]
@@ -107,12 +108,12 @@ async def test_nothing_is_published_before_it_is_decided(node, bucket, decided) 
 
 
 async def test_what_was_never_published_does_not_stay_for_ever(node, decided, tmp_path: Path) -> None:
-    old, kept = node._bundles.path(decided[0]), tmp_path / f"window-{WINDOW + 1}-3-abc"
+    old, kept = node._aggregates.path(decided[0]), tmp_path / f"window-{WINDOW + 1}-3-abc"
     for path in (old, kept, tmp_path / "window-x-y"):
         path.write_bytes(BODY)
-    await node._bundles.drop_before(WINDOW)
+    await node._aggregates.drop_before(WINDOW)
     assert old.exists()
-    await node._bundles.drop_before(WINDOW + 1)
+    await node._aggregates.drop_before(WINDOW + 1)
     assert {path.name for path in tmp_path.iterdir()} == {kept.name, "window-x-y"}
     node._tries[WINDOW] = 3
     node._due(0, newest=WINDOW + node._hparams.gradient_retention_windows)

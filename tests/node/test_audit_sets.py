@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import pytest
 from deciding import publish_decision
+from included import included_set
 from recording import Recording
 
 from tplr.clock import first_block
 from tplr.errors import TplrError
-from tplr.exchange.aggregates import IncludedSet, included_set, reported_set
+from tplr.exchange.aggregates import IncludedSet, reported_set
 from tplr.keys import commit_key, debug_key, gradient_key, state_key
 from tplr.localnet.plan import BLOCK_SECONDS
 from tplr.node.audit import Auditor, Difference

@@ -237,7 +237,7 @@ async def test_a_decided_set_that_nobody_has_any_more_is_voided_by_votes(council
 
 
 async def test_what_electors_have_found_is_on_their_disks_when_they_are_killed(council: Council) -> None:
-    """Between the decision and the bundle; then the miner hides its update."""
+    """Between the decision and the aggregate; then the miner hides its update."""
     reached: list[str] = []
 
     async def killed(name: str) -> None:

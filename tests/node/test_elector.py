@@ -11,9 +11,9 @@ import torch
 from tplr.errors import WindowLost
 from tplr.exchange.aggregates import IncludedSet
 from tplr.keys import gradient_key, state_key
-from tplr.node.bundles import Bundles
 from tplr.node.elector import Elector, closes_after
 from tplr.node.leader import Leader
+from tplr.node.own_aggregates import OwnAggregates
 from tplr.node.windows import WindowUpdates
 from tplr.scale.sizes import run_constants
 from tplr.schemas import PeerList, Reason
@@ -35,7 +35,7 @@ def test_an_election_begins_after_the_slowest_transfer_but_within_half_a_window(
 
 async def test_votes_on_windows_of_long_ago_are_deleted(tmp_path: Path) -> None:
     elector = object.__new__(Elector)
-    elector._folder, elector._bundles = tmp_path, Bundles(None, None, tmp_path)  # type: ignore[arg-type]
+    elector._folder, elector._aggregates = tmp_path, OwnAggregates(None, None, tmp_path)  # type: ignore[arg-type]
     for name in ("election-7", "election-8", "election-x"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "ballot").touch()
@@ -88,8 +88,8 @@ class Council:
                     return found
                 await asyncio.sleep(0.2)
 
-    async def bundled(self, included: IncludedSet) -> set[str]:
-        """The validators that have published the set's bundle, when they have more than half of the stake."""
+    async def aggregated(self, included: IncludedSet) -> set[str]:
+        """The validators that have published the set's aggregate, when they have more than half of the stake."""
         async with asyncio.timeout(30):
             while True:
                 found = {name for name in VALIDATORS if await self.contexts[name].comms.own_aggregate(included)}
@@ -128,7 +128,7 @@ async def test_three_decide_alike_and_two_go_on_without_the_third(council: Counc
             assert await council.decided(window, name) == found
         # Its updates are in one object of as many electors as have more than half of the stake.
         miner = council.contexts["miner-2"].comms
-        await council.bundled(found)
+        await council.aggregated(found)
         windows = WindowUpdates(miner, council.stage.hparams, council.spec)
         applied = await windows.of(window)
         assert ([one.uid for one in applied.updates], applied.published) == ([uploader], True)
@@ -161,14 +161,14 @@ async def test_what_was_decided_can_be_followed_whatever_one_elector_and_the_min
     async with council.stage.running(*council.electors(*VALIDATORS)):
         window = await council.upload()
         found = await council.decided(window)
-        published = await council.bundled(found)
+        published = await council.aggregated(found)
     assert len(published) == 2  # of three: no more than are needed
     key = state_key("aggregator", window, 0, council.stage.hparams.version)
     await uploader.own_store.delete(gradient_key(window, uploader.uid, council.stage.hparams.version))
     for name in published:
         store = council.contexts[name].comms.own_store
         body = await store.get(key, max_bytes=10**9)
-        for bad in (None, b"\0" * len(body)):  # it deletes its bundle, or has another one of the same size
+        for bad in (None, b"\0" * len(body)):  # it deletes its aggregate, or has another one of the same size
             await (store.delete(key) if bad is None else published_anew(store, key, bad))
             again = await windows.from_set(found)
             assert again

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 from guides import GuideCommand, from_guide
-from recording import Recording
+from recording import Recording, recorded_run
+from reports import score_report
 
 from tplr import cli
 from tplr.config import Environment
@@ -96,41 +97,18 @@ def request_of(command: GuideCommand, *more: object) -> PageRequest:
 
 @pytest.fixture
 async def scene(staged) -> AsyncIterator[Scene]:
-    constants = {"blocks_per_window": 4, "manifest_timeout_seconds": 0.1, "sealed_scores": True}
-    async with contextlib.AsyncExitStack() as stack:
-        stage = await stack.enter_async_context(
-            staged(miners=2, by_hand=True, gradient_retention_windows=10**6, **constants)
-        )
-        leader, one, other = [await stage.context(stage.setup(name)) for name in ("validator", "miner-1", "miner-2")]
-        nodes = (leader, one, other)
-        await stack.enter_async_context(stage.running(*(node.clock.run() for node in nodes)))
-        for node in nodes:
-            await node.comms.refresh()
-            await node.clock.wait_for_window(0)
-        recording = Recording(
-            leader.comms, [one.comms, other.comms], stage.hparams, start=START, folder=stage.folder("recording")
-        )
-        while leader.clock.window <= START:
-            await stage.pass_windows(1, *(node.clock for node in nodes))
-        yield Scene(stage, recording, leader, (one, other))
+    async with recorded_run(staged, start=START, sealed_scores=True) as run:
+        yield Scene(*run)
 
 
 def report(window: int, **changes) -> ScoreReport:
-    whole = {
-        "window": window,
-        "uid": 0,
-        "profile": "hardened",
-        "held_out_pages": "",
-        "faults": (),
+    seen = {
         "observations": {"1": PeerObservation(hotkey="somebody", listed=True, included=True, verdict="valid")},
-        "alignment": None,
-        "follows_from": (),
         "peer_scores": {"1": PeerScore(hotkey="somebody", presence=1.0, credit=0.5, final=0.5)},
-        "struck": {},
         "weights": {"1": 1.0},
         "weights_set": WeightsSet(block=14, intended={"1": 1.0}, on_chain={"1": 0.75, "77": 0.25, HOSTILE: 1.0}),
     }
-    return ScoreReport.model_validate(whole | changes).sealed()
+    return score_report(window, **seen | changes).sealed()
 
 
 async def publish(scene: Scene, made: ScoreReport) -> None:

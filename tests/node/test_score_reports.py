@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from reports import score_report
 
 from tplr.comms import Comms
 from tplr.errors import PreconditionFailed, StoreUnavailable
@@ -66,20 +67,8 @@ def validator(tmp_path: Path) -> Validator:
 
 
 def report(window: int, final: float = 0.1) -> ScoreReport:
-    return ScoreReport(
-        window=window,
-        uid=0,
-        profile="hardened",
-        held_out_pages="",
-        faults=(),
-        observations={},
-        alignment=None,
-        follows_from=(),
-        peer_scores={"1": PeerScore(hotkey="miner", final=final, mean=1 / 3)},
-        struck={},
-        weights={"1": 1.0},
-        weights_set=None,
-    )
+    scores = {"1": PeerScore(hotkey="miner", final=final, mean=1 / 3)}
+    return score_report(window, peer_scores=scores, weights={"1": 1.0})
 
 
 async def test_a_sealed_report_is_readable_when_weights_that_follow_are_in_force(validator) -> None:

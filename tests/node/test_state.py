@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from snapshots import save as save_snapshot
 
 from tplr.errors import StateError
 from tplr.exchange.snapshot import MANIFEST
@@ -18,8 +19,8 @@ def groups(value: float) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def save(folder: StateFolder, window: int) -> SavedState:
-    shared = {"start_window": 3, "global_step": window - 4, "version": "1"}
-    return folder.save(window=window, **shared, groups=groups(float(window)), values={"note": [window]})
+    position = {"window": window, "start_window": 3, "global_step": window - 4}
+    return save_snapshot(folder, **position, groups=groups(float(window)), values={"note": [window]})
 
 
 def names(folder: Path) -> list[str]:
@@ -113,13 +114,12 @@ def test_killed_while_saving_loses_one_generation_at_most(tmp_path: Path) -> Non
     code = """
 import os, signal, sys, torch
 from pathlib import Path
+from snapshots import save
 from tplr.node.state import StateFolder
 folder = StateFolder(Path(sys.argv[1]))
-def save(window):
-    groups = {"model": {"a": torch.ones(9)}, "outer": {"a": torch.ones(9)}}
-    folder.save(window=window, start_window=0, global_step=0, version="1", groups=groups, values={})
-save(1)
-save(2)
+groups = {"model": {"a": torch.ones(9)}, "outer": {"a": torch.ones(9)}}
+save(folder, window=1, groups=groups)
+save(folder, window=2, groups=groups)
 real, calls = os.fsync, 0
 def die(descriptor):
     global calls
@@ -128,11 +128,13 @@ def die(descriptor):
         os.kill(os.getpid(), signal.SIGKILL)
     real(descriptor)
 os.fsync = die
-save(3)
+save(folder, window=3, groups=groups)
 """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     for call in (1, 3):
         place = tmp_path / str(call)
-        assert subprocess.run([sys.executable, "-c", code, str(place), str(call)], check=False).returncode == -9
+        command = [sys.executable, "-c", code, str(place), str(call)]
+        assert subprocess.run(command, check=False, env=environment).returncode == -9
         assert (place / "window-3").exists()
         loaded = StateFolder(place).load()
         assert loaded is not None

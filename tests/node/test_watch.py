@@ -10,7 +10,8 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from recording import Recording
+from recording import Recording, recorded_run
+from reports import score_report
 from rich.console import Console
 
 from tplr.config import Environment
@@ -65,22 +66,8 @@ class Scene:
 
 @pytest.fixture
 async def scene(staged) -> AsyncIterator[Scene]:
-    constants = {"blocks_per_window": 4, "manifest_timeout_seconds": 0.1}
-    async with contextlib.AsyncExitStack() as stack:
-        stage = await stack.enter_async_context(
-            staged(miners=2, by_hand=True, gradient_retention_windows=10**6, **constants)
-        )
-        leader, one, other = [await stage.context(stage.setup(name)) for name in ("validator", "miner-1", "miner-2")]
-        nodes = (leader, one, other)
-        await stack.enter_async_context(stage.running(*(node.clock.run() for node in nodes)))
-        for node in nodes:
-            await node.comms.refresh()
-            await node.clock.wait_for_window(0)
-        folder = stage.folder("recording")
-        recording = Recording(leader.comms, [one.comms, other.comms], stage.hparams, start=START, folder=folder)
-        while leader.clock.window <= START:
-            await stage.pass_windows(1, *(node.clock for node in nodes))
-        yield Scene(stage, recording, leader, (one, other))
+    async with recorded_run(staged, start=START) as run:
+        yield Scene(*run)
 
 
 def report(window: int) -> ScoreReport:
@@ -89,19 +76,12 @@ def report(window: int) -> ScoreReport:
         hotkey="somebody", included=True, evaluation=Evaluation(assigned=change, held_out=change)
     )
     score = PeerScore(hotkey="somebody", presence=1.0, credit=0.5, final=0.5)
-    return ScoreReport(
-        window=window,
-        uid=0,
-        profile="hardened",
-        held_out_pages="",
-        faults=(),
+    return score_report(
+        window,
         observations={"1": observed},
-        alignment=None,
-        follows_from=(),
         peer_scores={"1": score, "2": score.model_copy(update={"credit": 0.25})},
         struck={"2": ("wrong_pages",)},
         weights={"1": 0.75, "2": 0.25},
-        weights_set=None,
     ).sealed()
 
 

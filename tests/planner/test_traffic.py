@@ -34,21 +34,21 @@ def measured() -> dict[str, float]:
     return {name: statistics.mean(float(row[name]) for row in rows) for name in ("requests", "read_kB", "written_kB")}
 
 
-def test_a_validator_sends_checkpoints_bundles_and_what_an_election_takes(sparseloco):
+def test_a_validator_sends_checkpoints_aggregates_and_what_an_election_takes(sparseloco):
     load = Workload.of(sparseloco)
     miner, validator = (traffic(load, role, readers=10) for role in ("miner", "validator"))
-    bundle = sparseloco.max_topk_peers * load.update_bytes
+    aggregate = sparseloco.max_topk_peers * load.update_bytes
     sent, received = validator.uploaded - miner.uploaded, validator.downloaded - miner.downloaded
     checkpoint = 4 * load.parameters
     # A miner sends its update and nothing else.
     assert miner.uploaded == load.update_bytes
-    assert sent == bundle - load.update_bytes + ELECTION_SENT + checkpoint // sparseloco.checkpoint_frequency
+    assert sent == aggregate - load.update_bytes + ELECTION_SENT + checkpoint // sparseloco.checkpoint_frequency
     assert received == ELECTION_RECEIVED
     checkpoints = sparseloco.checkpoint_frequency * (sparseloco.checkpoints_kept + 1)
     kept = max(sparseloco.gradient_retention_windows, checkpoints)
     updates = load.update_bytes * sparseloco.gradient_retention_windows
     assert miner.stored == updates
-    assert validator.stored == bundle * kept + checkpoint * sparseloco.checkpoints_kept
+    assert validator.stored == aggregate * kept + checkpoint * sparseloco.checkpoints_kept
 
 
 def test_an_election_takes_what_was_measured():

@@ -218,7 +218,7 @@ def test_states_of_other_ranks_are_refused_with_what_is_needed(folder, tmp_path)
     )
 
 
-def test_what_belongs_to_one_rank_is_dealt_only_if_all_have_it_alike():
+def test_what_belongs_to_one_rank_is_divided_only_if_all_have_it_equal():
     numbered = CheckpointableDataset.from_sequence(ITEMS).shard_by_rank
     for stage, refused in (("take", "take: taken differs"), ("enumerate", "enumerate.*: count differs")):
         states = []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tplr.errors import StateError
 from tplr.sharding import Share
-from tplr.streams.shared_places import ENDLESS, Former, SharedPlaces, deal_places
+from tplr.streams.shared_places import ENDLESS, Former, SharedPlaces, divide_places
 from tplr.streams.state import StateReader
 
 
@@ -40,7 +40,7 @@ def test_each_place_of_an_epoch_is_read_once_through_changes_of_the_world(length
     seen: list[tuple[int, int]] = []
     for world in worlds:
         shares = [Share(index, world) for index in range(world)]
-        states = [reader(deal_places(former, length, share)) if former else None for share in shares]
+        states = [reader(divide_places(former, length, share)) if former else None for share in shares]
         ranks = [
             SharedPlaces(length, share, repeat, "items", state) for share, state in zip(shares, states, strict=True)
         ]
@@ -61,7 +61,7 @@ def test_places_of_an_order_without_end(old, new, data):
     former = [Former(Share(index, old), reader(rank.state())) for index, rank in enumerate(ranks)]
     for index in range(new):
         share = Share(index, new)
-        seen += take(SharedPlaces(ENDLESS, share, False, "items", reader(deal_places(former, ENDLESS, share))), 60)
+        seen += take(SharedPlaces(ENDLESS, share, False, "items", reader(divide_places(former, ENDLESS, share))), 60)
     assert len(seen) == len(set(seen))
     assert {(0, place) for place in range(60)} <= set(seen)
 
@@ -74,7 +74,7 @@ def test_places_that_become_finer(old, finer, data):
     found = []
     for index in range(5):
         share = Share(index, 5)
-        found += take(SharedPlaces(7 * finer, share, False, "f", reader(deal_places(former, 7, share, finer))), 99)
+        found += take(SharedPlaces(7 * finer, share, False, "f", reader(divide_places(former, 7, share, finer))), 99)
     assert sorted(found) == [(0, place) for place in range(7 * finer) if place // finer not in seen]
 
 
@@ -83,8 +83,8 @@ def test_ranks_that_are_equally_far_leave_one_range_and_equal_parts():
     for rank in ranks:
         take(rank, 5)
     former = [Former(Share(index, 4), reader(rank.state())) for index, rank in enumerate(ranks)]
-    dealt = [deal_places(former, 100, Share(index, 5)) for index in range(5)]
-    counts = [len(take(SharedPlaces(100, Share(i, 5), False, "items", reader(d)), 99)) for i, d in enumerate(dealt)]
+    divided = [divide_places(former, 100, Share(index, 5)) for index in range(5)]
+    counts = [len(take(SharedPlaces(100, Share(i, 5), False, "items", reader(d)), 99)) for i, d in enumerate(divided)]
     assert counts == [16] * 5
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from snapshots import save
 
 from tplr.node.state import SavedState, StateFolder
 from tplr.run.weights import write_weights
@@ -20,8 +21,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def saved(tensors, tmp_path) -> SavedState:
-    folder = StateFolder(tmp_path / "state")
-    return folder.save(window=3, start_window=0, global_step=3, version="1", groups={"model": tensors}, values={})
+    return save(StateFolder(tmp_path / "state"), window=3, global_step=3, groups={"model": tensors})
 
 
 @pytest.fixture(autouse=True)

@@ -47,7 +47,7 @@ class Electors:
         return self._by_uid[uid].hotkey
 
     def stake(self, uids: Iterable[int]) -> int:
-        """The stake of these uids together; whoever is no elector has none."""
+        """The stake of these uids together; others have none."""
         return sum(self._by_uid[uid].stake for uid in {*uids} if uid in self._by_uid)
 
     def outweighs(self, uids: Iterable[int]) -> bool:

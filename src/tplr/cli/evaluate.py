@@ -1,4 +1,4 @@
-"""``tplr eval``: measure an exported model, or a run's checkpoints, also while the run goes on."""
+"""``tplr eval``: measure an exported model, or a run's checkpoints, also during the run."""
 
 import argparse
 import shlex

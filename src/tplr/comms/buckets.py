@@ -119,9 +119,9 @@ class NodeBuckets(ChainManager):
         """Signs this node's documents. Raises NotRegistered if it has no uid."""
         return Signer(self._run, self.uid, self.hotkey, self.chain.sign)
 
-    async def agreed(self, ask: Callable[[int], Awaitable[T]], *, alike: Callable[[T], Hashable] = repr) -> T | None:
-        """What the present electors say alike; as ``exchange.agreed.agreed``. None also if there are no electors."""
-        return await agreed(self.electors, ask, alike=alike)
+    async def agreed(self, ask: Callable[[int], Awaitable[T]], *, key: Callable[[T], Hashable] = repr) -> T | None:
+        """The answer of the present electors; as ``exchange.agreed.agreed``. None also if there are no electors."""
+        return await agreed(self.electors, ask, key=key)
 
     @property
     def alone(self) -> bool:

@@ -112,7 +112,7 @@ class PeerLists(NodeBuckets):
         So this node's bucket has them when it is an elector.
 
         Args:
-            horizon: a start that lies more windows ahead is none.
+            horizon: a start that is more windows ahead does not count.
 
         Raises:
             StoreError, PayloadError: not copied.
@@ -123,7 +123,7 @@ class PeerLists(NodeBuckets):
         if start is None or start > self.block_to_window(self.metagraph.block) + horizon:
             return
         known = await peers.published_lists(self.own_store, self.signer)
-        theirs = await agreed(others, self._published_lists, alike=frozenset)
+        theirs = await agreed(others, self._published_lists, key=frozenset)
         for first in sorted((theirs or set()) - known):
             if (found := await agreed(others, partial(self._read_list, first=first))) is not None:
                 await self.post_peer_list(found)

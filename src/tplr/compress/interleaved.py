@@ -1,4 +1,4 @@
-"""Indices of which each lies in a group of its own: only its place in the group is written.
+"""Indices, each in a group of its own: only its place in the group is written.
 
 Group j of k has the entries j, j + k, j + 2k, ... of a row of n. A place takes ``ceil(log2(ceil(n / k)))`` bits, the
 same for every group: 5 of them for k = 128 of 4096, where Elias–Fano takes 7 for any 128 entries. The places of all

@@ -16,10 +16,9 @@ from pydantic import FailFast, Field
 
 from tplr.errors import ObjectNotFound, PayloadError
 from tplr.exchange.first_answer import find_first
-from tplr.exchange.gather import GatherResult
 from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.keys import state_key, version_at
-from tplr.schemas import DebugReport, Items, ObjectInfo, Reason, ReasonText, Sha256, Uid, UidText, Window, Wire
+from tplr.schemas import DebugReport, Items, ObjectInfo, ReasonText, Sha256, Uid, UidText, Window, Wire
 from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
 
@@ -53,33 +52,25 @@ class IncludedSet(Wire):
         return f"uids {[one.uid for one in self.included]}, {size / 1e6:.2f} MB"
 
 
-def included_set(gathered: GatherResult, version: str) -> IncludedSet:
-    """The included set of the updates that a node gathered."""
-    included = [Included(uid=one.uid, sha256=one.sha256, size=one.size) for one in gathered.updates]
-    return _set_of(gathered.window, version, included, {str(uid): why for uid, why in gathered.skipped.items()})
-
-
 def reported_set(report: DebugReport, version: str, *, size: int) -> IncludedSet:
     """The included set of the updates that a node reports as applied; ``size`` is that of an update in bytes."""
     hashes = sorted((int(uid), sha256) for uid, sha256 in report.included.items())
-    included = [Included(uid=uid, sha256=sha256, size=size) for uid, sha256 in hashes]
-    return _set_of(report.window, version, included, report.skipped)
-
-
-def _set_of(window: int, version: str, included: list[Included], skipped: dict[str, Reason]) -> IncludedSet:
-    rate = len(included) / (len(included) + len(skipped)) if included else 0.0
     return IncludedSet(
-        window=window, version=version_at(version, window), included=tuple(included), skipped=skipped, success_rate=rate
+        window=report.window,
+        version=version_at(version, report.window),
+        included=tuple(Included(uid=uid, sha256=sha256, size=size) for uid, sha256 in hashes),
+        skipped=report.skipped,
+        success_rate=len(hashes) / (len(hashes) + len(report.skipped)) if hashes else 0.0,
     )
 
 
-def bundle(included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
+def assemble(included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
     """The aggregate: header and updates of a set, in its order."""
     return b"".join([_head(included), *bodies])
 
 
 async def put_aggregate(store: ObjectStore, included: IncludedSet, body: bytes) -> ObjectInfo:
-    """Publish an aggregate, made by ``bundle``. Raises StoreError."""
+    """Publish an aggregate, made by ``assemble``. Raises StoreError."""
     key = state_key("aggregator", included.window, 0, included.version)
     return await with_retry(
         lambda: store.put(key, body), deadline_seconds=PUT_SECONDS + len(body) / TransferLimits.upload_floor

@@ -1,4 +1,4 @@
-"""What electors with more than half of the stake say alike, and nobody waited for longer than needed."""
+"""The answer that electors with more than half of the stake give, without waiting for longer than needed."""
 
 import asyncio
 from collections import Counter
@@ -30,15 +30,15 @@ def enough(electors: Electors, order: Sequence[int], known: Sequence[int] = ()) 
 
 
 async def agreed(
-    electors: Electors, ask: Callable[[int], Awaitable[T]], *, alike: Callable[[T], Hashable] = repr
+    electors: Electors, ask: Callable[[int], Awaitable[T]], *, key: Callable[[T], Hashable] = repr
 ) -> T | None:
-    """One of the answers that electors with more than half of the stake give alike; None: there are none.
+    """The answer that electors with more than half of the stake give; None: there is none.
 
     Electors are asked in rank order, at first only as many as are needed.
 
     Args:
         ask: reads the answer of an elector.
-        alike: answers with equal values are alike.
+        key: answers with equal keys are the same answer; the first one is returned.
 
     Raises:
         StoreError, PayloadError: of an elector without whose answer there is no majority.
@@ -47,7 +47,7 @@ async def agreed(
     problems: list[StoreError | PayloadError] = []
 
     def majority() -> T | None:
-        said = {uid: alike(answer) for uid, answer in answers.items()}
+        said = {uid: key(answer) for uid, answer in answers.items()}
         for value in dict.fromkeys(said.values()):
             who = [uid for uid, other in said.items() if other == value]
             if electors.outweighs(who):
@@ -119,7 +119,7 @@ class DecisionReader:
             PayloadError: what electors publish instead of decisions leaves no majority.
         """
         electors = self._reader.electors
-        # Whoever has not answered before is asked last.
+        # Electors that have not answered before are asked last.
         unseen = sorted((uid for uid in electors.uids if uid not in self._seen), key=lambda uid: self._missed[uid])
         asked = enough(electors, unseen, [*self._seen]) or list(electors.uids)
         await asyncio.gather(*map(self._ask, asked))

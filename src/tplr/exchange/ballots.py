@@ -296,7 +296,7 @@ class BallotReader:
         return found
 
     def _author(self, raw: bytes) -> int:
-        """The elector whose hotkey stands in a header; the signature is checked afterwards."""
+        """The elector whose hotkey is in a header; the signature is checked afterwards."""
         head = raw[:512].partition(b"\n")[0]
         for one in self.electors.ranked:
             if b'"hotkey":"%s"' % one.hotkey.encode() in head:

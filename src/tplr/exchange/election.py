@@ -14,13 +14,13 @@ from, Delta  what
 until 3      an elector that has seen exactly one proposal, and accepts it, echoes it with all it rests on
 until 5      two Delta after its echo, or as soon as all have echoed, an elector commits if echoes of more
              than half of the stake are for the value, and it has seen no other proposal
-until 6      decisions reach all: whoever reads the proof in one is locked on its value
+until 6      decisions reach all: readers of the proof in one are locked on its value
 ===========  ===========================================================================================
 
 *Agreement*, if the others hold less than half of the stake and Delta holds: let honest A commit v in slot r, two Delta
-after its echo at t. Whoever is honest has read that echo by t + Delta. If it echoed another value before, A saw it by t
-+ two Delta; after, it had seen two proposals, and echoed neither. So no other value has a proof of slot r, which needs
-an honest echo, all honest electors are locked on v before slot r + 1, and by induction accept nothing else later.
+after its echo at t. Every honest elector has read that echo by t + Delta. If it echoed another value before, A saw it
+by t + two Delta; after, it had seen two proposals, and echoed neither. So no other value has a proof of slot r, which
+needs an honest echo, all honest electors are locked on v before slot r + 1, and by induction accept nothing else later.
 
 *Progress*, if honest electors hold more than half: what an honest elector demands of a proposal in slot r, its lock and
 the votes it has seen, it published at the slot's beginning. An honest proposer has read it one Delta later, so all
@@ -223,7 +223,7 @@ class Election:
     # What to look for
 
     def slot_at(self, now: float) -> int:
-        """The slot of a time. Who has all updates earlier is in the first slot already."""
+        """The slot of a time. An elector that has all updates earlier is in the first slot already."""
         return max(0, int(now // (SLOT * self._delta)))
 
     def next_deadline(self, now: float) -> float:

@@ -25,9 +25,9 @@ async def find_first(
 ) -> T | None:
     """What ``fetch`` returns for the fastest of ``stores`` in which ``look`` finds it; raises only if none has it.
 
-    If one does not answer ``look`` within ``PATIENCE_SECONDS``, all others are asked at once, and whoever answers first
-    is taken; nobody is waited for longer than ``ANSWER_SECONDS``, and for the object as long again as it takes at the
-    lowest allowed speed. Whoever is silent counts as failed in ``speeds``.
+    If one does not answer ``look`` within ``PATIENCE_SECONDS``, all others are asked at once, and the first answer is
+    taken; nobody is waited for longer than ``ANSWER_SECONDS``, and for the object as long again as it takes at the
+    lowest allowed speed. A silent one counts as failed in ``speeds``.
     """
     clock = asyncio.get_running_loop().time
     problem: StoreError | PayloadError | None = None

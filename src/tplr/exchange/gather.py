@@ -146,7 +146,7 @@ async def _judge(
     closed_at = opened_at + max(0.0, rules.closes_in)
     while True:
         began = loop.time()
-        # The last look, which decides, begins when the window closes. Who has been silent until then gets none.
+        # The last look, which decides, begins when the window closes. A bucket that was silent until then gets none.
         answers_by = max(closed_at + rules.patience, began + ANSWER_SECONDS)
         try:
             async with slots:

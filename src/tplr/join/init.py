@@ -23,16 +23,15 @@ def describe(
     hparams: Path,
     first_window: int | None,
     links: Mapping[str, str],
-    environment: Environment | None = None,
 ) -> RunDescription:
-    """Describe a run, whose public buckets are those of ``environment`` (None: that of this process).
+    """Describe a run, whose public buckets are those of this process's environment.
 
     Every read key is tried, because everybody will have it: it must read, and must not write.
 
     Raises:
         ConfigError: lists all that is wrong with the arguments, the hparams, the variables or the keys.
     """
-    environment = environment or Environment.read()
+    environment = Environment.read()
     load_hparams(hparams)
     shared: tuple[Kind, ...] = ("aggregator", "checkpoints")
     buckets: dict[Kind, PublicBucket] = {}

@@ -6,7 +6,7 @@ import argparse
 import getpass
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,15 +56,8 @@ class Answers:
 class Questions:
     """Asks a person for what is missing, or with ``silent`` collects it as problems."""
 
-    def __init__(
-        self,
-        *,
-        silent: bool,
-        ask: Callable[[str], str] = input,
-        ask_secret: Callable[[str], str] = getpass.getpass,
-    ) -> None:
+    def __init__(self, *, silent: bool) -> None:
         self.silent = silent
-        self._ask, self._ask_secret = ask, ask_secret
         self._missing: list[str] = []
 
     def value(self, name: str, expected: str, *, secret: bool = False) -> str:
@@ -72,11 +65,11 @@ class Questions:
         if self.silent:
             self._missing.append(f"{name} is missing: expected {expected}")
             return ""
-        return (self._ask_secret if secret else self._ask)(f"{name} ({expected}): ").strip()
+        return (getpass.getpass if secret else input)(f"{name} ({expected}): ").strip()
 
     def confirms(self, question: str) -> bool:
         """Whether the person agrees; with ``silent`` nobody does."""
-        return not self.silent and self._ask(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        return not self.silent and input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
     def check(self) -> None:
         """Raises ConfigError with everything that was missing."""

@@ -170,7 +170,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--small", action="store_true", help="a smaller model and less training: for dozens of nodes on a few cores")
     add("--share-imports", action="store_true", help="fork nodes from one process: less memory for each (Linux)")
     add("--chaos", action="store_true", help="inject faults: kills, pauses, outages, garbage, clock skew")
-    add("--byzantine", choices=get_args(Byzantine), help="one node lies, another way in each window (--validators 3)")
+    add("--byzantine", choices=get_args(Byzantine), help="one node sends false documents (--validators 3)")
     add(
         "--keep",
         choices=("all", "results"),

@@ -60,7 +60,7 @@ TARGETS = [
     Target("three equal miners, largest over smallest", 1.3, 1.6),
     Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),
     Target("windows lost: more over fewer", 1.0, 1.0),
-    # What scores may be copied from is of an earlier epoch.
+    # Scores may be copied from an earlier epoch only.
     *(Target(f"score copier, {sealed}: epochs old", 1.0, 1.0, least=True) for sealed in SEALED),
     Target("24 sequences over 8", 1.0, 1.0, least=True),
     Target("64 sequences over 24", 1.0, 1.0, least=True),

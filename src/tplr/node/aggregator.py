@@ -8,9 +8,9 @@ from tplr.compress.layout import PayloadSpec
 from tplr.errors import ChainUnavailable, PayloadError, StateError, StoreError, WindowLost
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
-from tplr.node.bundles import Bundles, announce
 from tplr.node.failpoints import failpoint
 from tplr.node.leader import start_window
+from tplr.node.own_aggregates import OwnAggregates, announce
 from tplr.node.replica import NodeContext
 from tplr.node.windows import WindowUpdates
 
@@ -27,7 +27,7 @@ class Aggregator:
         self._comms = context.comms
         self._hparams = hparams
         self._windows = WindowUpdates(context.comms, hparams, spec)
-        self._bundles = Bundles(context.comms, self._windows, folder)
+        self._aggregates = OwnAggregates(context.comms, self._windows, folder)
         self._done: set[int] = set()
         self._tries: Counter[int] = Counter()
 
@@ -38,7 +38,7 @@ class Aggregator:
             for window in self._due(start, newest=tick.window - 1):
                 with in_window(window):
                     await self._aggregate(window, late=window < tick.window - 1)
-            await self._bundles.drop_before(tick.window - self._hparams.gradient_retention_windows)
+            await self._aggregates.drop_before(tick.window - self._hparams.gradient_retention_windows)
             await self._comms.cleanup_aggregates(tick.window)
 
     def _due(self, start: int, newest: int) -> list[int]:
@@ -62,7 +62,7 @@ class Aggregator:
                 logger.info("not decided yet")
                 return
             if await self._comms.own_aggregate(included) is None:
-                await self._bundles.publish(included, own)
+                await self._aggregates.publish(included, own)
                 logger.info("aggregate published: %s", included.describe())
                 announce(self._context.telemetry, included, time.monotonic() - began)
         except (ChainUnavailable, PayloadError, StateError, StoreError, WindowLost) as error:
@@ -71,4 +71,4 @@ class Aggregator:
             return
         self._done.add(window)
         del self._tries[window]
-        await self._bundles.drop(window)
+        await self._aggregates.drop(window)

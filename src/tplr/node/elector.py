@@ -24,9 +24,9 @@ from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.hparams import HParams
 from tplr.keys import version_at
 from tplr.logging import in_window, logger
-from tplr.node.bundles import Bundles, announce
 from tplr.node.failpoints import failpoint
 from tplr.node.leader import Leader
+from tplr.node.own_aggregates import OwnAggregates, announce
 from tplr.node.replica import NodeContext
 from tplr.node.windows import WindowUpdates
 from tplr.schemas import PeerList
@@ -70,7 +70,7 @@ def window_question(
 
 
 class Elector:
-    """Votes, takes part in each window's election, and publishes the bundle of what was decided.
+    """Votes, takes part in each window's election, and publishes the aggregate of what was decided.
 
     With each new window it also looks at one that it missed: alone it decides it; else it publishes the peer list that
     the others decided with it.
@@ -87,7 +87,7 @@ class Elector:
         self._spec = spec
         self._windows = WindowUpdates(context.comms, hparams, spec)
         self._folder = folder
-        self._bundles = Bundles(context.comms, self._windows, folder)
+        self._aggregates = OwnAggregates(context.comms, self._windows, folder)
         self._leader = leader
         self._running: dict[int, asyncio.Task[None]] = {}
         self._done: set[int] = set()
@@ -123,7 +123,7 @@ class Elector:
 
     async def _forget_before(self, window: int) -> None:
         """Delete what is stored here of earlier windows: nobody votes on them any more."""
-        await self._bundles.drop_before(window)
+        await self._aggregates.drop_before(window)
         for path in await asyncio.to_thread(lambda: [*self._folder.glob("election-*")]):
             number = path.name.removeprefix("election-")
             if number.isdecimal() and int(number) < window:
@@ -155,7 +155,7 @@ class Elector:
 
     async def _adopt(self, window: int) -> bool:
         """Publish the peer list that the others decided while this node was away; whether their decision is known."""
-        await self._bundles.drop(window)
+        await self._aggregates.drop(window)
         await asyncio.to_thread(shutil.rmtree, self._ballots(window), ignore_errors=True)
         value = await self._comms.get_decision(window)
         if value is not None:
@@ -172,20 +172,21 @@ class Elector:
             ChainUnavailable, PayloadError, StateError, StoreError, WindowLost: it has not.
         """
         began, clock, loop = time.monotonic(), self._context.clock, asyncio.get_running_loop()
-        opens = loop.time() + self._closes_after - clock.seconds_since(window + 1)
+        closes = closes_after(self._hparams, self._spec.expected_size, clock.block_time)
+        opens = loop.time() + closes - clock.seconds_since(window + 1)
         electors, delta = electors.turned(window), self._hparams.relay_seconds
         box = self._comms.ballot_box(window, electors, self._ballots(window))
         question = await self._question(window, electors)
         election = Election(electors, self._comms.uid, question, delta)
         if await box.restore(election):
-            own = await self._bundles.kept(window)
+            own = await self._aggregates.kept(window)
         else:
             own = await self._find(window, late=late, until=None if alone or late else opens - loop.time())
             await failpoint("found")
-            await self._bundles.keep(own)
+            await self._aggregates.keep(own)
             await failpoint("kept")
             feed(election, await box.vote(self._vote(own)))
-        bundling = self._bundle_ahead(own, question, electors)
+        ahead = self._publish_ahead(own, question, electors)
 
         async def committed(proof: CheckedProof) -> None:
             await failpoint("included")
@@ -210,18 +211,14 @@ class Elector:
                 self._lost.pop(voided, None)
             await self._witness(election, own)
             whole = await self._follow(value.included, own)
-            await self._publish(value.included, whole, bundling, self._publishers(value.included, election, electors))
+            await self._publish(value.included, whole, ahead, self._publishers(value.included, election, electors))
         finally:
-            if bundling:
-                bundling.cancel()
-                await asyncio.gather(bundling, return_exceptions=True)
-        await self._bundles.drop(window)
+            if ahead:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
+        await self._aggregates.drop(window)
         await box.clear()
         return True
-
-    @property
-    def _closes_after(self) -> float:
-        return closes_after(self._hparams, self._spec.expected_size, self._context.clock.block_time)
 
     async def _question(self, window: int, electors: Electors) -> WindowQuestion:
         listed = await self._comms.get_peer_list(window)
@@ -256,13 +253,13 @@ class Elector:
         electors = self._comms.electors
         return tally_updates(dict.fromkeys(electors.uids, self._vote(own)), electors, question)
 
-    def _bundle_ahead(
+    def _publish_ahead(
         self, own: GatherResult[Update] | None, question: WindowQuestion, electors: Electors
     ) -> asyncio.Task[None] | None:
-        """Publish the bundle while the others still decide: mostly, all have found the same."""
+        """Publish the aggregate while the others still decide: mostly, all have found the same."""
         if own is None or self._comms.uid not in enough(electors, electors.uids):
             return None
-        return asyncio.create_task(self._bundles.publish(self._alone(own, question), own))
+        return asyncio.create_task(self._aggregates.publish(self._alone(own, question), own))
 
     async def _witness(self, election: Election, own: GatherResult[Update] | None) -> None:
         """Publish the updates in the decided set that an elector did not find: their miners may show them to few."""
@@ -296,7 +293,7 @@ class Elector:
             raise
         self._lost.pop(window, None)
         if len(has) < len(wanted):
-            await self._bundles.keep(whole)
+            await self._aggregates.keep(whole)
         return whole
 
     async def _publish(
@@ -311,12 +308,12 @@ class Elector:
             return
         if ahead:
             await asyncio.wait([ahead])
-        if not self._bundles.has_published(included):
-            await self._bundles.publish(included, whole)
+        if not self._aggregates.has_published(included):
+            await self._aggregates.publish(included, whole)
 
     @staticmethod
     def _publishers(included: IncludedSet, election: Election, electors: Electors) -> Sequence[int]:
-        """Who publishes a window's bundle: the first electors with more than half of the stake that had all of it.
+        """Who publishes a window's aggregate: the first electors with more than half of the stake that had all of it.
 
         One of them is honest and answers, if such electors have more than half. Fewer could delete it together. If
         those that are known to have had all of it have less than half, everybody publishes it.

@@ -18,16 +18,16 @@ from tplr.scoring.selection import ChosenPeers, earned_peers, first_peers, next_
 WAIT_BLOCKS = 4
 
 
-async def published_start(context: NodeContext, horizon: int, validator: int | None = None) -> int | None:
-    """The start window that ``validator`` (default: most electors) published; None if there is none yet.
+async def published_start(context: NodeContext, horizon: int) -> int | None:
+    """The start window that most electors published; None if there is none yet.
 
     Raises:
-        PayloadError: it lies more than ``horizon`` windows ahead, so that no run would begin.
+        PayloadError: it is more than ``horizon`` windows ahead, so that no run would begin.
         StoreError: it can't be read.
     """
-    start = await context.comms.get_start_window(validator)
+    start = await context.comms.get_start_window()
     if start is not None and start > context.clock.window + horizon:
-        raise PayloadError(f"start window {start} lies more than {horizon} windows ahead of {context.clock.window}")
+        raise PayloadError(f"start window {start} is more than {horizon} windows ahead of {context.clock.window}")
     return start
 
 
@@ -214,7 +214,7 @@ class Leader:
         if self._published is None and (found := await self._comms.get_peer_list()):
             self._published = found
             self._places = {uid: self._places.get(uid, hotkey) for uid, hotkey in self._hotkeys(found).items()}
-            # An elector that has just started has seen nobody yet: whoever is on the list counts as seen now.
+            # An elector that has just started has seen nobody yet: listed miners count as seen now.
             self._active = dict.fromkeys((*found.peers, *found.reserve_peers), window) | self._active
         present = self._published
         listed = (*present.peers, *present.reserve_peers) if present else ()

@@ -61,7 +61,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
     Attributes:
         window: the next one to apply.
         model: held by whoever reads or changes the model; ``advance`` and ``open`` take it.
-        beside_training: a training, which holds ``model`` too, goes on while a state is saved.
+        beside_training: a training, which holds ``model`` too, continues while a state is saved.
         folder: of the saved state.
         times: what this node's time goes into; the role adds its own phases.
     """

@@ -48,7 +48,7 @@ async def _take_part(context: NodeContext, hparams: HParams, wish: PeerList, fol
         return earlier
     window, length = clock.window, hparams.blocks_per_window * clock.block_time
     electors = await _electors(comms, window)
-    # Whoever is alone has published before the electors of the next window look for it, in the last Delta.
+    # An elector that is alone has published before the electors of the next window look for it, in the last Delta.
     latest = length - 3 * delta if electors.uids == (comms.uid,) else delta
     if clock.seconds_since(window) > latest:
         await asyncio.sleep(max(0.0, length - delta - clock.seconds_since(window)))

@@ -134,7 +134,9 @@ async def prepare(
     async with asyncio.TaskGroup() as group:  # all that waits for a network, at the same time
         opening = group.create_task(open_source())
         if connections and readable and writable:
-            group.create_task(reach("bucket", check_own_bucket(connections, readable, writable)))
+            group.create_task(
+                reach("bucket", check_access(*map(connections.store, (readable, writable)), variables="R2_GRADIENTS"))
+            )
         if connections and location:
             group.create_task(reach("dataset", check_answers([*map(connections.store, location.replicas)])))
         chain = await _checked_chain(args, stack, checks)
@@ -203,7 +205,7 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(finish: Callable[[Any], None], value: object) -> None:
+    def finish_future(finish: Callable[[Any], None], value: object) -> None:
         if not done.done():
             finish(value)
 
@@ -215,7 +217,7 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
         else:
             outcome = (done.set_result, found)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, *outcome)
+            loop.call_soon_threadsafe(finish_future, *outcome)
 
     threading.Thread(target=run, daemon=True, name="start-up").start()
     return await done
@@ -280,11 +282,6 @@ async def twice(question: Callable[[], Awaitable[T]]) -> T:
         logger.info("the chain did not answer, asking again: %s", error)
         await asyncio.sleep(HICCUP_SECONDS)
         return await question()
-
-
-async def check_own_bucket(connections: S3Connections, readable: Bucket, writable: Bucket) -> None:
-    """As ``check_access``, for the bucket that this node publishes."""
-    await check_access(*map(connections.store, (readable, writable)), variables="R2_GRADIENTS")
 
 
 async def check_answers(stores: Sequence[ObjectStore]) -> None:

@@ -172,37 +172,6 @@ class StateFolder:
     folder: Path
     held: set[int] = field(default_factory=set)
 
-    def save(
-        self,
-        *,
-        window: int,
-        start_window: int,
-        global_step: int,
-        version: str,
-        groups: Mapping[str, Mapping[str, torch.Tensor]],
-        values: Mapping[str, Any],
-        parallel: ParallelContext = SINGLE_PROCESS,
-    ) -> SavedState:
-        """Write the snapshot of a window directly from the tensors, which must not change meanwhile.
-
-        A collective: each rank writes its shards and the tensors that it alone has, all into one folder; then rank 0
-        writes the manifest, of its ``values``.
-
-        Raises:
-            StateError: the disk is full; older snapshots stay.
-        """
-        draft = self.begin(
-            window=window,
-            start_window=start_window,
-            global_step=global_step,
-            version=version,
-            groups=groups,
-            values=values,
-            parallel=parallel,
-        )
-        draft.write()
-        return self.finish(draft, parallel)
-
     def begin(
         self,
         *,
@@ -215,7 +184,11 @@ class StateFolder:
         copies: Mapping[str, Mapping[str, torch.Tensor]] = {},
         parallel: ParallelContext = SINGLE_PROCESS,
     ) -> SnapshotDraft:
-        """A snapshot to ``write`` and then to ``finish``; arguments as ``save``. A collective.
+        """The snapshot of a window. ``write`` it: directly from the tensors, which must not change meanwhile. Then
+        ``finish`` it.
+
+        A collective: each rank writes its shards and the tensors that it alone has, all into one folder; rank 0 writes
+        the manifest, of its ``values``.
 
         Args:
             copies: by group, this rank's rows of tensors that change while they are written.

@@ -15,7 +15,7 @@ from tplr.seeds import derive, proof_seed
 from tplr.storage.retry import with_retry
 
 REPORT_SECONDS = 10.0  # for all reports of one miner
-ALL_SECONDS = 30.0  # for those of all miners: however many buckets are slow, the window goes on
+ALL_SECONDS = 30.0  # for those of all miners: however many buckets are slow, the window continues
 CONCURRENCY = 64
 UNSETTLED = 2  # windows in which nodes may not know yet that one was void
 

@@ -335,7 +335,7 @@ class TrainState:
     def begin_save(self, window: int, stateful: Mapping[str, Any]) -> None:
         """Begin to write a snapshot of the state as it is, in a thread of each rank: ``end_save`` ends it.
 
-        Training may go on meanwhile: weights and moments are copied first. No update may be packed, restored or
+        Training may continue meanwhile: weights and moments are copied first. No update may be packed, restored or
         applied.
         """
         self._kept = kept_weights(self.model, self._settings)

@@ -246,7 +246,7 @@ async def majority_report(comms: Comms, window: int) -> DebugReport | None:
     """
     ask = partial(comms.get_report, window=window)
     try:
-        return await comms.agreed(ask, alike=lambda one: (one.fingerprint, tuple(sorted(one.included.items()))))
+        return await comms.agreed(ask, key=lambda one: (one.fingerprint, tuple(sorted(one.included.items()))))
     except ObjectNotFound:
         return None
     except (StoreError, PayloadError) as error:

@@ -1,4 +1,4 @@
-"""``tplr page``: reads a run, writes its page, and goes on with it while the run lasts."""
+"""``tplr page``: reads a run, writes its page, and updates it while the run lasts."""
 
 import asyncio
 from collections.abc import Iterable

@@ -11,7 +11,7 @@ ERROR = "_stderr"
 
 
 def figures(result: EvaluationResult, uid: int | None) -> Iterator[Evaluation]:
-    """What a page shows of a result that ``uid`` published, or that lies in a folder of one's own (None)."""
+    """What a page shows of a result that ``uid`` published, or of one in an own folder (None)."""
     held_out = result.held_out
     given = {"bits per byte": held_out.bits_per_byte, "nats per token": held_out.nats_per_token}
     for metric, value in given.items():

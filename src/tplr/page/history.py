@@ -1,4 +1,4 @@
-"""What has been read of each window, kept in a file: buckets forget what a page goes on to show."""
+"""What has been read of each window, kept in a file, because buckets delete what a page still shows."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """Reads what nodes published of a run, window by window: public buckets and the chain, and nothing else.
 
-Every document comes through the borders that nodes use. What does not fit, or is not there, is "not known".
+Every document passes the same checks as in a node. One that does not, or is not there, is "not known".
 """
 
 import asyncio

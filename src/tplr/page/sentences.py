@@ -16,7 +16,7 @@ Row = tuple[str, str]  # a name, and the sentence
 
 # A number that stands alone, as printed; a sign before it belongs to the words. Others (1e-05, 007) are words.
 NUMBER = re.compile(r"(?<![\w.])(0|[1-9]\d{0,8})(?:\.(\d{1,6}))?(?!\w|\.\d)", re.ASCII)
-# Whoever writes hostile reports may vary the words without end. Honest ones have some hundred sentences.
+# A hostile report may vary the words without end. Honest ones have some hundred sentences.
 MAX_TEMPLATES = 2048
 MAX_SHAPES = 4096
 TOO_MANY = ("", "too many different sentences in this run: ask tplr explain")

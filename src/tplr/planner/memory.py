@@ -103,7 +103,7 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     always = tuple(kind for kind in device if kind not in ("gradients", *TEMPORARY))
     host = {"processes": PYTHON * ranks, "updates in flight": _in_flight(load)}
     if inner and hparams.outer_delay:
-        # A training goes on while its state is saved, from copies; those of the weights are the weights before.
+        # Training continues while its state is saved, from copies; those of the weights are the weights before.
         host["moments being saved"] = device["moments"] * ranks
     host |= {f"{kind} (offloaded)": size * ranks for kind, size in offloaded.items()}
     return Memory(

@@ -63,23 +63,23 @@ class Traffic:
 def traffic(load: Workload, role: Role, *, readers: int) -> Traffic:
     """Traffic of a miner whose update ``readers`` nodes gather, or of the leading validator that they follow.
 
-    The validator is an elector among five, and publishes checkpoints, which miners do not, and the bundle of each
-    window: an upper bound, as several take turns. Bundles are kept as long as updates, or until they are older than the
-    kept checkpoints.
+    The validator is an elector among five, and publishes checkpoints, which miners do not, and the aggregate of each
+    window: an upper bound, as several take turns. Aggregates are kept as long as updates, or until they are older than
+    the kept checkpoints.
     """
     hparams, size = load.hparams, load.update_bytes
     miner = role == "miner"
     checkpoint = 0 if miner else 4 * load.parameters
     parts = 0.0 if miner else count_parts(checkpoint) / hparams.checkpoint_frequency
-    bundle = size * hparams.max_topk_peers
-    sent = size if miner else bundle
-    kept = hparams.gradient_retention_windows if miner else bundles_kept(hparams)
+    aggregate = size * hparams.max_topk_peers
+    sent = size if miner else aggregate
+    kept = hparams.gradient_retention_windows if miner else aggregates_kept(hparams)
     lists = CLEANUP_LISTS + (0 if miner else readers * LISTS_PER_FOLLOWER)
     reads = HEADS_PER_READER + count_parts(size) if miner else READS_PER_FOLLOWER
     return Traffic(
         uploaded=sent + checkpoint // hparams.checkpoint_frequency + (0 if miner else ELECTION_SENT),
-        downloaded=bundle + (0 if miner else ELECTION_RECEIVED),
-        class_a=WRITES + lists + round(parts) + (0 if miner else ELECTION_WRITES + count_parts(bundle)),
+        downloaded=aggregate + (0 if miner else ELECTION_RECEIVED),
+        class_a=WRITES + lists + round(parts) + (0 if miner else ELECTION_WRITES + count_parts(aggregate)),
         class_b=readers * reads + (0 if miner else ELECTION_READS),
         stored=sent * kept + checkpoint * hparams.checkpoints_kept,
         readers=readers,
@@ -91,17 +91,17 @@ def aggregator_traffic(load: Workload, *, readers: int) -> Traffic:
 
     It fetches what the peer list and its reserve upload, before it is decided which of them count.
     """
-    hparams, bundle = load.hparams, load.update_bytes * load.hparams.max_topk_peers
+    hparams, aggregate = load.hparams, load.update_bytes * load.hparams.max_topk_peers
     return Traffic(
-        uploaded=bundle,
-        downloaded=bundle + load.update_bytes * hparams.reserve_peers + ELECTION_RECEIVED,
-        class_a=CLEANUP_LISTS + count_parts(bundle),
+        uploaded=aggregate,
+        downloaded=aggregate + load.update_bytes * hparams.reserve_peers + ELECTION_RECEIVED,
+        class_a=CLEANUP_LISTS + count_parts(aggregate),
         class_b=readers * READS_OF_AGGREGATE,
-        stored=bundle * bundles_kept(hparams),
+        stored=aggregate * aggregates_kept(hparams),
         readers=readers,
     )
 
 
-def bundles_kept(hparams: HParams) -> int:
-    """Windows whose bundles are in a bucket: as long as updates, or until they are older than the kept checkpoints."""
+def aggregates_kept(hparams: HParams) -> int:
+    """Windows whose aggregates are in a bucket: as long as updates, or until older than the kept checkpoints."""
     return max(hparams.gradient_retention_windows, hparams.checkpoint_frequency * (hparams.checkpoints_kept + 1))

@@ -137,7 +137,7 @@ def cost(load: Workload, who: Participant, network: Network, *, wait: float, unt
             + ballots,
             served_lists=share * nodes * LIST_READS,
             down=fetched * update,
-            # The first electors in a window's order with more than half of the stake publish a bundle each.
+            # The first electors in a window's order with more than half of the stake publish an aggregate each.
             up=network.majority / network.electors * listed * update + checkpoint,
             cpu=fetched * update / HASH_RATE,
             memory=(named + measured) * update,

@@ -90,7 +90,7 @@ class SimulatedElection:
         """A window's election, nobody having voted yet.
 
         Args:
-            request: seconds of each elector's requests; whoever is missing is silent.
+            request: seconds of each elector's requests; missing ones are silent.
             wait: seconds that a request takes longer which begins at a time, in seconds since time 0.
         """
         self._window = window

@@ -90,7 +90,7 @@ class WindowResult:
         untold: miners that did not know the decision ``manifest_timeout_seconds`` after their gather.
         missed: miners that were there, and whose update was not in time.
         away: miners that are not there.
-        validator_link: seconds that the median validator's link is busy with the window, its bundle and probation
+        validator_link: seconds that the median validator's link is busy with the window, its aggregate and probation
             included.
         class_b: reads of one listed peer's bucket, ``elector_b``: of the busiest elector's.
         ballots: reads of an elector in the election, on average.
@@ -406,7 +406,7 @@ class Network:
             begin = ready + blocked
             stop, free = length - design.hparams.commit_margin_seconds, begin
         needed = assumed.training / speed
-        # Whoever is later than a window misses the next one, and follows with the newest.
+        # A miner that is later than a window misses the next one, and follows with the newest.
         miners.behind[:] = 0.0
         miners.behind[readers] = np.maximum(0.0, free - length) % length
         return np.clip(np.minimum(stop - begin, needed), 0.0, None) / length

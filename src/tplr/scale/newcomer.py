@@ -53,12 +53,12 @@ def catch_up(
     if checkpoint_age is not None and behind > checkpoint_age + hparams.checkpoint_frequency:
         missing, fetched = checkpoint_age, checkpoint
         restored = checkpoint / rate
-    bundle = hparams.max_topk_peers * update
-    each = max(bundle / rate, apply)
+    aggregate = hparams.max_topk_peers * update
+    each = max(aggregate / rate, apply)
     # ``missing`` windows at the restored checkpoint, and one more with each that ends until the node is done.
     ended = missing + restored / window_seconds
     if each >= window_seconds:
         return CatchUp(restored, math.inf, MOST_WINDOWS, math.inf)
     seconds = restored + ended * each / (1 - each / window_seconds)
     windows = math.ceil(missing + seconds / window_seconds)
-    return CatchUp(restored, seconds, windows, fetched + windows * bundle)
+    return CatchUp(restored, seconds, windows, fetched + windows * aggregate)

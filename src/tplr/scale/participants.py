@@ -12,8 +12,6 @@ import numpy as np
 from tplr.scale.draws import log_normal, stream
 from tplr.scale.links import connection_rate
 
-MEGABIT = 1e6 / 8  # bytes per second
-
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:

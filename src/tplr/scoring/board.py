@@ -39,8 +39,8 @@ VERSION = 4
 # Fewest measured windows after which a mean predicted gain beyond chance proves a miner: one has no spread.
 PROVING_WINDOWS = 2
 # A mean predicted gain above this many standard errors proves a miner: of those who send noise, some come above
-# ``CHANCE`` sooner or later, as every window is a try. Below ``CHANCE`` it is a known zero; in between, whoever is
-# listed stays.
+# ``CHANCE`` sooner or later, as every window is a try. Below ``CHANCE`` it is a known zero; in between, a listed
+# miner stays.
 PROVEN = 4.0
 # Own-pages tests after which a factor of 0 says that a miner does not train on its own pages.
 DISPROVING_TESTS = 8
@@ -165,8 +165,8 @@ def _shared(
 ) -> dict[int, float]:
     """Credits by uid of those with a positive ``own_pages`` factor.
 
-    Who did not train on its own pages takes nothing from those whose work it repeats: a miner shares with those that
-    are trusted as much as it is (``TRUST``), and gets what those leave that are trusted more.
+    A miner that did not train on its own pages takes nothing from those whose work it repeats: a miner shares with
+    those that are trusted as much as it is (``TRUST``), and gets what those leave that are trusted more.
     """
     found: dict[int, float] = {}
     scales = even_scales([one.included_gains for one in windows])

@@ -113,10 +113,10 @@ def credit(
 
     Args:
         windows: products and Gram matrix of each.
-        scales: factors of the windows' products, as of ``even_scales``; None: 1.
-        first: uids that get their part before the others, who get what is left: nothing of what these say too.
         counted: for each window and uid, whether its update counts; None if the window is blank for it. A uid that is
             missing has not counted, and one that counts must be among the window's uids.
+        first: uids that get their part before the others, who get what is left: nothing of what these say too.
+        scales: factors of the windows' products, as of ``even_scales``; None: 1.
     """
     uids = sorted(set().union(*counted)) if counted else []
     row = {uid: i for i, uid in enumerate(uids)}

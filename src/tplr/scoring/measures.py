@@ -62,6 +62,7 @@ def own_pages_factor(tests: Sequence[float], by_loss: Sequence[float] = ()) -> f
         return _clipped(math.fsum(tests) / len(tests), OWN_PAGES_LOW, OWN_PAGES_HIGH)
     if not by_loss:
         return 0.0
+    # One test tells no spread: 1 is the largest that an indicator in [-1, 1] can have.
     spread = max(LOSS_SPREAD, statistics.stdev(by_loss) if len(by_loss) > 1 else 1.0)
     most = math.fsum(by_loss) / len(by_loss) + SIGNIFICANT * spread / math.sqrt(len(by_loss))
     return _clipped(most, LOSS_LOW, LOSS_HIGH)

@@ -36,7 +36,7 @@ from tplr.scoring.credit import SHORTEST, Aligned, gram_of
 FEWEST_OTHERS = 2
 # With fewer tests of others, nothing is known of an update on pages that it was not trained on.
 FEWEST_OTHER_PAGES = 2
-# Who says so much alike beyond the common gradient may have copied: it is no one to compare with.
+# A miner whose update shares this much beyond the common gradient may have copied: nobody is compared with it.
 TOO_ALIKE = 0.4
 RIDGE = 0.1
 # The median of a normal variable's magnitude is its standard deviation over this.

@@ -1,7 +1,7 @@
 """The rules for which a window counts zero although the miner sent something, or says that it follows the model.
 
 Every breach is found in the window in which it happens, so nothing is to be gained by it, and no factor is needed
-beyond the zero. Who is struck also leaves the peer list. A miner without a timely update, or whose commit is missing,
+beyond the zero. A struck miner also leaves the peer list. A miner without a timely update, or whose commit is missing,
 breaks no rule: it is absent, as an honest miner is that crashed.
 """
 
@@ -54,7 +54,7 @@ def _outsized(seen: Seen) -> bool:
 
 
 def _out_of_sync(seen: Seen) -> bool:
-    # Who sends nothing is absent; its reports say nothing about an update.
+    # A miner that sends nothing is absent; its reports say nothing about an update.
     behind = seen.observation.behind if seen.observation.verdict == VALID else None
     return behind is not None and (behind in (OUT_OF_SYNC, UNREAD) or behind > seen.max_behind)
 

@@ -82,8 +82,8 @@ def earned_peers(
 ) -> ChosenPeers:
     """A list on which miners must earn their place: the proven ones, by falling merit; never a known zero.
 
-    The reserve and some of the other active miners are on probation (``on_probation``). Whoever is on the present list
-    and not judged yet stays, behind all others: a leader that has lost its scores empties no list.
+    The reserve and some of the other active miners are on probation (``on_probation``). A miner on the present list
+    that is not judged yet stays, behind all others: a leader that has lost its scores empties no list.
 
     Args:
         turn: of those on probation.
@@ -118,7 +118,7 @@ def on_probation(
 
 
 def _cut(ranked: Sequence[int], at_most: int, reserve: int) -> ChosenPeers:
-    """The first ones are peers, the next ones the reserve; whoever is no peer is on probation."""
+    """The first ones are peers, the next ones the reserve; the others are on probation."""
     return ChosenPeers(
         tuple(sorted(ranked[:at_most])), tuple(ranked[at_most : at_most + reserve]), tuple(sorted(ranked[at_most:]))
     )

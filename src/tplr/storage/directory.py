@@ -36,15 +36,14 @@ class DirectoryStore(LocalStore):
 
     Args:
         root: created by the first put.
-        name: of the bucket, in errors; default is the folder's own.
 
     Keys are limited to 215 bytes, percent-encoded.
     """
 
     verifies = True
 
-    def __init__(self, root: Path, *, name: str | None = None) -> None:
-        super().__init__(name or root.name)
+    def __init__(self, root: Path) -> None:
+        super().__init__(root.name)
         self._root = root
 
     def _path(self, key: str) -> Path:

@@ -11,6 +11,9 @@ from tplr.storage.retry import with_retry
 T = TypeVar("T")
 R = TypeVar("R")
 
+DELETE_SECONDS = 60.0
+DELETE_CONCURRENCY = 16
+
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], *, concurrency: int) -> list[R]:
     """Await ``work(item)`` for every item, at most ``concurrency`` at once, started in order; their results, in order.
@@ -38,10 +41,8 @@ async def list_objects(store: ObjectStore, prefix: str, *, deadline_seconds: flo
     return await with_retry(lambda: store.list(prefix), deadline_seconds=deadline_seconds)
 
 
-async def delete_many(
-    store: ObjectStore, keys: Iterable[str], *, deadline_seconds: float = 60.0, concurrency: int = 16
-) -> None:
-    """Delete every key; missing keys are no error. Each is retried until ``deadline_seconds`` after its start.
+async def delete_many(store: ObjectStore, keys: Iterable[str]) -> None:
+    """Delete every key; missing keys are no error. Each is retried until ``DELETE_SECONDS`` after its start.
 
     Single requests, as R2 charges nothing for them and its DeleteObjects does not accept every client's checksums.
 
@@ -50,6 +51,6 @@ async def delete_many(
     """
 
     async def delete(key: str) -> None:
-        await with_retry(lambda: store.delete(key), deadline_seconds=deadline_seconds)
+        await with_retry(lambda: store.delete(key), deadline_seconds=DELETE_SECONDS)
 
-    await for_each(keys, delete, concurrency=concurrency)
+    await for_each(keys, delete, concurrency=DELETE_CONCURRENCY)

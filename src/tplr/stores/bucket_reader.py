@@ -26,16 +26,11 @@ class BucketReader:
 
     Credentials come from the environment, as for pipelines (``storage/blocking.py``). A loader's workers each open
     connections of their own when they first read.
-
-    Args:
-        cache_folder: for blocks; default: ``blocks`` in ``TPLR_CACHE_FOLDER``.
-        max_cache_bytes: limit for the blocks in it.
+    Blocks are cached in ``blocks`` of ``TPLR_CACHE_FOLDER``.
     """
 
-    def __init__(self, url: str, cache_folder: Path | None = None, *, max_cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, url: str) -> None:
         self._place = store_key(url)
-        self._cache_folder = cache_folder
-        self._max_cache_bytes = max_cache_bytes
         self._process: int | None = None
 
     def __enter__(self) -> Self:
@@ -47,8 +42,7 @@ class BucketReader:
         self._process = None
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_place", "_cache_folder", "_max_cache_bytes")
-        return {**{name: getattr(self, name) for name in kept}, "_process": None}
+        return {"_place": self._place, "_process": None}
 
     def open(self) -> TokenStore:
         """The store. Other formats than ``bin`` are fetched completely now and read into memory.
@@ -87,6 +81,6 @@ class BucketReader:
         self._stores = BucketConnections()
         self._stores.__enter__()
         self._replicas = Replicas([self._stores.submit(self._stores.store(self._place.bucket)).result()])
-        folder = self._cache_folder or self._stores.environment.cache_folder / "blocks"
-        self._reader = BlockReader(self._replicas, DiskCache(folder, max_bytes=self._max_cache_bytes))
+        folder = self._stores.environment.cache_folder / "blocks"
+        self._reader = BlockReader(self._replicas, DiskCache(folder, max_bytes=CACHE_BYTES))
         self._process = os.getpid()

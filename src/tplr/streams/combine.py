@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 from tplr.errors import DataError
 from tplr.sharding import Share
-from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform, dealt_counts
+from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform, divided_counts
 from tplr.streams.round_robin import WeightedRoundRobin
 from tplr.streams.state import StateReader
 
@@ -48,12 +48,12 @@ class Interleave(Transform):
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         return _InterleaveIterator(self, context, self.reader(state))
 
-    def settle(self, context: PipelineContext, state: State) -> State:
+    def without_read_ahead(self, context: PipelineContext, state: State) -> State:
         states = StateReader(self.describe(pinned=False), state).items("sources", length=len(self.sources), kind=dict)
-        settled = [source.settle(context, one) for source, one in zip(self.sources, states, strict=True)]
-        return {**state, "sources": settled}
+        states = [source.without_read_ahead(context, one) for source, one in zip(self.sources, states, strict=True)]
+        return {**state, "sources": states}
 
-    def deal(self, parts: Sequence[Part], share: Share) -> State:
+    def divide(self, parts: Sequence[Part], share: Share) -> State:
         """A source is exhausted when it was on all former ranks."""
         begun = [(part, self.reader(part.state)) for part in parts]
         saved = [one for _, one in begun if one]
@@ -64,7 +64,7 @@ class Interleave(Transform):
                 part._replace(state=one.items("sources", length=count, kind=dict)[number] if one else None)
                 for part, one in begun
             ]
-            states.append(source.deal(below, share))
+            states.append(source.divide(below, share))
         flags = [
             one.items("exhausted", length=count, kind=bool) if one else [part.ended] * count for part, one in begun
         ]
@@ -74,7 +74,7 @@ class Interleave(Transform):
             "sources": states,
             "credits": alike[share.index % len(alike)] if alike else [0] * count,
             "exhausted": exhausted,
-            "counts": dealt_counts(saved, share),
+            "counts": divided_counts(saved, share),
         }
 
     def describe(self, *, pinned: bool) -> str:
@@ -172,16 +172,16 @@ class Concat(Transform):
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         return _ConcatIterator(self, context, self.reader(state))
 
-    def settle(self, context: PipelineContext, state: State) -> State:
+    def without_read_ahead(self, context: PipelineContext, state: State) -> State:
         saved = StateReader(self.describe(pinned=False), state)
         index = saved.integer("index", high=len(self.sources) - 1)
         later = {
-            str(key): self.sources[key].settle(context, one)
+            str(key): self.sources[key].without_read_ahead(context, one)
             for key, one in saved.numbered("later", high=len(self.sources) - 1).items()
         }
-        return {**state, "source": self.sources[index].settle(context, saved.child()), "later": later}
+        return {**state, "source": self.sources[index].without_read_ahead(context, saved.child()), "later": later}
 
-    def deal(self, parts: Sequence[Part], share: Share) -> State:
+    def divide(self, parts: Sequence[Part], share: Share) -> State:
         """Former ranks that were further than others leave their states of later sources."""
         begun = [(part, self.reader(part.state)) for part in parts]
         places = [one.integer("index", high=len(self.sources) - 1) if one else 0 for _, one in begun]
@@ -204,8 +204,8 @@ class Concat(Transform):
                     else None
                 )
                 below.append(Part(part.share, own, part.ended or number < place))
-            states[str(number)] = self.sources[number].deal(below, share)
-        counts = dealt_counts([one for _, one in begun if one], share)
+            states[str(number)] = self.sources[number].divide(below, share)
+        counts = divided_counts([one for _, one in begun if one], share)
         return {"index": first, "source": states.pop(str(first)), "later": states, "counts": counts}
 
     def describe(self, *, pinned: bool) -> str:

@@ -8,7 +8,7 @@ def cu_seqlens(document_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
 
     Args:
         document_ids: integers of shape ``(tokens,)`` or ``(batch, tokens)``, as ``pack_chunk`` returns them. Neighbours
-            with equal ids are one document; no document goes on in the next row. Padding with an id of its own, such
+            with equal ids are one document; no document continues in the next row. Padding with an id of its own, such
             as -1, is a document.
 
     Returns:

@@ -135,8 +135,8 @@ class Part(NamedTuple):
 class Transform(ABC):
     """A source, or what is done to the samples of one: immutable configuration, for any number of passes.
 
-    A state resumes on another number of ranks in two steps. ``settle`` replaces the state of each rank by one without
-    read-ahead. ``deal`` gives each of the new ranks its part of what all of them had left.
+    A state resumes on another number of ranks in two steps. ``without_read_ahead`` replaces the state of each rank by
+    one without read-ahead. ``divide`` gives each of the new ranks its part of what all of them had left.
 
     Attributes:
         sources: the transforms that it reads.
@@ -168,31 +168,31 @@ class Transform(ABC):
             source.close()
             raise
 
-    def settle(self, context: PipelineContext, state: State) -> State:
+    def without_read_ahead(self, context: PipelineContext, state: State) -> State:
         """The same position, in a state without samples that have to be read again and skipped."""
         if not self.sources:
             return state
         if not self.keeps:
-            return self.sources[0].settle(context, state)
+            return self.sources[0].without_read_ahead(context, state)
         source = StateReader(self.describe(pinned=False), state).child()
-        return {**state, "source": self.sources[0].settle(context, source)}
+        return {**state, "source": self.sources[0].without_read_ahead(context, source)}
 
-    def deal(self, parts: Sequence[Part], share: Share) -> State:
+    def divide(self, parts: Sequence[Part], share: Share) -> State:
         """The state from which ``share`` reads its part of what ``parts``, all former ranks, have left.
 
-        Over all shares, each remaining sample has one place. The states are settled.
+        Over all shares, each remaining sample has one place. The states are without read-ahead.
 
         Raises:
             StateError: this transform holds something of one rank that can't be divided.
         """
         if not self.keeps:
-            return self.sources[0].deal(parts, share)
+            return self.sources[0].divide(parts, share)
         begun = [(part, self.reader(part.state)) for part in parts]
         below = [part._replace(state=saved.child() if saved else None) for part, saved in begun]
-        held = self.deal_held([saved for _, saved in begun if saved], share)
-        return {"source": self.sources[0].deal(below, share), **held}
+        held = self.divide_held([saved for _, saved in begun if saved], share)
+        return {"source": self.sources[0].divide(below, share), **held}
 
-    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+    def divide_held(self, saved: list[StateReader], share: Share) -> State:
         """The part of ``share`` in what the iterators of all ranks held themselves."""
         raise self.of_one_rank()
 
@@ -234,7 +234,7 @@ class Transform(ABC):
         return [*below, self.describe(pinned=pinned)]
 
 
-def dealt_counts(saved: Sequence[StateReader], share: Share) -> dict[str, int]:
+def divided_counts(saved: Sequence[StateReader], share: Share) -> dict[str, int]:
     """What all ranks counted, as the counts of the first; the others begin again."""
     counts: dict[str, int] = {}
     for one in saved if share.index == 0 else ():
@@ -243,7 +243,7 @@ def dealt_counts(saved: Sequence[StateReader], share: Share) -> dict[str, int]:
     return counts
 
 
-def dealt_items(saved: Sequence[StateReader], key: str, share: Share) -> list[Any]:
+def divided_items(saved: Sequence[StateReader], key: str, share: Share) -> list[Any]:
     """A part of the lists that all ranks held under ``key``."""
     return share.of([item for one in saved for item in one.items(key)])
 

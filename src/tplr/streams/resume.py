@@ -34,8 +34,8 @@ def position_of(states: States, transform: Transform, share: Share) -> State:
             f"this is share {share} (ranks × workers), the state is of share {got}: give the "
             f"state of this share, or a list with the states of all former shares, each once"
         )
-    parts = [Part(old, _settled(transform, old, position)) for old, position in sorted(positions.items())]
-    return transform.deal(parts, share)
+    parts = [Part(old, _without_read_ahead(transform, old, position)) for old, position in sorted(positions.items())]
+    return transform.divide(parts, share)
 
 
 def find_states(value: Any) -> list[Mapping[str, Any]]:
@@ -48,9 +48,9 @@ def find_states(value: Any) -> list[Mapping[str, Any]]:
     return [state for item in value for state in find_states(item)] if isinstance(value, list | tuple) else []
 
 
-def _settled(transform: Transform, share: Share, position: State) -> State:
+def _without_read_ahead(transform: Transform, share: Share, position: State) -> State:
     context = PipelineContext(share)
     try:
-        return transform.settle(context, position)
+        return transform.without_read_ahead(context, position)
     finally:
         context.close()

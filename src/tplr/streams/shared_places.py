@@ -1,4 +1,4 @@
-"""Which places of each epoch one rank reads, and how ranks divide anew what is left of an epoch."""
+"""Which places of each epoch one rank reads, and how ranks divide again what is left of an epoch."""
 
 import hashlib
 import json
@@ -104,7 +104,7 @@ class Former(NamedTuple):
     ended: bool = False
 
 
-def deal_places(
+def divide_places(
     parts: Sequence[Former], length: int, share: Share, finer: int = 1, *, shuffled: bool = False
 ) -> dict[str, Any]:
     """The state of ``share`` that continues at what ``parts``, all former shares, have left of their places.

@@ -200,8 +200,8 @@ class StateReader:
                 raise self.wrong(key, f"a list of {kind.__name__}", item)
         return list(value)
 
-    def integers(self, key: str, *, length: int | None = None, high: int | None = None) -> list[int]:
-        return [self.integer_of(value, key, high=high) for value in self.items(key, length=length)]
+    def integers(self, key: str, *, length: int | None = None) -> list[int]:
+        return [self.integer_of(value, key) for value in self.items(key, length=length)]
 
     def counts(self) -> dict[str, int]:
         value = self.any("counts")

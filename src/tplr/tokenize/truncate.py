@@ -21,7 +21,7 @@ _LOCAL_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents",
 
 
 def encode_truncated(encode: Callable[[Sequence[str]], Ragged], texts: Sequence[str], max_length: int | None) -> Ragged:
-    """Rows that begin with the first ``max_length`` ids of ``encode(texts)``, and may go on after them.
+    """Rows that begin with the first ``max_length`` ids of ``encode(texts)``, and may continue after them.
 
     Encodes only the beginning of each long text, then whole texts where the beginning gave too few ids. Use it for
     tokenizers for which ``can_truncate`` holds; ``max_length`` None encodes whole texts.

@@ -3,10 +3,10 @@
 A method marked ``@command`` is an SPMD function. Rank 0 sends its name and arguments to the others, which wait in
 ``Commands.serve``, and all ranks execute it. At its end they compare whether it succeeded.
 
-An error of this package (``TplrError``) must be raised by all ranks alike: they go on. Any other failure ends the
+An error of this package (``TplrError``) must be raised by all ranks: they continue. Any other failure ends the
 process of the rank at once, and with it those of all others: a rank that dies closes its connections, and one that
 hangs exceeds the timeout of a collective. ``torchrun --max-restarts`` starts them again. So nobody checks in before a
-collective, and no rank goes on with a model of its own.
+collective, and no rank continues with a model of its own.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class TrainStats:
         tokens: number of tokens in them.
         skipped: number of batches left out because a loss or a gradient was not finite.
         stopped: the time ended before the batches.
-        paused: training goes on later.
+        paused: training continues later.
     """
 
     losses: float = 0.0

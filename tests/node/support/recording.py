@@ -1,19 +1,23 @@
 """A recorded run: random updates and every object that a network would publish of them, for tests of catch-up."""
 
+import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from deciding import publish_decision
+from included import included_set
 
 from tplr.comms import Comms
 from tplr.compress.payload import parse
-from tplr.exchange.aggregates import bundle, included_set
+from tplr.exchange.aggregates import assemble
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.exchange.quorum import void as nothing
 from tplr.hparams import HParams
+from tplr.node.replica import NodeContext
 from tplr.node.train_state import TrainState
 from tplr.schemas import PeerList
 from tplr.seeds import derive
@@ -108,7 +112,7 @@ class Recording:
             await publish_decision(self._electors, published, voided=voided)
         if aggregate:
             await self._leader.put_aggregate(
-                published, bundle(published, [one.update.body for one in gathered.updates])
+                published, assemble(published, [one.update.body for one in gathered.updates])
             )
         self.train_state.apply([one.update for one in gathered.updates])
         self.window = window + 1
@@ -129,3 +133,25 @@ class Recording:
     def _random_tensors(self, uid: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(derive("made-up", uid, self.window) >> 1)
         return {name: torch.randn(one.shape, generator=generator) for name, one in self.train_state.parameters.items()}
+
+
+@contextlib.asynccontextmanager
+async def recorded_run(
+    staged: Any, *, start: int, **constants: object
+) -> AsyncIterator[tuple[Any, Recording, NodeContext, tuple[NodeContext, NodeContext]]]:
+    """A stage of two miners and a validator, by hand, when window ``start`` is over: with it a recording, the leader's
+    context, and the miners'."""
+    fixed = {"blocks_per_window": 4, "manifest_timeout_seconds": 0.1, "gradient_retention_windows": 10**6}
+    async with contextlib.AsyncExitStack() as stack:
+        stage = await stack.enter_async_context(staged(miners=2, by_hand=True, **fixed, **constants))
+        leader, one, other = [await stage.context(stage.setup(name)) for name in ("validator", "miner-1", "miner-2")]
+        nodes = (leader, one, other)
+        await stack.enter_async_context(stage.running(*(node.clock.run() for node in nodes)))
+        for node in nodes:
+            await node.comms.refresh()
+            await node.clock.wait_for_window(0)
+        folder = stage.folder("recording")
+        recording = Recording(leader.comms, [one.comms, other.comms], stage.hparams, start=start, folder=folder)
+        while leader.clock.window <= start:
+            await stage.pass_windows(1, *(node.clock for node in nodes))
+        yield stage, recording, leader, (one, other)

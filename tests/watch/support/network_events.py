@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from tplr.watch.view import NetworkView
 
 ROLES = {"validator": "validator", "miner-1": "miner", "miner-2": "miner"}
@@ -45,3 +47,16 @@ class Recording:
         for name, events in self.events.items():
             view.update(name, events)
         return view
+
+
+@pytest.fixture
+def recording():
+    return Recording()
+
+
+@pytest.fixture
+def run(recording):
+    """A run of ten windows in which all went well."""
+    for number in range(1, 11):
+        recording.window(number)
+    return recording

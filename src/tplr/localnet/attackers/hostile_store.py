@@ -93,7 +93,7 @@ def window_of(key: str) -> int:
 
 
 class HostileStore(S3Store):
-    """The bucket with the node's own write key. Only documents, checkpoints and bundles of updates are forged."""
+    """The bucket with the node's own write key. Only documents, checkpoints and aggregates are forged."""
 
     def __init__(self, client: S3Client, plot: Plot, sealer: Sealer) -> None:
         super().__init__(client)
@@ -131,7 +131,7 @@ class HostileStore(S3Store):
         return info
 
     async def _forged(self, behaviour: Behaviour, key: str, data: bytes) -> bytes:
-        """A false document in place of ``data``, in its envelope, or noise in place of a bundle of updates."""
+        """A false document in place of ``data``, in its envelope, or noise in place of an aggregate."""
         random = self._plot.random(key)
         if not key.endswith(".json"):
             return random.randbytes(len(data))

@@ -10,8 +10,8 @@ from tplr.errors import StateError
 from tplr.logging import logger
 from tplr.sharding import Share
 from tplr.streams.epoch_shuffle import EpochShuffle
-from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform, dealt_counts
-from tplr.streams.shared_places import Former, SharedPlaces, deal_places
+from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform, divided_counts
+from tplr.streams.shared_places import Former, SharedPlaces, divide_places
 from tplr.streams.sources.records import FORMATS, FileFormat, format_of
 from tplr.streams.sources.source_file import SourceFile, expand_pattern
 from tplr.streams.sources.source_shard import SourceShard
@@ -97,7 +97,7 @@ class FromFiles(Transform):
             return 1
         return -(-count // len(urls)) if urls else 1
 
-    def deal(self, parts: Sequence[Part], share: Share) -> State:
+    def divide(self, parts: Sequence[Part], share: Share) -> State:
         """Files that are open anywhere go to the new shares with their positions; the others as in any epoch."""
         begun = [(part, self.reader(part.state)) for part in parts]
         saved = [one for _, one in begun if one]
@@ -117,10 +117,10 @@ class FromFiles(Transform):
             "names": "\n".join(names),
             "root": root,
             "parts": divided * finer,
-            "places": deal_places(former, len(names) * divided, share, finer, shuffled=self.shuffle_shards),
+            "places": divide_places(former, len(names) * divided, share, finer, shuffled=self.shuffle_shards),
             "records": sum(one.integer("records") for one in saved),
             "active": share.of(active),
-            "counts": dealt_counts(saved, share),
+            "counts": divided_counts(saved, share),
         }
 
     def describe(self, *, pinned: bool) -> str:

@@ -14,9 +14,9 @@ from tplr.pages.reader import PageReader
 from tplr.schemas import PageRef
 from tplr.sharding import Share
 from tplr.storage.blocking import BucketConnections
-from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform, dealt_items
+from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform, divided_items
 from tplr.streams.order import Order
-from tplr.streams.shared_places import Former, SharedPlaces, deal_places
+from tplr.streams.shared_places import Former, SharedPlaces, divide_places
 from tplr.streams.state import StateReader
 
 _AHEAD = 3  # pages that are fetched while one is in use
@@ -48,7 +48,7 @@ class FromPages(Transform):
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         return _PagesIterator(self, context, self.reader(state))
 
-    def deal(self, parts: Sequence[Part], share: Share) -> State:
+    def divide(self, parts: Sequence[Part], share: Share) -> State:
         """Pages that are open anywhere go to the new shares with their rows; the others as at the beginning."""
         begun = [(part, self.reader(part.state)) for part in parts]
         former = [
@@ -57,8 +57,8 @@ class FromPages(Transform):
         ]
         saved = [one for _, one in begun if one]
         return {
-            "places": deal_places(former, self.n_pages, share),
-            "open": dealt_items(saved, "open", share),
+            "places": divide_places(former, self.n_pages, share),
+            "open": divided_items(saved, "open", share),
             "manifest": max((one.text("manifest") for one in saved), default=""),
         }
 

@@ -7,7 +7,7 @@ from tplr.sharding import Share
 from tplr.streams.epoch_shuffle import EpochShuffle
 from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform
 from tplr.streams.order import Order, OrderIterator
-from tplr.streams.shared_places import ENDLESS, Former, SharedPlaces, deal_places
+from tplr.streams.shared_places import ENDLESS, Former, SharedPlaces, divide_places
 
 
 class FromOrder(Transform):
@@ -25,8 +25,10 @@ class FromOrder(Transform):
         places = SharedPlaces(self._length, context.share, False, "items", saved)
         return _SequenceIterator(self.order, places, EpochShuffle(self._length, None))
 
-    def deal(self, parts: Sequence[Part], share: Share) -> State:
-        return deal_places([Former(one.share, self.reader(one.state), one.ended) for one in parts], self._length, share)
+    def divide(self, parts: Sequence[Part], share: Share) -> State:
+        return divide_places(
+            [Former(one.share, self.reader(one.state), one.ended) for one in parts], self._length, share
+        )
 
     def describe(self, *, pinned: bool) -> str:
         if pinned and self.order.shared is not None:
@@ -48,9 +50,9 @@ class FromSequence(Transform):
         places = SharedPlaces(length, share, self.repeat, "items", self.reader(state), shuffled=self.shuffle)
         return _SequenceIterator(self.sequence, places, EpochShuffle(length, self.seed if self.shuffle else None))
 
-    def deal(self, parts: Sequence[Part], share: Share) -> State:
+    def divide(self, parts: Sequence[Part], share: Share) -> State:
         former = [Former(one.share, self.reader(one.state), one.ended) for one in parts]
-        return deal_places(former, len(self.sequence), share, shuffled=self.shuffle)
+        return divide_places(former, len(self.sequence), share, shuffled=self.shuffle)
 
     def describe(self, *, pinned: bool) -> str:
         how = f"{', repeat' if self.repeat else ''}{f', shuffle({self.seed})' if self.shuffle else ''}"

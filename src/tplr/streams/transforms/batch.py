@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tplr.sharding import Share
-from tplr.streams.iterator import State, StreamIterator, Transform, dealt_counts, dealt_items
+from tplr.streams.iterator import State, StreamIterator, Transform, divided_counts, divided_items
 from tplr.streams.state import StateReader
 
 
@@ -68,8 +68,8 @@ class Batch(Transform):
         self.sources = (source,)
         self.size, self.collate, self.drop_last = size, collate, drop_last
 
-    def deal_held(self, saved: list[StateReader], share: Share) -> State:
-        return {"samples": dealt_items(saved, "samples", share), "counts": dealt_counts(saved, share)}
+    def divide_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"samples": divided_items(saved, "samples", share), "counts": divided_counts(saved, share)}
 
     def describe(self, *, pinned: bool) -> str:
         return "batch"  # a state is between two batches, so the next ones may have another size

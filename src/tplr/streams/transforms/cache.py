@@ -18,7 +18,7 @@ class Cache(Transform):
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         return _CacheIterator(self, context, self.reader(state))
 
-    def settle(self, context: PipelineContext, state: State) -> State:
+    def without_read_ahead(self, context: PipelineContext, state: State) -> State:
         raise self.of_one_rank()
 
     def describe(self, *, pinned: bool) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tplr.sharding import Share
-from tplr.streams.iterator import State, StreamIterator, Transform, dealt_counts, dealt_items
+from tplr.streams.iterator import State, StreamIterator, Transform, divided_counts, divided_items
 from tplr.streams.state import StateReader
 from tplr.streams.transforms.tokens import Columns, narrowed, tensors, token_columns
 from tplr.token_buffer import TokenBuffer
@@ -46,8 +46,8 @@ class Chunking(Transform):
         self.name, self.length, self.columns, self.option = name, length, tuple(columns), option
         self.iterator = _ITERATORS[name]
 
-    def deal_held(self, saved: list[StateReader], share: Share) -> State:
-        return {"held": dealt_items(saved, "held", share), "counts": dealt_counts(saved, share)}
+    def divide_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"held": divided_items(saved, "held", share), "counts": divided_counts(saved, share)}
 
     def describe(self, *, pinned: bool) -> str:
         options = f"{', option' if self.option else ''}{', document_ids' if self.document_ids else ''}"

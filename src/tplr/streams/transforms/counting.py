@@ -38,7 +38,7 @@ class Take(Transform):
         self.sources = (source,)
         self.count = count
 
-    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+    def divide_held(self, saved: list[StateReader], share: Share) -> State:
         return {"taken": only(saved, "taken")}
 
     def describe(self, *, pinned: bool) -> str:
@@ -69,7 +69,7 @@ class Enumerate(Transform):
         self.sources = (source,)
         self.column = column
 
-    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+    def divide_held(self, saved: list[StateReader], share: Share) -> State:
         return {"count": only(saved, "count")}
 
     def describe(self, *, pinned: bool) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Failed, Job, Portable, Workers, worker_count
 from tplr.sharding import Share
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform, dealt_items
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform, divided_items
 from tplr.streams.read_ahead import MAX_GROUP, ReadAheadBuffer, SampleGroup
 from tplr.streams.state import StateReader
 from tplr.streams.transforms.calls import CallKind, fail, outcome
@@ -209,7 +209,7 @@ class ParallelCall(Transform):
         self.ordered = ordered
         self.executor_type: ExecutorType = executor_type
 
-    def settle(self, context: PipelineContext, state: State) -> State:
+    def without_read_ahead(self, context: PipelineContext, state: State) -> State:
         """The state carries the samples that were not returned although later ones were."""
         saved = StateReader(self.describe(pinned=False), state)
         done, also, carried = saved.integer("done", high=MAX_GROUP), set(saved.integers("also")), saved.items("carried")
@@ -223,10 +223,10 @@ class ParallelCall(Transform):
         finally:
             source.close()
         left = [sample for number, sample in enumerate(carried) if number >= done and number not in also]
-        return {"source": self.sources[0].settle(context, position), "done": 0, "also": [], "carried": left}
+        return {"source": self.sources[0].without_read_ahead(context, position), "done": 0, "also": [], "carried": left}
 
-    def deal_held(self, saved: list[StateReader], share: Share) -> State:
-        return {"done": 0, "also": [], "carried": dealt_items(saved, "carried", share)}
+    def divide_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"done": 0, "also": [], "carried": divided_items(saved, "carried", share)}
 
     def describe(self, *, pinned: bool) -> str:
         return f"parallel_{self.kind}"  # a state fits any number of workers, either order

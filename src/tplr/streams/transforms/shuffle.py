@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tplr.sharding import Share
-from tplr.streams.iterator import State, StreamIterator, Transform, dealt_items
+from tplr.streams.iterator import State, StreamIterator, Transform, divided_items
 from tplr.streams.state import PLAIN, StateReader, check_sample
 from tplr.streams.transforms.tokens import NarrowColumns, with_tensors
 
@@ -69,7 +69,7 @@ class _ShuffleIterator(StreamIterator[Any]):
     def state(self) -> State:
         version, words, gauss = self._random.getstate()
         random_state = [version, gauss, np.array(words, np.uint32)]
-        buffer = self._narrow.alike(self._buffer) if self._narrow else self._buffer
+        buffer = self._narrow.with_one_dtype(self._buffer) if self._narrow else self._buffer
         return {"source": self.source.state(), "buffer": list(buffer), "random": random_state}
 
 
@@ -90,9 +90,9 @@ class Shuffle(Transform):
         self.sources = (source,)
         self.buffer_size, self.seed = buffer_size, seed
 
-    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+    def divide_held(self, saved: list[StateReader], share: Share) -> State:
         random_state = saved[share.index % len(saved)].any("random") if saved else None
-        return {"buffer": dealt_items(saved, "buffer", share), "random": random_state}
+        return {"buffer": divided_items(saved, "buffer", share), "random": random_state}
 
     def describe(self, *, pinned: bool) -> str:
         return f"shuffle({self.buffer_size}, {self.seed})"

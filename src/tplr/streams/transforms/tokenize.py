@@ -234,7 +234,7 @@ class Tokenize(Transform):
         self.workers, self.room = workers, max(1, workers * prefetch_factor)
         self.executor_type: ExecutorType = executor_type
 
-    def settle(self, context: PipelineContext, state: State) -> State:
+    def without_read_ahead(self, context: PipelineContext, state: State) -> State:
         saved = StateReader(self.describe(pinned=False), state)
         source = self.sources[0].open(context, saved.child())
         try:
@@ -245,9 +245,9 @@ class Tokenize(Transform):
             raise saved.wrong("done", "a number of samples that the source has") from None
         finally:
             source.close()
-        return {"source": self.sources[0].settle(context, position), "done": 0}
+        return {"source": self.sources[0].without_read_ahead(context, position), "done": 0}
 
-    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+    def divide_held(self, saved: list[StateReader], share: Share) -> State:
         return {"done": 0}
 
     def describe(self, *, pinned: bool) -> str:

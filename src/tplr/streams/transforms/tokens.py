@@ -98,7 +98,7 @@ class NarrowColumns:
             column: value.astype(np.int64) if type(value) is np.ndarray else value for column, value in sample.items()
         }
 
-    def alike(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def with_one_dtype(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The same samples; each column has one dtype, also where a later sample needed a larger one."""
         if not self._dtypes:
             return samples

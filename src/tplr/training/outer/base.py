@@ -71,6 +71,7 @@ class OuterScheme(ABC):
         self._error_feedback = self._new_error_feedback()
         self._momentum: dict[str, torch.Tensor] = {}  # the outer one, where a scheme has it
         self._cap_history: dict[str, torch.Tensor] = {}  # norm caps of the last windows, where a scheme clips
+        self._configure(hparams)
 
     @torch.no_grad()
     def pack(
@@ -193,6 +194,10 @@ class OuterScheme(ABC):
             name: of a tensor that this rank owns.
             lengths: L2 norms of the tensor's values in each update.
         """
+
+    @abstractmethod
+    def _configure(self, hparams: HParams) -> None:
+        """Take the constants of the scheme, and make the tensors that it alone has."""
 
     @abstractmethod
     def _accumulate(

@@ -18,10 +18,8 @@ from tplr.compress.payload import Coefficients, Update, decode_all
 from tplr.compress.tensor_groups import TensorGroup
 from tplr.compress.topk import select
 from tplr.hparams import HParams
-from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.outer.base import OuterScheme
 from tplr.training.outer.signs import signs_of_sum
-from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 from tplr.training.schedule import learning_rate
 
 NORM_EPSILON = 1e-8
@@ -33,14 +31,7 @@ class DemoOuter(OuterScheme):
     name = "demo"
     state_version = 3
 
-    def __init__(
-        self,
-        parameters: Mapping[str, torch.Tensor],
-        hparams: HParams,
-        settings: DeviceSettings = DEFAULTS,
-        parallel: ParallelContext = SINGLE_PROCESS,
-    ) -> None:
-        super().__init__(parameters, hparams, settings, parallel)
+    def _configure(self, hparams: HParams) -> None:
         assert hparams.demo is not None
         self._constants = hparams.demo
 

@@ -18,10 +18,8 @@ from tplr.compress.payload import Coefficients, Update, decode_all
 from tplr.compress.tensor_groups import TensorGroup
 from tplr.compress.topk import select
 from tplr.hparams import HParams
-from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.outer.base import OuterScheme
 from tplr.training.outer.norm_caps import known, no_history, norm_bound, recorded, window_cap
-from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 
 
 class SparselocoOuter(OuterScheme):
@@ -30,14 +28,7 @@ class SparselocoOuter(OuterScheme):
     name = "sparseloco"
     state_version = 3
 
-    def __init__(
-        self,
-        parameters: Mapping[str, torch.Tensor],
-        hparams: HParams,
-        settings: DeviceSettings = DEFAULTS,
-        parallel: ParallelContext = SINGLE_PROCESS,
-    ) -> None:
-        super().__init__(parameters, hparams, settings, parallel)
+    def _configure(self, hparams: HParams) -> None:
         assert hparams.sparseloco is not None
         self._constants = hparams.sparseloco
         self._cap_history = {name: no_history() for name in self._owned}

@@ -8,7 +8,7 @@ from pathlib import Path
 from tplr.comms import Comms
 from tplr.compress.payload import Update
 from tplr.errors import PayloadError
-from tplr.exchange.aggregates import IncludedSet, bundle, split
+from tplr.exchange.aggregates import IncludedSet, assemble, split
 from tplr.exchange.gather import GatherResult
 from tplr.files import atomic_write
 from tplr.logging import logger
@@ -18,7 +18,7 @@ from tplr.telemetry import Telemetry
 
 
 def announce(telemetry: Telemetry, included: IncludedSet, seconds: float) -> None:
-    """Emit the event of a window that is decided, or whose bundle is published, after so many seconds of work."""
+    """Emit the event of a window that is decided, or whose aggregate is published, after so many seconds of work."""
     telemetry.emit(
         "aggregated",
         window=included.window,
@@ -30,11 +30,11 @@ def announce(telemetry: Telemetry, included: IncludedSet, seconds: float) -> Non
     )
 
 
-class Bundles:
+class OwnAggregates:
     """Publishes the peers' own bytes. From then on a window stays available, even if the peers' buckets are emptied."""
 
     def __init__(self, comms: Comms, windows: WindowUpdates, folder: Path) -> None:
-        """``folder`` keeps unpublished bundles."""
+        """``folder`` keeps unpublished aggregates."""
         self._comms = comms
         self._windows = windows
         self._folder = folder
@@ -67,7 +67,7 @@ class Bundles:
         return GatherResult(window=window, updates=updates, skipped={}) if found else None
 
     async def publish(self, included: IncludedSet, own: GatherResult[Update] | None = None) -> None:
-        """Publish a set's bundle, from what is stored here, from ``own``, or from wherever its updates are.
+        """Publish a set's aggregate, from what is stored here, from ``own``, or from wherever its updates are.
 
         Raises:
             PayloadError: no node can apply the set.
@@ -78,7 +78,7 @@ class Bundles:
         await failpoint("aggregated")
 
     def has_published(self, included: IncludedSet) -> bool:
-        """Whether the last bundle that was published of the window is that of this set."""
+        """Whether the last aggregate that was published of the window is that of this set."""
         return self._published.get(included.window) == self.path(included)
 
     async def drop(self, window: int) -> None:
@@ -112,15 +112,15 @@ class Bundles:
             raise PayloadError("its set names an object that is not an update: no node can apply it")
         bodies = [one.update.body for one in found.updates]
         if included.window in self._kept:
-            return await asyncio.to_thread(bundle, included, bodies)
+            return await asyncio.to_thread(assemble, included, bodies)
         return await self._store(included, bodies)
 
     async def _store(self, included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
-        body = bundle(included, bodies)
+        body = assemble(included, bodies)
         await asyncio.to_thread(atomic_write, self.path(included), body)
         return body
 
     def path(self, included: IncludedSet) -> Path:
-        """Where the bundle of a set is stored: sets of the same updates have the same one."""
+        """Where the aggregate of a set is stored: sets of the same updates have the same one."""
         digest = hashlib.sha256(repr([(one.uid, one.sha256) for one in included.included]).encode()).hexdigest()
         return self._folder / f"window-{included.window}-{digest[:16]}"

@@ -1,0 +1,24 @@
+"""Score reports in which nothing was seen, but for what a test says."""
+
+from typing import Any
+
+from tplr.schemas import ScoreReport
+
+EMPTY: dict[str, Any] = {
+    "uid": 0,
+    "profile": "hardened",
+    "held_out_pages": "",
+    "faults": (),
+    "observations": {},
+    "alignment": None,
+    "follows_from": (),
+    "peer_scores": {},
+    "struck": {},
+    "weights": {},
+    "weights_set": None,
+}
+
+
+def score_report(window: int, **changes: Any) -> ScoreReport:
+    """Without a checksum: see ``ScoreReport.sealed``."""
+    return ScoreReport.model_validate({"window": window} | EMPTY | changes)
