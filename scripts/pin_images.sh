@@ -16,6 +16,7 @@ pin() { # FILE NAME:TAG[@DIGEST]
 }
 
 pin docker/Dockerfile "$(sed -n 's/^ARG BASE=//p' docker/Dockerfile)"
-for image in $(sed -n 's/.*_IMAGE:-\([^}]*\)}.*/\1/p' docker/compose.yml); do
+mapfile -t images < <(sed -n 's/.*_IMAGE:-\([^}]*\)}.*/\1/p' docker/compose.yml)
+for image in "${images[@]}"; do
     pin docker/compose.yml "$image"
 done

@@ -1,6 +1,7 @@
 """Start-up checks: who is to blame decides the exit status, and nothing is waited for longer than said."""
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -145,6 +146,8 @@ async def test_all_services_have_15_seconds_together(
     endless = [wait for wait, until in checks.waits if until is None]
     assert endless == checks.cancelled == (["dataset"] if name == "miner-1" and not hub else [])
     assert checks.status == OUTSIDE_DOWN
+    if name == "miner-1":
+        assert not logging.getLogger("huggingface_hub").handlers  # they would write each line a second time
 
 
 async def test_a_daemon_thread_s_result_or_error_comes_back() -> None:

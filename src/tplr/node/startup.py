@@ -28,7 +28,7 @@ from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.keys import RunVersion
-from tplr.logging import logger
+from tplr.logging import logger, take_over
 from tplr.node.aggregator import Aggregator
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks, answers_due, check_device
@@ -222,6 +222,7 @@ def import_libraries(args: Arguments) -> None:
     """Import what takes seconds, and is no part of the time in which services have to answer. Blocks."""
     if args.role != "aggregator":
         import_module("transformers").AutoTokenizer  # noqa: B018 - it is imported when it is first named
+        take_over("transformers", "huggingface_hub")
     if not args.network.startswith(LOCAL_PREFIX):
         import_module("tplr.chain.subtensor")
 
