@@ -105,6 +105,7 @@ class Commands:
         """A rank that can't serve waits for rank 0's next command or end, or as long, and must end then."""
         with suppress(RuntimeError):  # none came, or rank 0 is gone
             word = dist.broadcast(torch.tensor(0), src=0, group=self._between, async_op=True)
+            assert word
             word.wait(datetime.timedelta(seconds=seconds))
 
     def end(self) -> None:
