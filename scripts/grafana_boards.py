@@ -1,6 +1,6 @@
 """Write the Grafana boards of ``docker/grafana/boards``: ``scripts/grafana_boards.py``.
 
-The boards are made from the table below, so that their queries stay readable; ``tests/scripts/test_grafana_boards.py``
+The boards are made from the table below, so that their queries stay readable; ``tests/telemetry/test_prometheus.py``
 holds the files to it, and every query to the metrics that nodes serve.
 """
 

@@ -76,3 +76,16 @@ def test_the_environment_is_read_at_entry_points_alone() -> None:
     text = {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
     assert sorted(name for name in text if re.search(r"\benviron\b|getenv", text[name])) == READ_VARIABLES
     assert sorted(name for name in text if "Environment.read(" in text[name]) == READ_ENVIRONMENT
+
+
+def test_tests_that_sources_and_scripts_name_exist() -> None:
+    root = TESTS.parent
+    files = [path for folder in ("src", "scripts", "docker", "docs") for path in (root / folder).rglob("*.*")]
+    named = {
+        name
+        for path in files
+        if path.suffix in (".py", ".sh", ".md", ".yml")
+        for name in re.findall(r"\btests/[a-z_/0-9]+\.py\b", path.read_text())
+    }
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not (root / name).exists()] == []

@@ -18,7 +18,7 @@ SCRIPT = runpy.run_path(str(ROOT / "scripts" / "troubleshooting_page.py"))
 LINES = [line for section in SCRIPT["sections"]() for line in section["line"]]
 QUOTED = [line["log"] for line in LINES]
 # What a node runs. ``audit`` is a command, whose lines are its output.
-OF_A_NODE = ["chain", "comms.py", "disk_cache.py", "exchange", "node", "pages", "storage", "telemetry", "training"]
+OF_A_NODE = ["chain", "comms", "disk_cache.py", "exchange", "node", "pages", "storage", "telemetry", "training"]
 NO_NODE = {"node/audit.py"}
 LEVELS = ("warning", "error", "critical", "exception")
 VALUE = re.compile(r"%[-+.\d]*[sdfgr]")
@@ -56,6 +56,7 @@ def test_each_line_has_all_three_on_one_row() -> None:
 
 def test_the_calls_were_found() -> None:
     assert len(CALLS) > 40
+    assert all((SOURCE / name).exists() for name in OF_A_NODE)
 
 
 @pytest.mark.parametrize("text", sorted({text for _, text in CALLS}))

@@ -56,6 +56,17 @@ def setup_logging(*, debug: bool = False, trace: bool = False, json_lines: bool 
     logger.setLevel(TRACE if trace else logging.DEBUG if debug else logging.INFO)
 
 
+def take_over(*libraries: str) -> None:
+    """Send the lines of these libraries, which have brought handlers of their own, through ours alone.
+
+    Call it when they are imported: else each line is there twice, and once in a format of its own.
+    """
+    for name in libraries:
+        library = logging.getLogger(name)
+        library.handlers.clear()
+        library.propagate = True
+
+
 def name_node(name: str) -> None:
     """Show ``name`` (such as ``miner 3``) in all lines of this context."""
     _node.set(name)

@@ -1,5 +1,6 @@
 """Dockerfile, compose file and scripts: linters that need no daemon, and the promises that a linter does not know."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from guides import from_guide
 
 from tplr.cli import parse_arguments
 from tplr.node.arguments import node_arguments
@@ -98,3 +100,37 @@ def test_what_is_mounted_is_in_the_repository() -> None:
         for volume in COMPOSE["services"][service]["volumes"]:
             if volume.startswith("./"):
                 assert (ROOT / "docker" / volume.partition(":")[0]).exists(), volume
+
+
+FAKE_DOCKER = """#!/bin/sh
+[ "$1 $2 $3 $5" = "buildx imagetools inspect --format" ] || exit 9
+echo "$4" >>"$ASKED"
+echo "$DIGEST"
+"""
+
+
+def test_images_are_pinned_and_renewed(tmp_path: Path) -> None:
+    for name in ("docker/Dockerfile", "docker/compose.yml", "scripts/pin_images.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/docker").write_text(FAKE_DOCKER)
+    (tmp_path / "bin/docker").chmod(0o755)
+    command = from_guide("docs/services.md", "scripts/pin_images.sh").process
+
+    def pin(digest: str) -> int:
+        env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "ASKED": str(tmp_path / "asked"), "DIGEST": digest}
+        return subprocess.run(command, cwd=tmp_path, env=env, check=False, capture_output=True).returncode
+
+    images = ["python:3.11-slim", "prom/prometheus:v3.7.3", "grafana/grafana:12.3.0"]
+    for digest in (f"sha256:{'0' * 64}", f"sha256:{'1' * 64}"):
+        assert pin(digest) == 0
+        assert f"ARG BASE={images[0]}@{digest}\n" in (tmp_path / "docker/Dockerfile").read_text()
+        services = yaml.safe_load((tmp_path / "docker/compose.yml").read_text())["services"]
+        assert [substituted(services[name]["image"]) for name in ("prometheus", "grafana")] == [
+            f"{image}@{digest}" for image in images[1:]
+        ]
+    assert (tmp_path / "asked").read_text().splitlines() == images * 2
+    before = (tmp_path / "docker/Dockerfile").read_text()
+    assert pin("not found") == 1
+    assert (tmp_path / "docker/Dockerfile").read_text() == before

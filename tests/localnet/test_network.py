@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from guides import GuideCommand, from_guide
 from misfits import Misfits
 
 from tplr.errors import LocalnetError
-from tplr.localnet.network import HOTKEY
+from tplr.localnet.network import HOTKEY, NETUID
 from tplr.localnet.plan import make_plan
 from tplr.localnet.summary import summarize
 from tplr.localnet.supervisor import Localnet
@@ -73,6 +74,8 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
             timeout=200,
         )
         victim.kill()
+        saved = net.plan.run_dir / "state" / f"{NETUID}-miner-1-{HOTKEY}-miner"
+        kept = await asyncio.to_thread(shutil.copytree, saved, tmp_path / "kept")
         killed_after = net.view.nodes["miner-1"].window
         assert killed_after is not None
         # Away for two whole windows at least, which it has to make up from the buckets.
@@ -133,6 +136,20 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
         command = from_guide("docs/export.md", "tplr replay --local --from 5 --without-uid 1", values)
         replayed = await read_back(command, "--to", scored)
         assert scored in [line.split()[0] for line in replayed.splitlines() if line], replayed
+        # Not from the first weights: from what the killed miner had saved, and from a checkpoint.
+        windows = range(document.windows.first, document.windows.first + document.windows.count)
+        readable = [one for one in windows if unpack(document.explanations, 2, one - windows.start)]
+        newest = str(readable[-1])
+        for source in (
+            from_guide("docs/scoring.md", "tplr audit --window 1234 --from FOLDER", {"1234": newest, "FOLDER": kept}),
+            from_guide("docs/scoring.md", "tplr audit --window 1234 --from checkpoint", {"1234": newest}),
+        ):
+            audited = await read_back(source, "--local")
+            found = re.match(
+                rf"AGREES: validator 0, windows (\d+) to {newest}: included sets and fingerprints", audited
+            )
+            assert found, audited
+            assert windows.start < int(found[1]) <= int(newest)
     # And for whoever wants the model: as the README has it.
     await read_back(from_guide("docs/export.md", "tplr export --local --out model"))
     await read_back(from_guide("docs/export.md", "tplr eval --local"))

@@ -12,6 +12,7 @@ from tplr.localnet.network import HOTKEY
 from tplr.localnet.plan import make_plan
 from tplr.localnet.summary import summarize
 from tplr.localnet.supervisor import Localnet
+from tplr.watch.view import NodeView
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 WINDOWS = 5
@@ -29,6 +30,11 @@ def ranks_of(torchrun: int | None) -> dict[int, int]:
 def _variable(pid: int, name: str) -> str:
     entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return dict(one.split("=", 1) for one in entries if "=" in one)[name]
+
+
+def included(witness: NodeView, uid: int | None) -> set[int]:
+    """Windows in which ``witness`` applied an update of ``uid``."""
+    return {window for window, one in witness.applied.items() if uid in one.included}
 
 
 async def test_a_killed_rank_costs_its_miner_at_most_that_window(tmp_path: Path) -> None:
@@ -66,20 +72,33 @@ async def test_a_killed_rank_costs_its_miner_at_most_that_window(tmp_path: Path)
         assert {_variable(pid, "TORCHELASTIC_RESTART_COUNT") for pid in after.values()} == {"1"}
         weights = await net.weights()
 
+        witness = view.nodes["miner-2"]
+        left_out = set(witness.applied) - included(witness, miner.uid)
+        assert left_out <= {killed_in}
+        assert killed_in + 1 in witness.applied
+        # The validator and this miner over two ranks, the other miner in one process: the same models in every window.
+        assert view.disagreements() == {}
+        assert sorted(miner.applied) == list(range(min(miner.applied), max(miner.applied) + 1))
+        summary = summarize(view, weights, windows=WINDOWS)
+        assert summary.passed, summary
+
         torchrun.kill()  # its ranks end with it, although they are in sessions of their own
         async with asyncio.timeout(20):
             while any(Path(f"/proc/{pid}").exists() for pid in after.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
-    witness = view.nodes["miner-2"].applied
-    left_out = {window for window, one in witness.items() if miner.uid not in one.included}
-    assert left_out <= {killed_in}
-    assert killed_in + 1 in witness
-    # The validator and this miner over two ranks, the other miner in one process: the same models in every window.
-    assert view.disagreements() == {}
-    assert sorted(miner.applied) == list(range(min(miner.applied), max(miner.applied) + 1))
-    summary = summarize(view, weights, windows=WINDOWS)
-    assert summary.passed, summary
+        # The same miner by our own launcher: it goes on from what torchrun's ranks have saved.
+        by_torchrun = max(miner.uploaded)
+        command = from_guide(
+            "docs/miner.md", ".venv/bin/tplr miner --ranks 4 --wallet.name NAME --wallet.hotkey HOTKEY", values
+        )
+        torchrun.command = [*command.process, *torchrun.command[torchrun.command.index("--netuid") :]]
+        torchrun.start()
+        await net.wait_until(lambda _: max(included(witness, miner.uid)) > by_torchrun, timeout=300)
+        assert sorted(ranks_of(torchrun.pid)) == [0, 1]
+        assert net.view.disagreements() == {}
+        assert await torchrun.stop() == 0, torchrun.log_tail()
+
     log = torchrun.log.read_text()
     assert "all ranks end and start again" in log
     assert "saved state restored: next window to apply is" in log

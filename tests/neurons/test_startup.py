@@ -5,7 +5,6 @@ import json
 import re
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -163,26 +162,21 @@ async def test_dead_storage_and_missing_dataset(world: World) -> None:
 
 async def test_a_dataset_that_alone_does_not_answer_is_given_up(world: World) -> None:
     world.server.faults.add(f"^[A-Z]+ /{world.network.dataset.name}[/?]", Status(503, "SlowDown"), times=None)
-    began = time.monotonic()
     status, text = await world.check()
     world.server.faults.clear()
     assert status == 3
     assert "the dataset's bucket does not answer" in text
     assert "the write key" not in text
-    # A loader would ask for a minute.
-    assert time.monotonic() - began < 50
 
 
-async def test_a_storage_that_hangs_is_given_up_after_15_seconds(world: World) -> None:
+async def test_a_storage_that_hangs_is_given_up(world: World) -> None:
+    """When, is tested in ``node/test_checks.py``."""
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and never answers
         endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        began = time.monotonic()
         status, text = await world.check(env=world.env | {"TPLR_S3_ENDPOINT": endpoint})
     assert status == 3
     assert "no answer within" in text
     assert "look at R2_GRADIENTS_WRITE_*" not in text
-    # Besides the wait, a busy machine.
-    assert time.monotonic() - began < 60
 
 
 async def test_one_503_is_no_reason_to_give_up(world: World) -> None:

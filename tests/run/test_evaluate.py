@@ -13,7 +13,7 @@ import pytest
 from guides import from_guide
 
 from tplr.config import Environment
-from tplr.errors import ObjectNotFound
+from tplr.errors import ChainUnavailable, DataError, ObjectNotFound, StoreUnavailable
 from tplr.localnet.reopen import open_finished
 from tplr.node.network_reader import open_network
 from tplr.run import evaluate, harness
@@ -125,6 +125,38 @@ async def test_following_evaluates_each_checkpoint_once(recorded, tmp_path):
             async with asyncio.timeout(1):
                 await anext(results)
     assert len(read_results(tmp_path)) == 1
+
+
+async def test_following_goes_on_after_a_hiccup(recorded, tmp_path, monkeypatch, caplog):
+    """Of the chain, of a bucket, and of what an evaluation reads: each is tried again after the next window."""
+    hiccups = [ChainUnavailable("no answer"), StoreUnavailable("503"), DataError("half a page"), None]
+
+    async def windows():
+        for _ in range(len(hiccups)):
+            yield None
+
+    def failing(call, kind):
+        async def tried(*args, **more):
+            if isinstance(hiccups[0], kind):
+                raise hiccups.pop(0)
+            return await call(*args, **more)
+
+        return tried
+
+    async with open_finished(recorded.folder) as network:
+        monkeypatch.setattr(network.comms.clock, "ticks", windows)
+        monkeypatch.setattr(network.comms, "refresh", failing(network.comms.refresh, ChainUnavailable))
+        listed = failing(network.comms.leaders_checkpoints, StoreUnavailable)
+        monkeypatch.setattr(network.comms, "leaders_checkpoints", listed)
+        monkeypatch.setattr(evaluate, "evaluate_window", failing(evaluate_window, DataError))
+        async with contextlib.aclosing(follow(network, plan(tmp_path))) as results:
+            assert (await anext(results)).window == recorded.kept
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text for text in warnings if "checkpoints not listed" in text or "not evaluated" in text] == [
+        "checkpoints not listed: no answer",
+        "checkpoints not listed: 503",
+        f"window {recorded.kept} not evaluated: half a page",
+    ]
 
 
 def served(port: int) -> str:

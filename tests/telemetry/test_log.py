@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from tplr.logging import TRACE, in_window, name_node, setup_logging
+from tplr.logging import TRACE, in_window, name_node, setup_logging, take_over
 from tplr.telemetry import Telemetry, log_event
 
 
@@ -63,3 +63,17 @@ def test_json_lines_hold_node_window_and_traceback(capsys: pytest.CaptureFixture
     assert (first["node"], first["window"], first["level"], first["message"]) == ("miner 3", 7, "info", "two\nlines")
     assert (second["window"], second["level"]) == (None, "error")
     assert "ValueError: out of range" in second["traceback"]
+
+
+@pytest.mark.parametrize("propagates", [True, False])
+def test_a_library_with_a_handler_of_its_own_is_heard_once(
+    capsys: pytest.CaptureFixture[str], propagates: bool
+) -> None:
+    library = logging.getLogger("some_hub")
+    library.addHandler(logging.StreamHandler())
+    library.propagate = propagates
+    setup_logging(json_lines=True)
+    take_over("some_hub")
+    logging.getLogger("some_hub.requests").warning("refused: retrying")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "refused: retrying"

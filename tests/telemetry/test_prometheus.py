@@ -8,14 +8,18 @@ import subprocess
 import urllib.request
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from guides import from_guide
 from prometheus_client.parser import text_string_to_metric_families
 
 from tplr.errors import ConfigError
+from tplr.schemas import Reason
+from tplr.scoring import penalties
+from tplr.storage.s3_errors import _BY_CODE, _BY_STATUS
 from tplr.telemetry import PrometheusListener, Telemetry
+from tplr.telemetry.events import Cause
 from tplr.telemetry.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +87,6 @@ def series(port: int) -> dict[tuple[str, str], float]:
 
 def test_events_become_series() -> None:
     with PrometheusListener(0, address="127.0.0.1") as listener:
-        assert series(listener.port)["tplr_windows_applied_total", ""] == 0
         assert not any(name == "tplr_training_loss_nats" for name, _ in series(listener.port))
         play(listener, "miner")
         mine = series(listener.port)
@@ -112,9 +115,27 @@ def test_events_become_series() -> None:
     assert {metric.name for metric in METRICS} <= {name for name, _ in found}
 
 
+def test_what_is_counted_is_there_before_it_happens() -> None:
+    with PrometheusListener(0, address="127.0.0.1") as listener:
+        found = series(listener.port)
+    ours = {key: value for key, value in found.items() if key[0].startswith("tplr_")}
+    assert set(ours.values()) == {0.0}
+    labels = {name: {label for one, label in ours if one == name} for name, _ in ours}
+    # All counters; one of them learns its label's values with its first event.
+    counters = {metric.name for metric in METRICS if metric.kind == "counter"}
+    assert labels.keys() == counters - {"tplr_phase_seconds_total"} | {"tplr_outdated"}
+    assert labels["tplr_rollbacks_total"] == {""}
+    assert labels["tplr_strikes_total"] == {rule.code for rule in penalties.RULES}
+    assert labels["tplr_gather_results_total"] == {"included", *Reason}
+    refusals = {kind.__name__ for table in (_BY_CODE, _BY_STATUS) for kind, _ in table.values()}
+    assert labels["tplr_storage_requests_total"] == {"ok", *refusals}
+
+
 def test_metrics_read_documented_events() -> None:
-    kinds = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE))
-    assert {metric.event for metric in METRICS} <= kinds
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert {metric.event for metric in METRICS} <= set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE))
+    (causes,) = re.findall(r"^\| `missed` \|.*`cause` \(([^)]*)\)", text, flags=re.MULTILINE)
+    assert causes == ", ".join(f"`{cause}`" for cause in get_args(Cause))
     assert len({metric.name for metric in METRICS}) == len(METRICS)
 
 

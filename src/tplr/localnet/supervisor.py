@@ -28,6 +28,7 @@ from tplr.localnet.network import (
 )
 from tplr.localnet.plan import NetworkPlan
 from tplr.localnet.process import Child
+from tplr.localnet.restarts import Restarts
 from tplr.logging import logger
 from tplr.telemetry import read_events
 from tplr.telemetry.events import Event
@@ -69,6 +70,7 @@ class Localnet:
         self.plan = plan
         self._stack = AsyncExitStack()
         self._positions: dict[str, Position] = {}
+        self._restarts = Restarts()
 
     async def __aenter__(self) -> Self:
         """Start all processes.
@@ -154,9 +156,11 @@ class Localnet:
             return await chain.weights()
 
     def _check(self) -> None:
-        """Raise LocalnetError if a process ended; a hostile one may."""
-        for child in (self.storage, *(child for name, child in self.nodes.items() if name not in self._hostile)):
-            child.check()
+        """Raise LocalnetError if a process ended; a hostile one may, and a node for which something outside is down."""
+        self.storage.check()
+        for name, child in self.nodes.items():
+            if name not in self._hostile:
+                self._restarts.check(child)
 
     async def _start_storage(self, stack: AsyncExitStack) -> str:
         """Start the storage server; returns its address once it listens."""

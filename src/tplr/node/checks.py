@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from rich.console import Console
@@ -16,11 +16,16 @@ from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, StoreUnav
 T = TypeVar("T")
 P = ParamSpec("P")
 
-# For a bucket, and for the model hub: their own clients would try for a minute and more.
+# For all services together, which are asked at the same time: their own clients would try for a minute and more.
 ANSWER_SECONDS = 15.0
 MISCONFIGURED, OUTSIDE_DOWN, OUTDATED = 2, 3, 4
 # What may pass without a change on this machine.
 OUTSIDE = (ChainUnavailable, HubUnavailable, StoreUnavailable)
+
+
+def answers_due() -> float:
+    """Time of the running loop by which services must answer that are asked from now on."""
+    return asyncio.get_running_loop().time() + ANSWER_SECONDS
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Checks:
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.neuron: Neuron | None = None
+        self._given_up: set[asyncio.Future[Any]] = set()
 
     @property
     def status(self) -> int:
@@ -60,19 +66,35 @@ class Checks:
             self._note(name, error)
             return None
 
-    async def wait(self, name: str, coming: Awaitable[T], *, seconds: float | None = None) -> T | None:
-        """As ``take``, for an awaitable; ``seconds``: after which it is given up."""
-        scope = asyncio.timeout(seconds)
+    async def wait(self, name: str, coming: Awaitable[T], *, until: float | None = None) -> T | None:
+        """As ``take``, for an awaitable; ``until``: time of the loop at which it is given up, whatever it does then."""
+        task = asyncio.ensure_future(coming)
         try:
-            async with scope:
-                return await coming
+            await asyncio.wait({task}, timeout=until and until - asyncio.get_running_loop().time())
+            if not task.done():
+                text = f"no answer within {ANSWER_SECONDS:g} s: look at the network, try again"
+                self._add(Problem(name, text, outside=True))
+                return None
+        finally:
+            if not task.done():
+                self._give_up(task)
+        try:
+            return task.result()
         except TplrError as error:
             self._note(name, error)
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            self._add(Problem(name, f"no answer within {seconds:g} s: look at the network, try again", True))
-        return None
+            return None
+
+    def _give_up(self, task: asyncio.Future[Any]) -> None:
+        """Cancel ``task`` without waiting for it: closing a connection to who does not answer takes long."""
+
+        def ended(task: asyncio.Future[Any]) -> None:
+            self._given_up.discard(task)
+            if not task.cancelled():
+                task.exception()  # retrieved: it came too late
+
+        self._given_up.add(task)
+        task.add_done_callback(ended)
+        task.cancel()
 
     def _note(self, name: str, error: TplrError) -> None:
         found = error.problems if isinstance(error, ConfigError) else (str(error),)

@@ -17,6 +17,7 @@ from tplr.node.leader import start_window
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.window_time import ModelSpeed, WindowTime
 from tplr.schemas import Reason, UploadBounds
+from tplr.telemetry.events import Cause
 from tplr.training.local import TrainStats
 from tplr.training.profile import WindowProfile
 
@@ -183,7 +184,7 @@ class Miner:
     async def _put_out(self, window: int, body: bytes) -> None:
         """Publish an update; what does not count goes back into the error feedback."""
         with in_window(window):
-            cause = "late"
+            cause: Cause = "late"
             try:
                 with self._replica.times.phase("uploading"):
                     missed = await self._publish(window, body)
@@ -286,13 +287,13 @@ class Miner:
         )
         self._tokens = 0
 
-    def _miss(self, window: int, reason: str, cause: str) -> None:
-        """``cause``: one of a few, for statistics; ``reason`` is for people."""
+    def _miss(self, window: int, reason: str, cause: Cause) -> None:
+        """``cause`` is for statistics, ``reason`` for people."""
         logger.warning("window %d missed: %s", window, reason)
         self._telemetry.emit("missed", window=window, cause=cause, reason=reason)
 
 
-def _cause(error: ChainUnavailable | DataError | StoreError | TrainingError) -> str:
+def _cause(error: ChainUnavailable | DataError | StoreError | TrainingError) -> Cause:
     match error:
         case ChainUnavailable():
             return "chain"

@@ -20,6 +20,7 @@ from tplr.training.model import build_model
 from tplr.training.sharded import joined_process_group
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+CHECKS_SECONDS = 60.0  # of rank 0's start-up checks, more or less
 
 
 def with_rank_device(args: Arguments, environment: Environment) -> Arguments:
@@ -66,12 +67,21 @@ def _end_with_torchrun() -> None:
 
 
 def serve_rank_0(args: Arguments, commands: Commands) -> None:
-    """Execute rank 0's commands until it ends. Raises ConfigError if hparams can't be read."""
+    """Execute rank 0's commands until it ends.
+
+    Raises:
+        ConfigError: hparams can't be read, or the device can't be used. Rank 0 has said all that it found by then: with
+            the first rank that ends, torchrun ends all.
+    """
     name_node(f"{args.role}, rank {commands.parallel.rank}")
     for number in (signal.SIGINT, signal.SIGTERM):  # torchrun sends them to all ranks; rank 0 says when it is done
         signal.signal(number, signal.SIG_IGN)
-    hparams = load_hparams(args.hparams)
+    try:
+        hparams = load_hparams(args.hparams)
+        device = check_device(args.device)
+    except ConfigError:
+        commands.hear(CHECKS_SECONDS)
+        raise
     settings = args.device_settings
-    device = check_device(args.device)
     model = build_model(hparams, device, commands.parallel, settings, first_weights=False)
     commands.serve(TrainState(model, hparams, args.state_folder, settings, commands))

@@ -20,7 +20,7 @@ import torch
 from tplr.chain import Chain
 from tplr.chain.base import Neuron
 from tplr.chain.commitment import encode_commitment
-from tplr.chain.connect import open_chain
+from tplr.chain.connect import LOCAL_PREFIX, open_chain
 from tplr.comms import Comms
 from tplr.config import Environment
 from tplr.errors import ChainUnavailable, ConfigError, NotRegistered, StoreError, StoreUnavailable
@@ -28,10 +28,10 @@ from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.keys import RunVersion
-from tplr.logging import logger
+from tplr.logging import logger, take_over
 from tplr.node.aggregator import Aggregator
 from tplr.node.arguments import Arguments
-from tplr.node.checks import ANSWER_SECONDS, Checks, check_device
+from tplr.node.checks import Checks, answers_due, check_device
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.miner import Miner
 from tplr.node.replica import NodeContext, Replica
@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 # No decision depends on this machine's clock, but S3 refuses requests with a time that is 15 minutes off.
 MAX_SKEW_SECONDS = 300.0
 FINAL_AFTER_BLOCKS = 10
-# Before the chain is asked again; and the least time for a question when those before it took their share.
-HICCUP_SECONDS, LAST_ANSWER_SECONDS = 1.0, 1.0
+HICCUP_SECONDS = 1.0  # before the chain is asked again
 
 T = TypeVar("T")
 
@@ -89,6 +88,17 @@ class Node:
     bucket: Bucket | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Services:
+    """What ``_reach_services`` has opened; ``bucket`` is that of ``Node``."""
+
+    chain: Chain | None
+    comms: Comms | None
+    source: PageDataSource | StoreDataSource | None
+    connections: S3Connections | None
+    bucket: Bucket | None
+
+
 async def prepare(
     args: Arguments,
     env: Environment,
@@ -108,41 +118,9 @@ async def prepare(
         return await _prepare_aggregator(args, env, stack, checks, resources)
     hparams = checks.take("hparams", load_hparams, args.hparams)
     device = checks.take("device", check_device, args.device)
-    connections = checks.take("environment", S3Connections.of, env)
-    readable = checks.take("environment", env.bucket, "gradients", "read")
-    writable = checks.take("environment", env.bucket, "gradients", "write")
-    location = checks.take("environment", env.dataset)
-    aggregator = checks.take("environment", env.optional_bucket, "aggregator")
-    common = checks.take("environment", env.optional_bucket, "checkpoints")
-    if connections:
-        await stack.enter_async_context(connections)
-    if readable:
-        checks.take("bucket", check_committable, readable)
-
-    async def open_source() -> PageDataSource | StoreDataSource | None:
-        tokenizer = hparams and await _load_tokenizer(hparams, args.hparams.parent, checks)
-        if not (hparams and tokenizer and connections and location and resources):
-            return None
-        opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder, resources=resources)
-        return await checks.wait("dataset", opening)
-
-    async def reach(name: str, check: Awaitable[None]) -> None:
-        await checks.wait(name, check, seconds=ANSWER_SECONDS)
-        if checks.outside_down(name):
-            opening.cancel()  # the dataset is at the same service, or would be asked for a minute
-
-    async with asyncio.TaskGroup() as group:  # all that waits for a network, at the same time
-        opening = group.create_task(open_source())
-        if connections and readable and writable:
-            group.create_task(
-                reach("bucket", check_access(*map(connections.store, (readable, writable)), variables="R2_GRADIENTS"))
-            )
-        if connections and location:
-            group.create_task(reach("dataset", check_answers([*map(connections.store, location.replicas)])))
-        chain = await _checked_chain(args, stack, checks)
-    source = None if opening.cancelled() else opening.result()
-    if chain and hparams:
-        checks.take("hparams", check_window, hparams, chain.block_time)
+    services = await _reach_services(args, env, stack, checks, hparams=hparams, resources=resources)
+    if services.chain and hparams:
+        checks.take("hparams", check_window, hparams, services.chain.block_time)
     listeners = checks.take("telemetry", open_listeners, args, stack)
     checks.take("state", check_state_folder, args.state_folder)
     parallel = commands.parallel if commands else SINGLE_PROCESS
@@ -154,24 +132,13 @@ async def prepare(
         and fits  # the replica sets the weights: a saved state's, or the first ones
         and checks.take("model", build_model, hparams, device, parallel, settings, first_weights=False)
     )
+    comms, source, connections = services.comms, services.source, services.connections
     if checks.problems or not (
-        model and fits and device and listeners and hparams and connections and writable and chain and source
+        model and fits and device and listeners and hparams and connections and comms and source
     ):
         return None
 
-    comms = Comms(
-        chain,
-        hparams,
-        connections,
-        own_bucket=writable,
-        aggregator_bucket=aggregator,
-        checkpoints_bucket=common,
-        folder=env.states_folder(args.netuid),
-        resources=resources,
-    )
-    context = await _open_context(args, checks, comms, listeners)
-    if context is None:
-        return None
+    context = _make_context(args, comms, listeners)
     replica = Replica(
         model, hparams, context, args.state_folder, every_peer=args.test, settings=settings, commands=commands
     )
@@ -187,17 +154,90 @@ async def prepare(
         version=hparams.version,
         connections=connections,
         folder=args.state_folder,
-        bucket=readable,
+        bucket=services.bucket,
     )
 
 
-async def _load_tokenizer(hparams: HParams, folder: Path, checks: Checks) -> PreTrainedTokenizerFast | None:
+async def _reach_services(
+    args: Arguments,
+    env: Environment,
+    stack: AsyncExitStack,
+    checks: Checks,
+    *,
+    hparams: HParams | None,
+    resources: Resources | None,
+) -> _Services:
+    """Ask all that a miner or validator needs, at the same time; what could not be had is None."""
+    connections = checks.take("environment", S3Connections.of, env)
+    readable = checks.take("environment", env.bucket, "gradients", "read")
+    writable = checks.take("environment", env.bucket, "gradients", "write")
+    location = checks.take("environment", env.dataset)
+    aggregator = checks.take("environment", env.optional_bucket, "aggregator")
+    common = checks.take("environment", env.optional_bucket, "checkpoints")
+    if connections:
+        await stack.enter_async_context(connections)
+    if readable:
+        checks.take("bucket", check_committable, readable)
+    import_libraries(args)
+    until = answers_due()
+
+    async def open_source() -> PageDataSource | StoreDataSource | None:
+        tokenizer = await asyncio.shield(loading)  # which is a check of its own
+        if not (hparams and tokenizer and connections and location and resources):
+            return None
+        opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder, resources=resources)
+        return await checks.wait("dataset", opening)
+
+    async def reach(name: str, check: Awaitable[None]) -> None:
+        await checks.wait(name, check, until=until)
+        if checks.outside_down(name):
+            opening.cancel()  # the dataset is at the same service, or would be asked for a minute
+
+    comms = None
+    async with asyncio.TaskGroup() as group:
+        loading = group.create_task(_load_tokenizer(hparams, args.hparams.parent, checks, until))
+        opening = group.create_task(open_source())
+        if connections and readable and writable:
+            stores = map(connections.store, (readable, writable))
+            group.create_task(reach("bucket", check_access(*stores, variables="R2_GRADIENTS")))
+        if connections and location:
+            group.create_task(reach("dataset", check_answers([*map(connections.store, location.replicas)])))
+        chain = await _checked_chain(args, stack, checks, until)
+        if chain and checks.neuron and hparams and connections and writable:
+            comms = Comms(
+                chain,
+                hparams,
+                connections,
+                own_bucket=writable,
+                aggregator_bucket=aggregator,
+                checkpoints_bucket=common,
+                folder=env.states_folder(args.netuid),
+                resources=resources,
+            )
+            await checks.wait("chain", twice(comms.refresh), until=until)
+    source = None if opening.cancelled() else opening.result()
+    return _Services(chain=chain, comms=comms, source=source, connections=connections, bucket=readable)
+
+
+def import_libraries(args: Arguments) -> None:
+    """Import what takes seconds, and is no part of the time in which services have to answer. Blocks."""
+    if args.role != "aggregator":
+        import_module("transformers").AutoTokenizer  # noqa: B018 - it is imported when it is first named
+        take_over("transformers", "huggingface_hub")
+    if not args.network.startswith(LOCAL_PREFIX):
+        import_module("tplr.chain.subtensor")
+
+
+async def _load_tokenizer(
+    hparams: HParams | None, folder: Path, checks: Checks, until: float
+) -> PreTrainedTokenizerFast | None:
     """The tokenizer of a folder here, or from the hub, which has to answer in time."""
+    if hparams is None:
+        return None
     load = partial(hparams.load_tokenizer, folder)
     if (folder / hparams.tokenizer_name).exists():
         return checks.take("tokenizer", load)
-    await in_daemon_thread(lambda: import_module("transformers").AutoTokenizer)  # no part of the hub's time
-    return await checks.wait("tokenizer", in_daemon_thread(load), seconds=ANSWER_SECONDS)
+    return await checks.wait("tokenizer", in_daemon_thread(load), until=until)
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
@@ -232,45 +272,46 @@ async def _prepare_aggregator(
     bucket = checks.take("environment", env.bucket, "aggregator", "write")
     if connections:
         await stack.enter_async_context(connections)
+    import_libraries(args)
+    until, comms = answers_due(), None
     async with asyncio.TaskGroup() as group:
         if connections and bucket:
             store = connections.store(bucket)
             access = check_access(store, store, variables="R2_AGGREGATOR", published=False)
-            group.create_task(checks.wait("bucket", access, seconds=ANSWER_SECONDS))
-        chain = await _checked_chain(args, stack, checks)
+            group.create_task(checks.wait("bucket", access, until=until))
+        chain = await _checked_chain(args, stack, checks, until)
+        if chain and checks.neuron and hparams and connections and bucket:
+            comms = Comms(
+                chain,
+                hparams,
+                connections,
+                own_bucket=bucket,
+                aggregator_bucket=bucket,
+                folder=env.states_folder(args.netuid),
+                resources=resources,
+            )
+            await checks.wait("chain", twice(comms.refresh), until=until)
     listeners = checks.take("telemetry", open_listeners, args, stack)
     checks.take("state", check_state_folder, args.state_folder)
     spec = hparams and checks.take("model", payload_spec, hparams)
-    if checks.problems or not (spec and listeners and hparams and bucket and chain and connections):
+    if checks.problems or not (spec and listeners and hparams and connections and comms):
         return None
-    comms = Comms(
-        chain,
-        hparams,
-        connections,
-        own_bucket=bucket,
-        aggregator_bucket=bucket,
-        folder=env.states_folder(args.netuid),
-        resources=resources,
-    )
-    context = await _open_context(args, checks, comms, listeners)
-    if context is None:
-        return None
+    context = _make_context(args, comms, listeners)
     role = Aggregator(context, hparams, spec, args.state_folder)
     return Node(role=role, context=context, version=hparams.version, connections=connections, folder=args.state_folder)
 
 
-async def _checked_chain(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Chain | None:
-    """The chain, this hotkey being registered there; within ``ANSWER_SECONDS`` in all."""
-    until = asyncio.get_running_loop().time() + ANSWER_SECONDS
+async def _checked_chain(args: Arguments, stack: AsyncExitStack, checks: Checks, until: float) -> Chain | None:
+    """The chain, this hotkey being registered there; ``until``: as in ``Checks.wait``, for all questions together."""
 
     async def ask(name: str, question: Callable[[], Awaitable[T]]) -> T | None:
-        left = max(until - asyncio.get_running_loop().time(), LAST_ANSWER_SECONDS)
-        return await checks.wait(name, twice(question), seconds=left)
+        return await checks.wait(name, twice(question), until=until)
 
     chain = await ask("wallet and chain", lambda: stack.enter_async_context(_open_chain(args)))
     if chain:
         checks.neuron = await ask("registration", partial(check_registration, chain, args))
-        await ask("clock", partial(check_clock, chain))
+        if not checks.outside_down("registration"):
+            await ask("clock", partial(check_clock, chain))
     return chain
 
 
@@ -300,12 +341,7 @@ async def check_answers(stores: Sequence[ObjectStore]) -> None:
         raise StoreUnavailable(f"the dataset's bucket does not answer: look at the network, try again: {errors[0]}")
 
 
-async def _open_context(
-    args: Arguments, checks: Checks, comms: Comms, listeners: tuple[Listener, ...]
-) -> NodeContext | None:
-    await checks.wait("chain", twice(comms.refresh), seconds=ANSWER_SECONDS)
-    if checks.problems:
-        return None
+def _make_context(args: Arguments, comms: Comms, listeners: tuple[Listener, ...]) -> NodeContext:
     telemetry = Telemetry(role=args.role, uid=comms.uid, listeners=listeners)
     return NodeContext(comms=comms, clock=comms.clock, telemetry=telemetry)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tplr.errors import ConfigError, StateError, StoreError
+from tplr.errors import ChainUnavailable, ConfigError, DataError, StateError, StoreError, WindowLost
 from tplr.exchange.checkpoints import Checkpoint
 from tplr.logging import logger
 from tplr.node.network_reader import NetworkReader
@@ -121,10 +121,10 @@ async def follow(
     """
     done: set[int] = set()
     async for _ in network.comms.clock.ticks():
-        await network.comms.refresh()
         try:
+            await network.comms.refresh()
             published: list[Checkpoint] = await network.comms.leaders_checkpoints()
-        except StoreError as error:
+        except (ChainUnavailable, StoreError) as error:
             logger.warning("checkpoints not listed: %s", error)
             continue
         for one in sorted(published, key=lambda checkpoint: checkpoint.window):
@@ -134,7 +134,7 @@ async def follow(
             try:
                 yield await evaluate_window(network, window, plan, device)
                 done.add(window)
-            except (ConfigError, StoreError, StateError) as error:
+            except (ChainUnavailable, ConfigError, DataError, StateError, StoreError, WindowLost) as error:
                 logger.warning("window %d not evaluated: %s", window, error)
 
 

@@ -1,5 +1,6 @@
 """Probes of a bucket and its two keys: access, latency, throughput and clock, with a remedy for each problem."""
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -47,7 +48,7 @@ class Finding:
 async def probe_access(
     readable: ObjectStore, writable: ObjectStore | None, *, variables: str, published: bool
 ) -> list[Finding]:
-    """Try what each key may do. Removes what it writes.
+    """Try what each key may do. Removes what it writes, unless it is cancelled.
 
     Args:
         writable: the same bucket with its write key, if any.
@@ -56,18 +57,20 @@ async def probe_access(
     """
     key = f"probe-{secrets.token_hex(8)}"
     findings: list[Finding] = []
-    try:
-        if writable is not None:
-            findings.append(await _probe_write(writable, key, variables))
-        written = bool(findings) and findings[0].verdict is ProbeResult.OK
-        findings.append(await _probe_read(readable, key if written else None, variables))
-        if findings[-1].verdict is ProbeResult.OK:
-            findings.append(await _probe_read_only(readable, f"{key}-by-read-key", variables, published=published))
-    finally:
-        for store in (readable, writable):
-            if store is not None:
-                with contextlib.suppress(StoreError):
-                    await store.delete(key if store is writable else f"{key}-by-read-key")
+    tried: list[tuple[ObjectStore, str]] = []
+    if writable is not None:
+        findings.append(await _probe_write(writable, key, variables))
+        tried.append((writable, key))
+    written = bool(findings) and findings[0].verdict is ProbeResult.OK
+    findings.append(await _probe_read(readable, key if written else None, variables))
+    if findings[-1].verdict is ProbeResult.OK:
+        by_read_key = f"{key}-by-read-key"
+        findings.append(await _probe_read_only(readable, by_read_key, variables, published=published))
+        tried.append((readable, by_read_key))
+    for store, name in tried:
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(RETRY_SECONDS):
+                await store.delete(name)
     return findings
 
 

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 Event = Mapping[str, Any]
 # Fields that say which node and window an event is about; all others are its content.
 HEADER = frozenset({"event", "time", "role", "uid", "window"})
 # What score reports hold, which others may read only when the weights that follow are in force: not for the public.
 SEALED = frozenset({"scores", "evaluated"})
+# Why a miner has no update for a window that counts: of the event ``missed``.
+Cause = Literal["behind", "chain", "data", "storage", "training", "no_batch", "late"]
 Listener = Callable[[Event], None]
 
 

@@ -8,12 +8,34 @@ tasks that the operator names.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from tplr.telemetry.events import HEADER, Event
+from tplr.errors import (
+    AccessDenied,
+    ObjectNotFound,
+    ObjectTooLarge,
+    PreconditionFailed,
+    StoreError,
+    StoreUnavailable,
+    UploadDamaged,
+)
+from tplr.schemas import Reason
+from tplr.scoring.penalties import RULES
+from tplr.telemetry.events import HEADER, Cause, Event
 
 # One number, or one for each value of the metric's label; None: the event says nothing about it.
 Reading = float | Mapping[str, float] | None
+NO_LABEL = ""
+# What a request to a bucket can end with.
+STORE_ERRORS = (
+    StoreError,
+    AccessDenied,
+    ObjectNotFound,
+    ObjectTooLarge,
+    PreconditionFailed,
+    StoreUnavailable,
+    UploadDamaged,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +48,7 @@ class Metric:
         read: what an event adds to a counter, or sets a gauge to.
         label: name of the label; "" if there is one series.
         replaces: each event names all values of the label: series of other ones end.
+        known: values of the label that are known beforehand.
     """
 
     name: str
@@ -34,6 +57,15 @@ class Metric:
     read: Callable[[Event], Reading]
     label: str = ""
     replaces: bool = False
+    known: tuple[str, ...] = ()
+
+    @property
+    def from_start(self) -> tuple[str, ...]:
+        """Values of the label whose series are there before the first event, at 0 (Prometheus: avoid missing metrics).
+
+        A counter that appears with its first event shows no increase: that event is lost to ``rate`` and alerts.
+        """
+        return self.known or ((NO_LABEL,) if self.kind == "counter" and not self.label else ())
 
     @property
     def kind(self) -> Literal["counter", "gauge"]:
@@ -87,8 +119,15 @@ METRICS: tuple[Metric, ...] = (
         event="missed",
         read=lambda event: {event["cause"]: 1.0},
         label="cause",
+        known=get_args(Cause),
     ),
-    Metric(name="tplr_outdated", help="1: most validators run something newer.", event="outdated", read=_one),
+    Metric(
+        name="tplr_outdated",
+        help="1: most validators run something newer.",
+        event="outdated",
+        read=_one,
+        known=(NO_LABEL,),
+    ),
     Metric(name="tplr_rollbacks_total", help="Rollbacks after a divergence.", event="rolled_back", read=_one),
     Metric(name="tplr_checkpoints_published_total", help="Checkpoints published.", event="checkpoint", read=_one),
     Metric(name="tplr_checkpoints_restored_total", help="Checkpoints loaded.", event="restored", read=_one),
@@ -154,6 +193,7 @@ METRICS: tuple[Metric, ...] = (
         event="applied",
         read=_gather_results,
         label="result",
+        known=("included", *Reason),
     ),
     Metric(
         name="tplr_storage_requests_total",
@@ -161,6 +201,7 @@ METRICS: tuple[Metric, ...] = (
         event="pulse",
         read=_field("storage_requests"),
         label="result",
+        known=("ok", *(error.__name__ for error in STORE_ERRORS)),
     ),
     Metric(name="tplr_aggregates_published_total", help="Aggregates published.", event="aggregated", read=_one),
     Metric(
@@ -186,6 +227,7 @@ METRICS: tuple[Metric, ...] = (
         event="scores",
         read=lambda event: Counter(rule for rules in event["struck"].values() for rule in rules),
         label="rule",
+        known=tuple(rule.code for rule in RULES),
     ),
     Metric(
         name="tplr_weight_ratio",

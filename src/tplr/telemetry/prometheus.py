@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Self
 
 from tplr.errors import ConfigError
 from tplr.telemetry.events import Event
-from tplr.telemetry.metrics import METRICS, Metric
+from tplr.telemetry.metrics import METRICS, NO_LABEL, Metric
 
 if TYPE_CHECKING:
     from prometheus_client import Metric as Family
-
-NO_LABEL = ""
 
 
 class PrometheusListener:
     """Serves ``METRICS`` at ``http://{address}:{port}/metrics``, from a thread of its own, until the block ends.
 
     Memory, CPU and descriptors of the process are added by the client library; ``tplr_info`` names role, uid and
-    version. Before its first event a gauge has no series, and a counter without a label is 0.
+    version. Before its first event a gauge has no series; a counter is 0, with every label value that is known.
 
     Attributes:
         port: as given, or the one that was free.
@@ -35,7 +33,7 @@ class PrometheusListener:
         self._lock = threading.Lock()  # events come from the node's thread, requests from the server's
         self._info: dict[str, str] = {}
         self._values: dict[str, dict[str, float]] = {
-            metric.name: {NO_LABEL: 0.0} if metric.kind == "counter" and not metric.label else {} for metric in METRICS
+            metric.name: dict.fromkeys(metric.from_start, 0.0) for metric in METRICS
         }
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)

@@ -101,6 +101,13 @@ class Commands:
             with self._fatal(name), suppress(TplrError):
                 self._execute(_method(target, name), target, args, kwargs)
 
+    def hear(self, seconds: float) -> None:
+        """A rank that can't serve waits for rank 0's next command or end, or as long, and must end then."""
+        with suppress(RuntimeError):  # none came, or rank 0 is gone
+            word = dist.broadcast(torch.tensor(0), src=0, group=self._between, async_op=True)
+            assert word
+            word.wait(datetime.timedelta(seconds=seconds))
+
     def end(self) -> None:
         """Rank 0 tells the others that there is no next command."""
         with suppress(RuntimeError):  # the others are gone already
