@@ -26,8 +26,8 @@ if [ -z "${TMPDIR:-}" ] && [ "${free:-0}" -ge 12 ] && [ "${room:-0}" -ge 6 ]; th
     export TMPDIR
     trap '[ "$status" = 0 ] && rm -rf "$TMPDIR" || echo "files of the failed tests: $TMPDIR" >&2' EXIT
 fi
-# Most tests wait more than they compute: four processes suit two cores, each with one thread for its tensors.
-OMP_NUM_THREADS=1 $pytest -m "not localnet and not long" -n 4 --dist worksteal || status=1
+# Most tests wait more than they compute: six processes suit two cores, each with one thread for its tensors.
+OMP_NUM_THREADS=1 $pytest -m "not localnet and not long" -n 6 --dist worksteal || status=1
 $pytest -m "localnet and not long" || status=1
 if [ -n "$long" ]; then
     $pytest -m long || status=1
