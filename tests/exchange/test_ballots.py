@@ -9,6 +9,7 @@ from tplr.chain import hotkeys
 from tplr.chain.electors import Elector, Electors
 from tplr.errors import PayloadError
 from tplr.exchange.aggregates import Included, IncludedSet
+from tplr.exchange.agreed import DecisionReader
 from tplr.exchange.ballots import (
     BallotReader,
     Commitment,
@@ -24,7 +25,9 @@ from tplr.exchange.ballots import (
 )
 from tplr.exchange.envelope import Run, Signer, body_of, body_sha256, sign_document
 from tplr.exchange.quorum import void
+from tplr.keys import decision_key
 from tplr.schemas import Document, PeerList, Reason
+from tplr.storage.memory import MemoryStore
 
 RUN, WINDOW = Run(3, "1"), 7
 KEYS = [hotkeys.new_hotkey() for _ in range(3)]
@@ -71,6 +74,18 @@ def test_what_electors_signed_is_opened(reader) -> None:
     assert status.proof
     assert (status.proof.slot, sorted(status.proof.echoes)) == (0, [0, 1])
     assert reader.decision(decision(), 1).proof.value == VALUE
+
+
+async def test_commitments_in_several_buckets_count_together(reader) -> None:
+    """Each elector was killed before it published that it had read the other's commitment."""
+    stores = {uid: MemoryStore(f"elector-{uid}") for uid in range(3)}
+    for uid in (0, 1):
+        assert await DecisionReader(reader, stores, WINDOW).look() is None
+        await stores[uid].put(decision_key(WINDOW, "1"), decision(uid))
+    looking = DecisionReader(reader, stores, WINDOW)
+    assert await looking.look() == VALUE
+    shown = await looking.result()
+    assert (shown.decided, shown.commitments) == (VALUE, {0: True, 1: True})
 
 
 FORGED: dict[str, Callable[[BallotReader], Any]] = {

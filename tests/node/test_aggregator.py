@@ -115,6 +115,6 @@ async def test_what_was_never_published_does_not_stay_for_ever(node, decided, tm
     assert old.exists()
     await node._aggregates.drop_before(WINDOW + 1)
     assert {path.name for path in tmp_path.iterdir()} == {kept.name, "window-x-y"}
-    node._tries[WINDOW] = 3
+    node._tried[WINDOW] = 3
     node._due(0, newest=WINDOW + node._hparams.gradient_retention_windows)
-    assert WINDOW not in node._tries
+    assert WINDOW not in node._tried

@@ -185,13 +185,12 @@ async def test_who_was_away_publishes_the_lists_that_were_decided_meanwhile(coun
     bucket = council.stage.setup(here[0]).account.name
     council.stage.server.faults.add(f"(GET|HEAD) /{bucket}[/?]", Status(403, "AccessDenied"), times=None)
     council.begin(away)
-    # One earlier window is looked at in each: the newest first.
-    for _ in range(2 * LAST_WINDOWS + 2):
-        await council.next_window()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(eventually(lambda: published_by(council, [away], listed)), 0.5)
-            break
-    assert listed in (await council.lists(away)).values()
+    # One earlier window is looked at in each: the newest first. A busy machine misses some.
+    async with asyncio.timeout(30):
+        while not await published_by(council, [away], listed):
+            await council.next_window()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(eventually(lambda: published_by(council, [away], listed)), 0.5)
     assert await council.reader.get_peer_list() == listed
 
 

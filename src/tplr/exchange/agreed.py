@@ -145,7 +145,7 @@ class DecisionReader:
         committed: dict[str, set[int]] = {}
         for one in self._seen.values():
             who = committed.setdefault(one.proof.id, set())
-            who |= one.commitments.keys()
+            who.update(one.commitments)
             if self._reader.electors.outweighs(who):
                 return one.proof.value
         return None

@@ -1,7 +1,6 @@
 """An aggregator: publishes the updates of each decided set in one object. It decides nothing."""
 
 import time
-from collections import Counter
 from pathlib import Path
 
 from tplr.compress.layout import PayloadSpec
@@ -29,7 +28,7 @@ class Aggregator:
         self._windows = WindowUpdates(context.comms, hparams, spec)
         self._aggregates = OwnAggregates(context.comms, self._windows, folder)
         self._done: set[int] = set()
-        self._tries: Counter[int] = Counter()
+        self._tried: dict[int, int] = {}  # by window: the network's window at the last attempt
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -42,17 +41,17 @@ class Aggregator:
             await self._comms.cleanup_aggregates(tick.window)
 
     def _due(self, start: int, newest: int) -> list[int]:
-        """The newest window, and one unpublished earlier window: the one with the fewest tries, of these the newest."""
+        """The newest window, and one unpublished earlier window: the one last tried longest ago, of these the newest."""
         oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
         self._done = {window for window in self._done if window >= oldest}
-        self._tries = Counter({window: tries for window, tries in self._tries.items() if window >= oldest})
+        self._tried = {window: last for window, last in self._tried.items() if window >= oldest}
         gaps = [window for window in range(newest - 1, oldest - 1, -1) if window not in self._done]
-        return [newest, *sorted(gaps, key=lambda window: self._tries[window])[:1]] if newest >= start else []
+        return [newest, *sorted(gaps, key=lambda window: self._tried.get(window, -1))[:1]] if newest >= start else []
 
     async def _aggregate(self, window: int, *, late: bool) -> None:
         """Publish a window's updates, as far as they are missing. A failure is retried later."""
         began = time.monotonic()
-        self._tries[window] += 1
+        self._tried[window] = self._context.clock.window
         try:
             # Meanwhile the electors decide, and what they decide on is here already.
             own = None if late else await self._windows.from_peers(window)
@@ -70,5 +69,5 @@ class Aggregator:
             self._context.telemetry.emit("problem", text=f"window {window} not aggregated yet: {error}")
             return
         self._done.add(window)
-        del self._tries[window]
+        del self._tried[window]
         await self._aggregates.drop(window)

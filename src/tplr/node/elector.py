@@ -91,7 +91,7 @@ class Elector:
         self._leader = leader
         self._running: dict[int, asyncio.Task[None]] = {}
         self._done: set[int] = set()
-        self._tries: Counter[int] = Counter()
+        self._tried: dict[int, int] = {}  # by window: the network's window at the last attempt
         self._lost: Counter[int] = Counter()  # attempts to get what was decided, by window
         self._window_seconds = hparams.blocks_per_window * context.clock.block_time
 
@@ -105,10 +105,11 @@ class Elector:
                 await self._comms.cleanup_aggregates(tick.window)
 
     def _due(self, start: int, newest: int) -> list[int]:
-        """The newest window, and one earlier window that is not done: one that is lost, or with the fewest tries."""
+        """The newest window, and one earlier window that is not done: one that is lost, or that was last tried longest
+        ago. Not the one with the fewest attempts: while no window can be decided, each new one would have fewer."""
         oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
         self._done = {window for window in self._done if window >= oldest}
-        self._tries = Counter({window: tries for window, tries in self._tries.items() if window >= oldest})
+        self._tried = {window: last for window, last in self._tried.items() if window >= oldest}
         self._lost = Counter({window: tries for window, tries in self._lost.items() if window >= newest - VOID_WITHIN})
         self._running = {window: task for window, task in self._running.items() if not task.done()}
         waiting = [
@@ -118,7 +119,7 @@ class Elector:
         ]
         if waiting[:1] != [newest]:
             return []
-        gaps = sorted(waiting[1:], key=lambda window: (window not in self._lost, self._tries[window]))
+        gaps = sorted(waiting[1:], key=lambda window: (window not in self._lost, self._tried.get(window, -1)))
         return [newest, *gaps[:1]]
 
     async def _forget_before(self, window: int) -> None:
@@ -131,7 +132,7 @@ class Elector:
 
     async def _window(self, window: int, *, late: bool) -> None:
         """Take part in one election. A failure is retried with the next window."""
-        self._tries[window] += 1
+        self._tried[window] = self._context.clock.window
         with in_window(window):
             try:
                 electors = await self._comms.electors_in(window)
@@ -151,7 +152,7 @@ class Elector:
 
     def _finish(self, window: int) -> None:
         self._done.add(window)
-        self._tries.pop(window, None)
+        self._tried.pop(window, None)
 
     async def _adopt(self, window: int) -> bool:
         """Publish the peer list that the others decided while this node was away; whether their decision is known."""
