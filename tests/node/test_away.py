@@ -109,6 +109,20 @@ class Council:
         assert values.count(values[0]) == len(values)
         return values[0]
 
+    async def over(self, window: int, *names: str) -> None:
+        """Until these electors have ended the window's election: each shows more than half of the commitments."""
+        folders = [self.stage.folder(name) / "elector" / f"election-{window}" for name in names]
+        await self.stage.until(lambda: not any(folder.exists() for folder in folders))
+
+    async def tried(self, window: int, times: int) -> None:
+        """Until each elector has failed so often to get what was decided: windows last minutes, attempts seconds."""
+
+        def failures(name: str) -> int:
+            texts = [event.get("text", "") for event in self.stage.events if event["node"] == name]
+            return sum(text.startswith(f"window {window} not decided yet") for text in texts)
+
+        await self.stage.until(lambda: all(failures(name) >= times for name in VALIDATORS))
+
     async def lists(self, name: str) -> dict[int, PeerList]:
         """What a validator has published, by first effective window."""
         comms = self.contexts[name].comms
@@ -177,6 +191,7 @@ async def test_who_was_away_publishes_the_lists_that_were_decided_meanwhile(coun
     assert listed
     assert listed.peers == wish.peers
     await eventually(lambda: published_by(council, here, listed))
+    await council.over(window, *here)
     await council.end(*here)
     for _ in range(LAST_WINDOWS + 1):
         await council.next_window()
@@ -214,9 +229,10 @@ async def test_a_decided_set_that_nobody_has_any_more_is_voided_by_votes(council
     council.begin(*VALIDATORS)
     agreement = Agreement(council.reader, council.windows)
     agreement.note(applied, "its model")
-    for _ in range(VOID_WITHIN):
+    for passed in range(VOID_WITHIN):
         assert not stuck.done()
         assert await agreement.first_divergence() is None
+        await council.tried(window, min(passed + 1, 2))
         await council.next_window()
         value = await council.decided(council.window - 1)
         if value.voided:

@@ -41,7 +41,7 @@ class Aggregator:
             await self._comms.cleanup_aggregates(tick.window)
 
     def _due(self, start: int, newest: int) -> list[int]:
-        """The newest window, and one unpublished earlier window: the one last tried longest ago, of these the newest."""
+        """The newest window, and one unpublished earlier one: last tried longest ago, of these the newest."""
         oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
         self._done = {window for window in self._done if window >= oldest}
         self._tried = {window: last for window, last in self._tried.items() if window >= oldest}
