@@ -105,6 +105,10 @@ for peers in (8, 16):  # twice and four times the batch, and the tokens; nothing
     GRIDS[f"reduced-{peers}"] = replace(
         GRIDS["reduced"], peers=peers, sparse=((256, 1),), muon_sparse=((88, 1), (256, 1)), tuned="reduced"
     )
+# The full grid's model, peers and tokens for some methods, in hours: with rates that were found for the reduced one.
+GRIDS["full-untuned"] = replace(
+    GRIDS["full"], seeds=3, sparse=((256, 1),), muon_sparse=((88, 1), (256, 1)), tuned="reduced"
+)
 # Half as many exchanges of updates twice as large, for the same tokens.
 GRIDS["reduced-20-steps"] = replace(
     GRIDS["reduced"], inner_steps=20, rounds=32, sparse=(), muon_sparse=((200, 1),), tuned="reduced"
