@@ -1,17 +1,23 @@
 """Checkpoints of nodes and programs: where they are published, and in which order they are found."""
 
+import io
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from signers import signer
 from three_nodes import ALICE, LEADER, W, World, most_at_once
 
 from tplr.comms import Comms
+from tplr.comms.checkpoints import CheckpointExchange
 from tplr.errors import AccessDenied
 from tplr.exchange import state_objects
 from tplr.exchange.snapshot import ShardWriter, SnapshotManifest, TensorLayout, write_manifest
 from tplr.hparams import HParams
-from tplr.storage import S3Store
+from tplr.storage import MemoryStore, ObjectStore, S3Store
 from tplr.storage.s3_multipart import S3Multipart
 from tplr.testing.s3server import Status
 from tplr.training.model import build_model
@@ -67,6 +73,36 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
     await leader.publish_checkpoint(snapshot(11))
     assert [one.window for one in await miner.leaders_checkpoints()] == [11, 8, 7]
     assert [one.window for one in await miner.checkpoints()][:3] == [11, 8, 7]
+
+
+class Newcomer(CheckpointExchange):
+    """Lists the checkpoints of three electors."""
+
+    uid: Any = 9
+    electors: Any = SimpleNamespace(uids=(0, 1, 2))
+
+    def __init__(self, windows: Mapping[int, Iterable[int]]) -> None:
+        self._windows, self._checkpoints = windows, MemoryStore("own")
+        self.local_store: Any = lambda uid: MemoryStore("local")
+        self.author: Any = lambda uid, version=None: signer(uid)
+
+    def _public_stores(self, uid: int) -> list[ObjectStore]:
+        return [self.holding(uid)] if uid in self._windows else []
+
+    def holding(self, uid: int) -> MemoryStore:
+        store = MemoryStore(str(uid))
+        for window in self._windows[uid]:
+            key = f"checkpoint-{window}-{uid}-v1/manifest.json"
+            store._put(key, io.BytesIO(b"{}"), {}, create_only=False)
+        return store
+
+
+async def test_many_checkpoints_of_one_elector_come_between_those_of_others() -> None:
+    """Each may be of garbage weights, and is downloaded before that shows."""
+    newcomer = Newcomer({0: [10, 20], 1: range(21, 60), 2: [20]})
+    found = [(one.uid, one.window) for one in await newcomer.checkpoints()]
+    assert found[:6] == [(1, 59), (0, 20), (2, 20), (1, 58), (0, 10), (1, 57)]
+    assert len(found) == 42
 
 
 @pytest.mark.parametrize("parts", [1, 3])

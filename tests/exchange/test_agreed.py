@@ -67,6 +67,14 @@ async def test_what_kept_a_majority_from_being_found_is_raised() -> None:
         await agreed(ELECTORS, Answers(None, None, "y", "x", "y"))
 
 
+async def test_a_lie_does_not_hide_that_a_later_attempt_may_succeed() -> None:
+    """Who catches only what may pass would stop."""
+    with pytest.raises(StoreUnavailable):
+        await agreed(ELECTORS, Answers(PayloadError("lie"), StoreUnavailable("down"), "x", "y", "x"))
+    with pytest.raises(PayloadError):
+        await agreed(ELECTORS, Answers(PayloadError("lie"), PayloadError("lie"), "x", "y", "x"))
+
+
 async def test_answers_are_compared_by_what_matters() -> None:
     ask = Answers((1, "a"), (1, "b"), (2, "c"), (2, "d"), (2, "e"))
     assert await agreed(ELECTORS, ask, key=lambda one: one[0]) == (1, "a")

@@ -26,6 +26,16 @@ def test_the_fastest_comes_first_and_one_that_failed_last() -> None:
     assert names(speeds) == ["other", "slow", "fast"]
 
 
+def test_who_never_has_an_object_is_not_asked_first_for_ever() -> None:
+    speeds = SourceSpeeds()
+    speeds.note_absent(SLOW)
+    speeds.note(FAST, size=100, seconds=1.0)
+    assert names(speeds) == ["other", "fast", "slow"]
+    speeds.note(OTHER, size=90, seconds=1.0)
+    speeds.note_absent(FAST)  # it lacked one: half as fast
+    assert names(speeds) == ["other", "fast", "slow"]
+
+
 def test_a_measurement_does_not_replace_all_earlier_ones() -> None:
     speeds = SourceSpeeds()
     speeds.note(FAST, size=1000, seconds=1.0)

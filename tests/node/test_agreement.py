@@ -1,11 +1,15 @@
 """When a node rolls back because of its model: twice in a row, whatever it replays in between."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tplr.exchange.aggregates import Included, IncludedSet
+from tplr.exchange.gather import GatheredUpdate
 from tplr.node import agreement
 from tplr.node.agreement import Agreement
+from tplr.node.windows import WindowUpdates
 
 
 class NothingPublished:
@@ -13,6 +17,28 @@ class NothingPublished:
 
     async def published(self, _: int) -> None:
         return None
+
+
+class DecidedLate(WindowUpdates):
+    """Reports name two updates; what is decided later has one of them."""
+
+    def __init__(self, *, decided: bool = True) -> None:
+        self._comms = SimpleNamespace(clock=SimpleNamespace(window=9))  # type: ignore[assignment]
+        self._decided = decided
+
+    async def published(self, window: int) -> IncludedSet | None:
+        return included_in(window, 1) if self._decided else None
+
+    async def reported(self, window: int) -> IncludedSet | None:
+        return included_in(window, 1, 2)
+
+    async def _aggregated(self, included: IncludedSet) -> dict[int, GatheredUpdate[Any]]:
+        return {one.uid: GatheredUpdate(one.uid, None, one.sha256, one.size) for one in included.included}
+
+
+def included_in(window: int, *uids: int) -> IncludedSet:
+    included = tuple(Included(uid=uid, sha256=f"{uid:064x}", size=1) for uid in uids)
+    return IncludedSet(window=window, version="1", included=included, skipped={}, success_rate=1.0)
 
 
 @pytest.fixture
@@ -56,6 +82,15 @@ async def test_windows_that_are_replayed_and_equal_do_not_begin_the_count_again(
     reported.update({7: "seven", 8: "eight"})
     note(one, w7="seven", w8="another")
     assert await divergence(one) == (8, False)
+
+
+async def test_a_set_that_only_reports_name_is_compared_when_it_is_decided(reported) -> None:
+    """Live nodes roll back then, and so must one that caught up before."""
+    one = Agreement(SimpleNamespace(alone=False, is_voided=lambda _: False), DecidedLate())  # type: ignore[arg-type]
+    gathered = await DecidedLate(decided=False).find(7)
+    assert not gathered.published
+    one.note(gathered, "model")
+    assert await divergence(one) == (7, False)
 
 
 async def test_a_state_that_was_saved_before_counts_as_it_did(reported) -> None:

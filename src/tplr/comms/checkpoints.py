@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -130,7 +131,8 @@ class CheckpointExchange(NodeBuckets):
     async def checkpoints(self, version: str | None = None, *, everywhere: bool = False) -> list[Checkpoint]:
         """Checkpoints of ``version`` (default: this run's).
 
-        The electors' come first, newest first, then those in this node's bucket, then those in its local folder.
+        The electors' come first, then those in this node's bucket, then those in its local folder. Of the electors',
+        everybody's newest come first, then everybody's second: who names many false ones delays others by a few.
 
         Args:
             everywhere: raise StoreError for a place that can't be listed, instead of a warning.
@@ -145,8 +147,13 @@ class CheckpointExchange(NodeBuckets):
                 if everywhere:
                     raise
                 logger.warning("checkpoints of uid %d not listed: %s", uid, error)
-        # One elector's may be in two places.
-        return sorted(found, key=lambda one: (1, 0) if one.uid == self.uid else (0, -one.window))
+        own = [one for one in found if one.uid == self.uid]
+        turns: Counter[int] = Counter()  # by uid; one elector's may be in two places
+        others: list[tuple[int, Checkpoint]] = []
+        for one in sorted((one for one in found if one.uid != self.uid), key=lambda one: -one.window):
+            others.append((turns[one.uid], one))
+            turns[one.uid] += 1
+        return [one for _, one in sorted(others, key=lambda turn: turn[0])] + own
 
     async def leaders_checkpoints(self, version: str | None = None) -> list[Checkpoint]:
         """The leading validator's published checkpoints, newest first. Raises StoreError."""

@@ -57,7 +57,7 @@ class Decisions(NodeBuckets):
         known = self._decisions.get(window)
         if known is None:
             known = await self._decision_reader(window)
-            self._remember_decision(window, known)
+        self._remember_decision(window, known)
         if isinstance(known, Value):
             return known
         value = await known.look()
@@ -75,9 +75,11 @@ class Decisions(NodeBuckets):
         return DecisionReader(BallotReader(electors, self._run, window), stores, window)
 
     def _remember_decision(self, window: int, known: DecisionReader | Value) -> None:
+        """Forget the one that was asked for longest ago: who replays old windows must see what later ones void."""
+        self._decisions.pop(window, None)
         self._decisions[window] = known
-        for old in sorted(self._decisions)[:-REMEMBERED_WINDOWS]:
-            del self._decisions[old]
+        if len(self._decisions) > REMEMBERED_WINDOWS:
+            del self._decisions[next(iter(self._decisions))]
 
     def ballot_box(self, window: int | None, electors: Electors, folder: Path) -> BallotBox:
         """The ballots of an election.

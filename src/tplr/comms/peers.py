@@ -1,18 +1,21 @@
 """Who is gathered: active peers, peer lists, and the start of the run."""
 
+import asyncio
+import contextlib
 import secrets
 from collections.abc import Iterable, Sequence
 from functools import partial
 
 from tplr.chain.electors import Electors
 from tplr.comms.buckets import NodeBuckets
-from tplr.errors import ObjectNotFound
+from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable
 from tplr.exchange import activity, peers
 from tplr.exchange.activity import PeerGroups
-from tplr.exchange.agreed import agreed
+from tplr.exchange.agreed import ANSWER_SECONDS, agreed
 from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.envelope import WHOLE_RUN
 from tplr.keys import start_window_key
+from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
 from tplr.schemas import PeerList, StartWindow
 
@@ -114,8 +117,10 @@ class PeerLists(NodeBuckets):
         Args:
             horizon: a start that is more windows ahead does not count.
 
+        A list that cannot be read any more, by nobody's fault of now, is left out; the others are copied.
+
         Raises:
-            StoreError, PayloadError: not copied.
+            StoreError, PayloadError: not copied, or only in part: a later attempt may succeed.
         """
         others = Electors(tuple(one for one in self.electors.ranked if one.uid != self.uid))
         answer = await agreed(others, self._start_of)
@@ -123,14 +128,34 @@ class PeerLists(NodeBuckets):
         if start is None or start > self.block_to_window(self.metagraph.block) + horizon:
             return
         known = await peers.published_lists(self.own_store, self.signer)
-        theirs = await agreed(others, self._published_lists, key=frozenset)
-        for first in sorted((theirs or set()) - known):
-            if (found := await agreed(others, partial(self._read_list, first=first))) is not None:
+        for first in sorted(await self._listed_by_most(others) - known):
+            try:
+                found = await agreed(others, partial(self._read_list, first=first))
+            except PayloadError as error:
+                logger.warning("peer list from window %d on not copied: %s", first, error)
+                continue
+            if found is not None:
                 await self.post_peer_list(found)
         await self.post_start_window(start)
 
-    async def _published_lists(self, uid: int) -> set[int]:
-        return await peers.published_lists(self._store_of(uid), self.author(uid))
+    async def _listed_by_most(self, others: Electors) -> set[int]:
+        """The lists, by first window, that electors with more than half of the stake publish: each may lack some.
+
+        Raises:
+            StoreUnavailable: electors with half of the stake do not answer.
+        """
+        listed: dict[int, set[int]] = {}  # by uid
+
+        async def ask(uid: int) -> None:
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    listed[uid] = await peers.published_lists(self._store_of(uid), self.author(uid))
+
+        await asyncio.gather(*map(ask, others.uids))
+        if not others.outweighs(listed):
+            raise StoreUnavailable(f"peer lists of uids {sorted({*others.uids} - {*listed})} can't be listed now")
+        firsts = sorted(set().union(*listed.values()))
+        return {first for first in firsts if others.outweighs([uid for uid in listed if first in listed[uid]])}
 
     async def _read_list(self, uid: int, *, first: int) -> PeerList:
         return await peers.read_list(self._store_of(uid), first, self.author(uid))

@@ -41,7 +41,8 @@ async def agreed(
         key: answers with equal keys are the same answer; the first one is returned.
 
     Raises:
-        StoreError, PayloadError: of an elector without whose answer there is no majority.
+        StoreError: of an elector without whose answer there is no majority; a later attempt may succeed.
+        PayloadError: without it there would be no StoreError either: what electors publish leaves no majority.
     """
     answers: dict[int, T] = {}
     problems: list[StoreError | PayloadError] = []
@@ -81,7 +82,7 @@ async def agreed(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     if problems:
-        raise problems[0]
+        raise next((one for one in problems if isinstance(one, StoreError)), problems[0])
     return None
 
 

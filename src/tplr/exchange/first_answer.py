@@ -25,13 +25,13 @@ async def find_first(
 ) -> T | None:
     """What ``fetch`` returns for the fastest of ``stores`` in which ``look`` finds it; raises only if none has it.
 
-    If one does not answer ``look`` within ``PATIENCE_SECONDS``, all others are asked at once, and the first answer is
-    taken; nobody is waited for longer than ``ANSWER_SECONDS``, and for the object as long again as it takes at the
-    lowest allowed speed. A silent one counts as failed in ``speeds``.
+    If it is not found within ``PATIENCE_SECONDS``, all others are asked at once, and the first answer is taken; nobody
+    is waited for longer than ``ANSWER_SECONDS``, and for the object as long again as it takes at the lowest allowed
+    speed. A silent one counts as failed in ``speeds``.
     """
     clock = asyncio.get_running_loop().time
     problem: StoreError | PayloadError | None = None
-    unasked = speeds.order(stores)
+    unasked, impatient = speeds.order(stores), clock() + PATIENCE_SECONDS
     looks: dict[asyncio.Task[ObjectInfo | None], tuple[ObjectStore, float]] = {}  # and when each was asked
 
     def ask(count: int) -> None:
@@ -43,7 +43,7 @@ async def find_first(
         while unasked or looks:
             if not looks:
                 ask(1)
-            until = max(began for _, began in looks.values()) + (PATIENCE_SECONDS if unasked else ANSWER_SECONDS)
+            until = impatient if unasked else max(began for _, began in looks.values()) + ANSWER_SECONDS
             done, _ = await asyncio.wait(looks, timeout=max(0.0, until - clock()), return_when=asyncio.FIRST_COMPLETED)
             if not done and not unasked:
                 problem = StoreUnavailable(f"{what}: no answer in {ANSWER_SECONDS:g} s")
@@ -53,9 +53,10 @@ async def find_first(
             for one in [one for one in looks if one in done]:
                 store, began = looks.pop(one)
                 try:
-                    if (info := one.result()) and (
-                        found := await in_time(fetch(store, info), store, size=info.size)
-                    ) is not None:
+                    info = one.result()
+                    if info is None:
+                        speeds.note_absent(store)
+                    elif (found := await in_time(fetch(store, info), store, size=info.size)) is not None:
                         speeds.note(store, size=info.size, seconds=clock() - began)
                         return found
                 except (StoreError, PayloadError) as error:

@@ -1,8 +1,8 @@
 """Which of several buckets with the same objects is read first: the one that was the fastest.
 
-A source that was never tried comes first, one that failed comes last. In every ``EXPLORE``-th fetch the source whose
-measurement is the oldest comes first, so that nobody stays slow for ever. Whatever comes from a source is verified by
-its hash, so a wrong order costs time and nothing else.
+A source that was never tried comes first, one that failed or has never had an object comes last. In every
+``EXPLORE``-th fetch the source whose measurement is the oldest comes first, so that nobody stays slow for ever.
+Whatever comes from a source is verified by its hash, so a wrong order costs time and nothing else.
 """
 
 from collections.abc import Iterable
@@ -29,6 +29,11 @@ class SourceSpeeds:
             oldest = min(ranked, key=lambda store: self._measured.get(store.name, -1))
             ranked = [oldest, *(store for store in ranked if store is not oldest)]
         return ranked
+
+    def note_absent(self, store: ObjectStore) -> None:
+        """Record that a bucket lacks the object: who never has any is not asked first in each fetch."""
+        self._speeds[store.name] = SMOOTHING * self._speeds.get(store.name, 0.0)
+        self._measured[store.name] = self._fetches
 
     def note(self, store: ObjectStore, *, size: int, seconds: float) -> None:
         """Record a fetch of ``size`` bytes; 0: it failed."""

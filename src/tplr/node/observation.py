@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tplr.errors import ChainUnavailable, DataError, StoreError, TrainingError
+from tplr.errors import ChainUnavailable, DataError, PayloadError, StoreError, TrainingError
 from tplr.logging import logger
 from tplr.schemas import Alignment, Evidence, PeerObservation, ScoreReport, WeightsSet
 from tplr.scoring.board import Outcome
@@ -41,7 +41,7 @@ class Observation:
         """Record a failure within the block as this validator's own fault."""
         try:
             yield
-        except (ChainUnavailable, DataError, StoreError, TrainingError) as error:
+        except (ChainUnavailable, DataError, PayloadError, StoreError, TrainingError) as error:
             logger.warning("window %d: %s: %s", self.window, what, error)
             self.faults.append(f"{what}: {error}")
 

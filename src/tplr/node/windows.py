@@ -130,10 +130,12 @@ class WindowUpdates:
             ChainUnavailable, StoreError, PayloadError: they can't be looked up now.
         """
         included = await self.published(window)
-        if included is None and window < self._comms.clock.window - 1:
-            included = await self.reported(window)
         if included and (agreed := await self._follow(included)):
             return agreed
+        if included is None and window < self._comms.clock.window - 1:
+            included = await self.reported(window)
+            if included and (agreed := await self._follow(included)):
+                return replace(agreed, published=False)  # it may be decided otherwise later
         if window < self.oldest:
             raise WindowLost(f"window {window} has no included set, and updates before {self.oldest} are deleted")
         own = await self.from_peers(window)

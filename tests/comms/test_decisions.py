@@ -1,0 +1,58 @@
+"""Decisions that a node has read: how many it remembers, and what it forgets."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from tplr.chain.manager import REMEMBERED_WINDOWS
+from tplr.comms.decisions import Decisions
+from tplr.exchange.aggregates import Included, IncludedSet
+from tplr.exchange.ballots import Value
+
+VOIDED, NOW = 100, 250
+
+
+class Node(Decisions):
+    """Reads decisions with one update each; the one after the next of ``VOIDED`` voids it."""
+
+    def __init__(self) -> None:
+        self._version = "1"
+        self._clock = SimpleNamespace(window=NOW)
+        self.requests = 0
+
+    @property
+    def clock(self) -> Any:
+        return self._clock
+
+    async def _decision_reader(self, window: int) -> Any:
+        async def look() -> Value:
+            self.requests += 1
+            included = (Included(uid=1, sha256="0" * 64, size=1),)
+            found = IncludedSet(window=window, version="1", included=included, skipped={}, success_rate=1.0)
+            return Value(included=found, peers=None, voided=(VOIDED,) if window == VOIDED + 2 else ())
+
+        return SimpleNamespace(look=look)
+
+
+async def included(node: Node, window: int) -> int:
+    found = await node.get_included(window)
+    assert found is not None
+    return len(found.included)
+
+
+async def test_an_old_window_stays_void_for_who_has_read_many_later_ones() -> None:
+    """After a rollback, to a checkpoint that may be a hundred windows old."""
+    node = Node()
+    assert await included(node, VOIDED) == 0
+    for window in range(NOW - REMEMBERED_WINDOWS, NOW):
+        assert await included(node, window) == 1
+    assert [await included(node, window) for window in range(VOIDED - 3, VOIDED + 3)] == [1, 1, 1, 0, 1, 1]
+
+
+async def test_what_is_read_again_is_remembered_and_the_rest_is_bounded() -> None:
+    node = Node()
+    for window in range(NOW - 2 * REMEMBERED_WINDOWS, NOW):
+        await included(node, window)
+    assert len(node._decisions) == REMEMBERED_WINDOWS
+    before = node.requests
+    assert await included(node, NOW - 1) == 1
+    assert node.requests == before
