@@ -80,9 +80,9 @@ async def test_commitments_in_several_buckets_count_together(reader) -> None:
     """Each elector was killed before it published that it had read the other's commitment."""
     stores = {uid: MemoryStore(f"elector-{uid}") for uid in range(3)}
     for uid in (0, 1):
-        assert await DecisionReader(reader, stores, WINDOW).look() is None
+        assert await DecisionReader(reader, stores.get, WINDOW).look() is None
         await stores[uid].put(decision_key(WINDOW, "1"), decision(uid))
-    looking = DecisionReader(reader, stores, WINDOW)
+    looking = DecisionReader(reader, stores.get, WINDOW)
     assert await looking.look() == VALUE
     shown = await looking.result()
     assert (shown.decided, shown.commitments) == (VALUE, {0: True, 1: True})
