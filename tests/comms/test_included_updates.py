@@ -52,3 +52,17 @@ async def test_an_aggregate_that_hangs_may_hold_a_deleted_update(world: World, m
     world.server.faults.add(f"^GET .*{AGGREGATE}", Delay(3600), times=None)
     with pytest.raises(StoreUnavailable):
         await world[BOB].get_update_start(W, ALICE, 3)
+
+
+async def test_a_decision_is_read_from_the_bucket_that_an_elector_has_by_then(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This node looked for it first, and then its directory of buckets was refreshed."""
+    await world.pass_window()
+    leader, bob = world[LEADER], world[BOB]
+    included = included_set(GatherResult(window=W, updates=(), skipped={}), "1")
+    await publish_decision([leader], included)
+    with monkeypatch.context() as patch:
+        patch.setattr(bob, "commitments", {**bob.commitments, LEADER: bob.commitments[ALICE]})
+        assert await bob.get_included(W) is None
+    assert await bob.get_included(W) == included

@@ -1,5 +1,8 @@
 """Documents of electors, really signed: every embedded signature is checked, and nothing else is believed."""
 
+import contextlib
+import gc
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +11,7 @@ import pytest
 from tplr.chain import hotkeys
 from tplr.chain.electors import Elector, Electors
 from tplr.errors import PayloadError
+from tplr.exchange import ballots
 from tplr.exchange.aggregates import Included, IncludedSet
 from tplr.exchange.agreed import DecisionReader
 from tplr.exchange.ballots import (
@@ -23,7 +27,7 @@ from tplr.exchange.ballots import (
     Vote,
     value_id,
 )
-from tplr.exchange.envelope import Run, Signer, body_of, body_sha256, sign_document
+from tplr.exchange.envelope import Run, Signer, body_of, body_sha256, open_document, sign_document
 from tplr.exchange.quorum import void
 from tplr.keys import decision_key
 from tplr.schemas import Document, PeerList, Reason
@@ -80,12 +84,57 @@ async def test_commitments_in_several_buckets_count_together(reader) -> None:
     """Each elector was killed before it published that it had read the other's commitment."""
     stores = {uid: MemoryStore(f"elector-{uid}") for uid in range(3)}
     for uid in (0, 1):
-        assert await DecisionReader(reader, stores, WINDOW).look() is None
+        assert await DecisionReader(reader, stores.get, WINDOW).look() is None
         await stores[uid].put(decision_key(WINDOW, "1"), decision(uid))
-    looking = DecisionReader(reader, stores, WINDOW)
+    looking = DecisionReader(reader, stores.get, WINDOW)
     assert await looking.look() == VALUE
     shown = await looking.result()
     assert (shown.decided, shown.commitments) == (VALUE, {0: True, 1: True})
+
+
+def test_what_many_documents_embed_is_verified_once(reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def counted(raw: bytes, schema: type[Document], **options: Any) -> Any:
+        opened.append(schema.kind)
+        return open_document(raw, schema, **options)
+
+    monkeypatch.setattr(ballots, "open_document", counted)
+    embedded = {"votes": (sign(2, VOTE).decode(),), "proof": proof(0, 1)}
+    for slot in range(3):
+        reader.status(sign(1, Status(slot=slot, **embedded)), 1, slot)
+    assert sorted(opened) == ["echo", "echo", "status", "status", "status", "vote"]
+
+
+def test_what_a_hostile_elector_signs_does_not_fill_the_memory(reader) -> None:
+    """Its relays are refused, and read again in each round; its statuses are accepted, each with a new vote."""
+
+    def relays() -> None:
+        for number in range(8):
+            raw = sign(1, Relay(echo="x", proposal=f"{number}", votes=("v" * 65000,) * 31, proof=None))
+            with contextlib.suppress(PayloadError):
+                reader.relay(raw, 1, 0)
+
+    def statuses() -> None:
+        for slot in range(64):
+            vote = Vote(found={f"{slot}": "5e" * 32}, missing={}, peers=None)
+            votes = tuple(sign(uid, vote).decode() for uid in (1, 2))
+            reader.status(sign(1, Status(slot=slot, votes=votes, proof=proof(0, 1))), 1, slot)
+
+    assert memory_after(relays) < 2**16
+    assert memory_after(statuses) < 2**17
+
+
+def memory_after(work: Callable[[], None]) -> int:
+    """Bytes that are still in use afterwards."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
 
 
 FORGED: dict[str, Callable[[BallotReader], Any]] = {

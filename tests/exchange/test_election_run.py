@@ -187,7 +187,7 @@ async def test_one_silent_one_hanging_one_lying_and_one_equivocating_stop_nobody
         assert {one.uid: one.sha256 for one in values[0].included.included} == {10: FOUND["10"], 11: FOUND["11"]}
         witness = nine.seats[honest[0]]
         stores = {**witness.box().stores, witness.uid: witness.box().own}
-        shown = await DecisionReader(BallotReader(witness.electors, RUN, WINDOW), stores, WINDOW).result()
+        shown = await DecisionReader(BallotReader(witness.electors, RUN, WINDOW), stores.get, WINDOW).result()
         assert shown.decided == values[0]
         assert {uid for uid, alike in shown.commitments.items() if alike} >= {*honest}
         assert silent not in shown.commitments

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tplr.clock import first_block
+from tplr.errors import StoreError, WindowLost
 from tplr.exchange.ballots import VOID_WITHIN, Value
 from tplr.exchange.peers import published_lists, read_list
 from tplr.keys import gradient_key, state_key
@@ -252,8 +253,8 @@ async def test_a_decided_set_that_nobody_has_any_more_is_voided_by_votes(council
             assert found.included == ()
 
 
-async def test_what_electors_have_found_is_on_their_disks_when_they_are_killed(council: Council) -> None:
-    """Between the decision and the aggregate; then the miner hides its update."""
+async def killed_before_the_aggregate(council: Council) -> int:
+    """All electors are killed after they have decided a window, which is returned; then the miner hides its update."""
     reached: list[str] = []
 
     async def killed(name: str) -> None:
@@ -270,10 +271,36 @@ async def test_what_electors_have_found_is_on_their_disks_when_they_are_killed(c
     await council.stage.until(lambda: len(reached) == len(VALIDATORS))
     await council.end(*VALIDATORS)
     await council.hidden(window)
+    return window
+
+
+async def test_what_electors_have_found_is_on_their_disks_when_they_are_killed(council: Council) -> None:
+    window = await killed_before_the_aggregate(council)
     council.begin(*VALIDATORS)
     await council.decided(window)
     applied = await asyncio.wait_for(council.windows.of(window), 20)
     assert [one.uid for one in applied.updates] == [council.contexts["miner-1"].comms.uid]
+
+
+async def test_who_was_away_publishes_the_decided_updates_that_it_has_stored(council: Council) -> None:
+    """No elector is there for longer than elections last, and nobody else has the updates."""
+    window = await killed_before_the_aggregate(council)
+    for _ in range(LAST_WINDOWS + 1):
+        await council.next_window()
+    council.begin(*VALIDATORS)
+    await council.decided(window)
+    # One earlier window is looked at in each.
+    async with asyncio.timeout(60):
+        while not (applied := await found_now(council, window)):
+            await council.next_window()
+    assert applied == [council.contexts["miner-1"].comms.uid]
+
+
+async def found_now(council: Council, window: int) -> list[int]:
+    """Whose updates of a window of the past a node without a vote can apply now."""
+    with contextlib.suppress(StoreError, WindowLost, TimeoutError):
+        return [one.uid for one in (await asyncio.wait_for(council.windows.find(window), 1.0)).updates]
+    return []
 
 
 async def test_a_window_without_votes_in_time_is_decided_void_by_all(council: Council) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 from tplr.errors import WindowLost
 from tplr.exchange.aggregates import IncludedSet
+from tplr.exchange.gather import GatheredUpdate
+from tplr.files import atomic_writer
 from tplr.keys import gradient_key, state_key
 from tplr.node.elector import Elector, closes_after
 from tplr.node.leader import Leader
@@ -42,6 +45,24 @@ async def test_votes_on_windows_of_long_ago_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "window-7-3-abc").touch()
     await elector._forget_before(8)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["election-8", "election-x"]
+
+
+async def test_stored_updates_are_found_beside_what_a_killed_process_left(tmp_path: Path) -> None:
+    def parsed(_: int, uid: int, body: bytes) -> GatheredUpdate[Any]:
+        return GatheredUpdate(uid, None, hashlib.sha256(body).hexdigest(), len(body))
+
+    windows = SimpleNamespace(parsed=parsed)
+    stored = OwnAggregates(None, windows, tmp_path)  # type: ignore[arg-type]
+    for name in ("window-7-3", "window-7-3-4-5-6", "window-7-x-abc", f"window-7-x-{'0' * 64}"):
+        (tmp_path / name).touch()
+    whole = tmp_path / f"window-7-4-{hashlib.sha256(b'whole').hexdigest()}"
+    whole.write_bytes(b"whole")
+    with atomic_writer(tmp_path / f"window-7-5-{'0' * 64}") as file:
+        file.write(b"ha")
+        assert len([*tmp_path.glob("window-7-5-*.tmp")]) == 1
+        found = await stored.kept(7)
+    assert found is not None
+    assert [one.uid for one in found.updates] == [4]
 
 
 class Council:

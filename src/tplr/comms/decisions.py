@@ -71,8 +71,7 @@ class Decisions(NodeBuckets):
 
     async def _decision_reader(self, window: int) -> DecisionReader:
         electors = await self.electors_in(window)
-        stores = {uid: store for uid in electors.uids if (store := self.store_of(uid))}
-        return DecisionReader(BallotReader(electors, self._run, window), stores, window)
+        return DecisionReader(BallotReader(electors, self._run, window), self.store_of, window)
 
     def _remember_decision(self, window: int, known: DecisionReader | Value) -> None:
         """Forget the one that was asked for longest ago: who replays old windows must see what later ones void."""

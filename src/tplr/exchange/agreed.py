@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
 from tplr.chain.electors import Electors
@@ -103,10 +103,10 @@ class ElectionResult(NamedTuple):
 class DecisionReader:
     """Looks for the decision of one window, as often as it is asked to; what it has read, it does not read again."""
 
-    def __init__(self, reader: BallotReader, stores: Mapping[int, ObjectStore], window: int) -> None:
-        """``stores``: of the electors, by uid."""
+    def __init__(self, reader: BallotReader, store_of: Callable[[int], ObjectStore | None], window: int) -> None:
+        """``store_of``: the bucket that an elector has now; called before each request."""
         self._reader = reader
-        self._stores = stores
+        self._store_of = store_of
         self._key = decision_key(window, reader.run.version)
         self._window = window
         self._seen: dict[int, CheckedDecision] = {}
@@ -153,7 +153,7 @@ class DecisionReader:
 
     async def _ask(self, uid: int) -> None:
         self._missed[uid] += 1
-        store = self._stores.get(uid)
+        store = self._store_of(uid)
         if store is None:
             return
         try:

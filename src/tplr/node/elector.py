@@ -5,7 +5,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from tplr.chain.electors import Electors
@@ -18,7 +18,7 @@ from tplr.exchange.ballot_box import feed
 from tplr.exchange.ballots import VOID_WITHIN, CheckedProof, Vote
 from tplr.exchange.election import SLOT, Election
 from tplr.exchange.election_run import ElectionRun
-from tplr.exchange.gather import ANSWER_SECONDS, GatherResult
+from tplr.exchange.gather import ANSWER_SECONDS, GatheredUpdate, GatherResult
 from tplr.exchange.quorum import WindowQuestion, tally_updates
 from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.hparams import HParams
@@ -69,11 +69,17 @@ def window_question(
     )
 
 
+def _in_set(included: IncludedSet, own: GatherResult[Update] | None) -> list[GatheredUpdate[Update]]:
+    """Those of the own updates that the set names."""
+    wanted = {(one.uid, one.sha256) for one in included.included}
+    return [one for one in own.updates if (one.uid, one.sha256) in wanted] if own else []
+
+
 class Elector:
     """Votes, takes part in each window's election, and publishes the aggregate of what was decided.
 
     With each new window it also looks at one that it missed: alone it decides it; else it publishes the peer list that
-    the others decided with it.
+    was decided with it, and the updates of the set that are stored here.
     """
 
     def __init__(
@@ -155,13 +161,32 @@ class Elector:
         self._tried.pop(window, None)
 
     async def _adopt(self, window: int) -> bool:
-        """Publish the peer list that the others decided while this node was away; whether their decision is known."""
+        """Publish the peer list and the stored updates of a window that was decided while this node was away.
+
+        Returns:
+            Whether the decision is known. Until then all that is stored here is kept: it may be the only copy.
+        """
+        value = await self._comms.get_decision(window)
+        if value is None:
+            return False
+        await self._leader.decided(value.peers)
+        if stored := await self._aggregates.kept(window):
+            await self._publish_stored(value.included, stored)
         await self._aggregates.drop(window)
         await asyncio.to_thread(shutil.rmtree, self._ballots(window), ignore_errors=True)
-        value = await self._comms.get_decision(window)
-        if value is not None:
-            await self._leader.decided(value.peers)
-        return value is not None
+        return True
+
+    async def _publish_stored(self, included: IncludedSet, stored: GatherResult[Update]) -> None:
+        """Publish the aggregate of a decided set if all its updates are stored here; else those that are."""
+        has = _in_set(included, stored)
+        if len(has) < len(included.included):
+            await self._put_witnessed(included.window, has)
+        elif has:
+            await self._aggregates.publish(included, stored)
+
+    async def _put_witnessed(self, window: int, updates: Iterable[GatheredUpdate[Update]]) -> None:
+        for one in updates:
+            await self._comms.put_witnessed(window, one.uid, one.update.body)
 
     def _ballots(self, window: int) -> Path:
         return self._folder / f"election-{window}"
@@ -281,19 +306,17 @@ class Elector:
             ChainUnavailable, StateError: this node can't do its part now.
             PayloadError, StoreError, WindowLost: it can't have them.
         """
-        window, wanted = included.window, {(one.uid, one.sha256) for one in included.included}
-        has = [one for one in own.updates if (one.uid, one.sha256) in wanted] if own else []
+        window, has = included.window, _in_set(included, own)
         try:
             whole = await self._windows.from_set(included, own)
             if whole is None:
                 raise PayloadError("its set names an object that is not an update: no node can apply it")
         except (PayloadError, StoreError, WindowLost):
             self._lost[window] += 1
-            for one in has:
-                await self._comms.put_witnessed(window, one.uid, one.update.body)
+            await self._put_witnessed(window, has)
             raise
         self._lost.pop(window, None)
-        if len(has) < len(wanted):
+        if len(has) < len(included.included):
             await self._aggregates.keep(whole)
         return whole
 

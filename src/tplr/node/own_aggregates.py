@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from tplr.logging import logger
 from tplr.node.failpoints import failpoint
 from tplr.node.windows import WindowUpdates
 from tplr.telemetry import Telemetry
+
+# The name of a stored update. Aggregates have other names, and so have files that a killed process left half written.
+_UPDATE = re.compile(r"window-[0-9]+-([0-9]+)-([0-9a-f]{64})")
 
 
 def announce(telemetry: Telemetry, included: IncludedSet, seconds: float) -> None:
@@ -53,14 +57,15 @@ class OwnAggregates:
         """The updates of a window that were stored here before a restart; None: there are none."""
         found = {}
         for path in await asyncio.to_thread(lambda: sorted(self._folder.glob(f"window-{window}-*-*"))):
-            _, _, uid, sha256 = path.name.split("-")
+            if (name := _UPDATE.fullmatch(path.name)) is None:
+                continue
             try:
                 body = await asyncio.to_thread(path.read_bytes)
-                one = await asyncio.to_thread(self._windows.parsed, window, int(uid), body)
+                one = await asyncio.to_thread(self._windows.parsed, window, int(name[1]), body)
             except (OSError, PayloadError, ValueError) as error:
                 logger.warning("%s not used: %s", path, error)
                 continue
-            if one.sha256 == sha256:
+            if one.sha256 == name[2]:
                 found[one.uid] = one
         self._kept.add(window)
         updates = tuple(found[uid] for uid in sorted(found))
