@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tplr.errors import WindowLost
-from tplr.exchange.aggregates import IncludedSet
-from tplr.exchange.gather import GatheredUpdate
+from tplr.exchange.aggregates import Included, IncludedSet
+from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.files import atomic_writer
 from tplr.keys import gradient_key, state_key
 from tplr.node.elector import Elector, closes_after
@@ -63,6 +63,26 @@ async def test_stored_updates_are_found_beside_what_a_killed_process_left(tmp_pa
         found = await stored.kept(7)
     assert found is not None
     assert [one.uid for one in found.updates] == [4]
+
+
+async def test_of_a_decided_set_that_is_stored_in_part_each_update_is_published() -> None:
+    published: list[tuple[int, int, bytes]] = []
+
+    async def put_witnessed(*update: Any) -> None:
+        published.append(update)
+
+    elector = object.__new__(Elector)
+    elector._comms = SimpleNamespace(put_witnessed=put_witnessed)  # type: ignore[assignment]
+    stored: list[Any] = [GatheredUpdate(uid, SimpleNamespace(body=b"%d" % uid), f"{uid}" * 64, 1) for uid in (3, 4)]
+    included = IncludedSet(
+        window=7,
+        version="1",
+        included=tuple(Included(uid=uid, sha256=f"{uid}" * 64, size=1) for uid in (4, 5)),
+        skipped={},
+        success_rate=1.0,
+    )
+    await elector._publish_stored(included, GatherResult(window=7, updates=tuple(stored), skipped={}))
+    assert published == [(7, 4, b"4")]
 
 
 class Council:
