@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,9 @@ def groups(value: float) -> dict[str, dict[str, torch.Tensor]]:
     return {"model": {"a": torch.full((3, 4), value)}, "outer": {"feedback.a": torch.arange(5).float() * value}}
 
 
-def save(folder: StateFolder, window: int) -> SavedState:
+def save(folder: StateFolder, window: int, **values: Any) -> SavedState:
     position = {"window": window, "start_window": 3, "global_step": window - 4}
-    return save_snapshot(folder, **position, groups=groups(float(window)), values={"note": [window]})
+    return save_snapshot(folder, **position, groups=groups(float(window)), values={"note": [window], **values})
 
 
 def names(folder: Path) -> list[str]:
@@ -58,6 +59,32 @@ def test_generations_can_be_held_and_later_ones_forgotten(tmp_path: Path) -> Non
     found = folder.load()
     assert found is not None
     assert found.window == 7
+
+
+def test_states_of_another_run_are_passed_over_and_replaced_by_the_next_saves(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    for window in (100, 101):
+        save(folder, window, run={"of": "before"})
+    assert folder.load(run={"of": "now"}) is None
+    save(folder, 11, run={"of": "now"})
+    assert names(tmp_path) == ["window-101", "window-11"]  # who gave the wrong folder can still go back
+    found = StateFolder(tmp_path).load(run={"of": "now"})
+    assert found is not None
+    assert found.window == 11
+    save(folder, 12, run={"of": "now"})
+    assert names(tmp_path) == ["window-11", "window-12"]
+
+
+def test_damaged_states_of_later_windows_do_not_remove_the_next_ones(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    for window in (20, 21):
+        (save(folder, window).folder / MANIFEST).write_bytes(b"{}")
+    for window in (11, 12):
+        assert (save(folder, window).folder / MANIFEST).exists()
+    found = StateFolder(tmp_path).load()
+    assert found is not None
+    assert found.window == 12
+    assert names(tmp_path) == ["window-11", "window-12"]
 
 
 @pytest.mark.parametrize(

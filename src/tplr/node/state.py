@@ -163,7 +163,7 @@ class SnapshotDraft:
 
 @dataclass
 class StateFolder:
-    """Keeps the newest ``GENERATIONS`` snapshots, and those in ``held``.
+    """Keeps ``GENERATIONS`` snapshots, the last finished one and the newest before it, and those in ``held``.
 
     Attributes:
         held: windows whose snapshots are still being read.
@@ -239,13 +239,16 @@ class StateFolder:
                 remove_snapshot(draft.place)
             raise
         if parallel.rank == 0:
-            self._remove_old()
+            self._remove_old(draft.window)
         return SavedState(draft.place, read_manifest(draft.place))
 
-    def load(self, *, until: int | None = None, clean: bool = True) -> SavedState | None:
-        """The newest complete snapshot, or None. Damaged ones are logged and left in place.
+    def load(
+        self, *, run: Mapping[str, Any] | None = None, until: int | None = None, clean: bool = True
+    ) -> SavedState | None:
+        """The newest complete snapshot, or None. Damaged ones and those of other runs are logged and left in place.
 
         Args:
+            run: whose ``values["run"]`` is this.
             until: of a window not after this one.
             clean: remove snapshots without a manifest, of a process that was killed while it saved. Not for the folder
                 of another process, which may be saving.
@@ -262,6 +265,9 @@ class StateFolder:
                 manifest = read_manifest(place)
                 if (gap := manifest.covers(manifest.tensors)) or manifest.window != window:
                     raise StateError(f"{place}: {gap or f'holds window {manifest.window}'}")
+                if run is not None and (found := manifest.values.get("run")) != run:
+                    logger.warning("saved state not used: it is of run %s, this run is %s", found, run)
+                    continue
                 check_shards(place, manifest, manifest.shards)
             except StateError as error:
                 logger.warning("saved state skipped: %s", error)
@@ -275,8 +281,10 @@ class StateFolder:
             if later > window:
                 remove_snapshot(self._place(later))
 
-    def _remove_old(self) -> None:
-        for window in self._windows()[GENERATIONS:]:
+    def _remove_old(self, newest: int) -> None:
+        # A snapshot of a later window was passed over: it is damaged or of another run. The next saves replace it.
+        windows = sorted(self._windows(), key=lambda window: window > newest)
+        for window in windows[GENERATIONS:]:
             if window not in self.held:
                 remove_snapshot(self._place(window))
 
