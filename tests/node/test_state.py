@@ -1,8 +1,10 @@
 """Saved state: some generations, torn ones passed over, nothing executed."""
 
+import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from snapshots import save as save_snapshot
 
 from tplr.errors import StateError
-from tplr.exchange.snapshot import MANIFEST
+from tplr.exchange.snapshot import MANIFEST, ShardWriter
 from tplr.node.state import SavedState, StateFolder
 
 
@@ -167,6 +169,80 @@ save(folder, window=3, groups=groups)
         assert loaded is not None
         assert loaded.window == 2
         assert names(place) == ["window-1", "window-2"]
+
+
+def unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk takes no further folder of a snapshot."""
+    make = Path.mkdir
+
+    def refused(path: Path, *args: Any, **options: Any) -> None:
+        if path.name.startswith("window-"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        make(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+
+
+def test_disk_without_room_for_a_folder_keeps_the_older_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = StateFolder(tmp_path)
+    save(folder, 8)
+    unwritable(monkeypatch)
+    with pytest.raises(StateError, match="the disk is full"):
+        save(folder, 9)
+    assert names(tmp_path) == ["window-8"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), RuntimeError("a copy failed")])
+def test_a_failed_write_is_raised_by_finish_and_older_generations_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: Any) -> None:
+        raise error
+
+    folder = StateFolder(tmp_path)
+    for window in (7, 8):
+        save(folder, window)
+    monkeypatch.setattr(ShardWriter, "write", fails)
+    for window in (9, 10):
+        position = {"window": window, "start_window": 3, "global_step": window - 4}
+        draft = folder.begin(**position, version="1", groups=groups(1.0), values={})
+        thread = threading.Thread(target=draft.write)  # as a save beside training
+        thread.start()
+        thread.join()
+        with pytest.raises(StateError, match=str(error.args[-1])):
+            folder.finish(draft)
+    assert names(tmp_path) == ["window-7", "window-8"]
+
+
+def test_a_snapshot_without_all_rows_is_not_finished(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    save(folder, 8)
+    draft = folder.begin(window=9, start_window=3, global_step=5, version="1", groups=groups(1.0), values={})
+    with pytest.raises(StateError, match="pieces of 0 rows"):  # ``write`` was not called
+        folder.finish(draft)
+    assert names(tmp_path) == ["window-8"]
+
+
+def test_a_manifest_that_cannot_be_read_is_passed_over_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = StateFolder(tmp_path)
+    for window in (8, 9):
+        save(folder, window)
+    read = Path.read_bytes
+
+    def unreadable(path: Path) -> bytes:
+        if path.parent.name == "window-9":
+            raise OSError(errno.EIO, "I/O error", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", unreadable)
+    found = folder.load()
+    assert found is not None
+    assert found.window == 8
+    assert names(tmp_path) == ["window-8", "window-9"]
 
 
 def test_full_disk_keeps_the_older_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
