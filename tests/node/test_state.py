@@ -206,8 +206,7 @@ def test_a_failed_write_is_raised_by_finish_and_older_generations_stay(
         save(folder, window)
     monkeypatch.setattr(ShardWriter, "write", fails)
     for window in (9, 10):
-        position = {"window": window, "start_window": 3, "global_step": window - 4}
-        draft = folder.begin(**position, version="1", groups=groups(1.0), values={})
+        draft = folder.begin(window=window, start_window=3, global_step=5, version="1", groups=groups(1.0), values={})
         thread = threading.Thread(target=draft.write)  # as a save beside training
         thread.start()
         thread.join()
