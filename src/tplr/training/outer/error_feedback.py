@@ -111,5 +111,5 @@ class ErrorFeedback:
         self.tensors = {name: self._kept(one) for name, one in found.items()}
         self._window, taken_back = state["window"], state["taken_back"]
         if isinstance(taken_back, bool):  # of earlier versions: whether the last window was
-            taken_back = [self._window] if taken_back else []
+            taken_back = [state["window"]] if taken_back else []
         self._taken_back = set(taken_back)
