@@ -45,6 +45,16 @@ def test_tensors_are_named_by_their_place() -> None:
     assert tensors.keys() == {"optimizer.state.0.step", "optimizer.state.0.exp_avg"}
 
 
+@pytest.mark.parametrize(
+    "keys", [[1, "1"], ["1", 1, "1~"], ["1~", 1, "1"]], ids=["number and text", "later suffix", "earlier suffix"]
+)
+def test_tensors_whose_keys_read_alike_are_all_kept(keys: list[Any]) -> None:
+    found = round_trip({key: torch.tensor(i) for i, key in enumerate(keys)})
+    assert {key: one.item() for key, one in found.items()} == {key: i for i, key in enumerate(keys)}
+    nested = round_trip({"w": {"x": torch.tensor(0)}, "w.x": torch.tensor(1)})
+    assert (nested["w"]["x"].item(), nested["w.x"].item()) == (0, 1)
+
+
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", {"a": [lambda: 0]}, {(1, 2): 3}, {None: 1}])
 def test_objects_of_other_kinds_are_named(value: Any) -> None:
     with pytest.raises(StateError, match=r"^optimizer"):

@@ -208,6 +208,22 @@ async def test_what_the_last_leader_published_is_found_and_carried_over_by_the_n
             assert await heir.comms.get_aggregate(included)
 
 
+async def test_a_node_with_states_of_another_run_of_later_windows_saves_and_resumes(scene) -> None:
+    async with scene() as run:
+        other = run.stage.hparams.model_copy(update={"init_seed": run.stage.hparams.init_seed + 1})
+        before = TrainState(build_model(other), other, run.stage.folder("miner-3"))
+        before.start_window = 900
+        for window in (1000, 1001):
+            before.save(window, {})
+        await run.record()
+        async with run.opened() as replica:
+            await run.advance(replica)
+            await replica.wait_for_save()
+        async with run.opened() as replica:
+            assert replica.window == run.recording.window
+            assert run.agrees(replica)
+
+
 @pytest.mark.parametrize("killed", [False, True])
 async def test_rolls_back_when_the_set_came_late_and_differs(scene, killed: bool) -> None:
     async with scene() as run:

@@ -94,7 +94,7 @@ async def test_an_update_that_did_not_get_out_returns_to_the_error_feedback(trou
     await miner._put_out(WINDOW, body)
 
     kept = train_state.outer.state_dict()
-    assert kept["taken_back"] == bool(trouble)
+    assert kept["taken_back"] == [WINDOW] * bool(trouble)
     assert [event for event, _ in events if event == "missed"] == ["missed"] * bool(trouble)
     gradient = local_training(parameters, hparams).run(model, pages.batches, step=2).tensors["lm_head.weight"]
     momentum = gradient * learning_rate(2, hparams.demo.learning_rate)

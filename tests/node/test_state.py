@@ -1,16 +1,19 @@
 """Saved state: some generations, torn ones passed over, nothing executed."""
 
+import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from snapshots import save as save_snapshot
 
 from tplr.errors import StateError
-from tplr.exchange.snapshot import MANIFEST
+from tplr.exchange.snapshot import MANIFEST, ShardWriter
 from tplr.node.state import SavedState, StateFolder
 
 
@@ -18,9 +21,9 @@ def groups(value: float) -> dict[str, dict[str, torch.Tensor]]:
     return {"model": {"a": torch.full((3, 4), value)}, "outer": {"feedback.a": torch.arange(5).float() * value}}
 
 
-def save(folder: StateFolder, window: int) -> SavedState:
+def save(folder: StateFolder, window: int, **values: Any) -> SavedState:
     position = {"window": window, "start_window": 3, "global_step": window - 4}
-    return save_snapshot(folder, **position, groups=groups(float(window)), values={"note": [window]})
+    return save_snapshot(folder, **position, groups=groups(float(window)), values={"note": [window], **values})
 
 
 def names(folder: Path) -> list[str]:
@@ -58,6 +61,32 @@ def test_generations_can_be_held_and_later_ones_forgotten(tmp_path: Path) -> Non
     found = folder.load()
     assert found is not None
     assert found.window == 7
+
+
+def test_states_of_another_run_are_passed_over_and_replaced_by_the_next_saves(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    for window in (100, 101):
+        save(folder, window, run={"of": "before"})
+    assert folder.load(run={"of": "now"}) is None
+    save(folder, 11, run={"of": "now"})
+    assert names(tmp_path) == ["window-101", "window-11"]  # who gave the wrong folder can still go back
+    found = StateFolder(tmp_path).load(run={"of": "now"})
+    assert found is not None
+    assert found.window == 11
+    save(folder, 12, run={"of": "now"})
+    assert names(tmp_path) == ["window-11", "window-12"]
+
+
+def test_damaged_states_of_later_windows_do_not_remove_the_next_ones(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    for window in (20, 21):
+        (save(folder, window).folder / MANIFEST).write_bytes(b"{}")
+    for window in (11, 12):
+        assert (save(folder, window).folder / MANIFEST).exists()
+    found = StateFolder(tmp_path).load()
+    assert found is not None
+    assert found.window == 12
+    assert names(tmp_path) == ["window-11", "window-12"]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +169,79 @@ save(folder, window=3, groups=groups)
         assert loaded is not None
         assert loaded.window == 2
         assert names(place) == ["window-1", "window-2"]
+
+
+def unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk takes no further folder of a snapshot."""
+    make = Path.mkdir
+
+    def refused(path: Path, *args: Any, **options: Any) -> None:
+        if path.name.startswith("window-"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        make(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+
+
+def test_disk_without_room_for_a_folder_keeps_the_older_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = StateFolder(tmp_path)
+    save(folder, 8)
+    unwritable(monkeypatch)
+    with pytest.raises(StateError, match="the disk is full"):
+        save(folder, 9)
+    assert names(tmp_path) == ["window-8"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), RuntimeError("a copy failed")])
+def test_a_failed_write_is_raised_by_finish_and_older_generations_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: Any) -> None:
+        raise error
+
+    folder = StateFolder(tmp_path)
+    for window in (7, 8):
+        save(folder, window)
+    monkeypatch.setattr(ShardWriter, "write", fails)
+    for window in (9, 10):
+        draft = folder.begin(window=window, start_window=3, global_step=5, version="1", groups=groups(1.0), values={})
+        thread = threading.Thread(target=draft.write)  # as a save beside training
+        thread.start()
+        thread.join()
+        with pytest.raises(StateError, match=str(error.args[-1])):
+            folder.finish(draft)
+    assert names(tmp_path) == ["window-7", "window-8"]
+
+
+def test_a_snapshot_without_all_rows_is_not_finished(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    save(folder, 8)
+    draft = folder.begin(window=9, start_window=3, global_step=5, version="1", groups=groups(1.0), values={})
+    with pytest.raises(StateError, match="pieces of 0 rows"):  # ``write`` was not called
+        folder.finish(draft)
+    assert names(tmp_path) == ["window-8"]
+
+
+def test_a_manifest_that_cannot_be_read_is_passed_over_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = StateFolder(tmp_path)
+    for window in (8, 9):
+        save(folder, window)
+    read = Path.read_bytes
+
+    def unreadable(path: Path) -> bytes:
+        if path.parent.name == "window-9":
+            raise OSError(errno.EIO, "I/O error", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", unreadable)
+    found = folder.load()
+    assert found is not None
+    assert found.window == 8
+    assert names(tmp_path) == ["window-8", "window-9"]
 
 
 def test_full_disk_keeps_the_older_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from tplr.errors import StateError
 def split_state(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     """The JSON form of ``value``; its tensors go to ``tensors``, named by ``name`` and their keys.
 
+    Where two have one such name, as with keys 1 and "1", the later one's ends with ``~``.
+
     JSON has only lists and text keys, and no infinity: tuples, dictionaries and the like are objects with one key.
 
     Raises:
@@ -24,6 +26,8 @@ def split_state(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         case float():
             form = float(value) if math.isfinite(value) else {"float": str(float(value))}
         case torch.Tensor():
+            while name in tensors:
+                name += "~"
             tensors[name] = value
             form = {"tensor": name}
         case list() | tuple():

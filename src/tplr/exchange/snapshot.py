@@ -22,7 +22,7 @@ from pydantic import ConfigDict, FailFast, Field, model_validator
 
 from tplr.direct_io import UncachedWriter
 from tplr.errors import PayloadError, StateError
-from tplr.files import atomic_write, atomic_writer, sync_folder
+from tplr.files import atomic_write, atomic_writer, sync_folder, write_error
 from tplr.schemas import Blake3, Items, Sealed, Sha256, Window, Wire
 from tplr.storage.parts import MAX_PARTS, PartHashes, count_parts
 from tplr.untrusted import parse_untrusted
@@ -156,7 +156,11 @@ class SnapshotManifest(Sealed):
 
 
 class ShardWriter:
-    """Writes the rows of one of several processes, shard by shard, from the tensors' memory without a copy."""
+    """Writes the rows of one of several processes, shard by shard, from the tensors' memory without a copy.
+
+    Raises:
+        StateError: the folder can't be made.
+    """
 
     def __init__(self, folder: Path, *, rank: int = 0, max_bytes: int = MAX_SHARD_BYTES) -> None:
         self.shards: list[SnapshotShard] = []
@@ -164,7 +168,10 @@ class ShardWriter:
         self._folder = folder
         self._rank = rank
         self._max_bytes = max_bytes
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(folder, error) from error
 
     def write(self, tensors: Mapping[str, torch.Tensor], first_rows: Mapping[str, int] | None = None) -> None:
         """Write tensors, or this process's rows of them. Raises StateError for an unknown element type.
@@ -212,11 +219,17 @@ def write_manifest(folder: Path, manifest: SnapshotManifest) -> None:
 
 
 def read_manifest(folder: Path) -> SnapshotManifest:
-    """The manifest of a folder. Raises FileNotFoundError if there is none, StateError if it is invalid."""
+    """The manifest of a folder. Raises FileNotFoundError if there is none, StateError if it can't be used."""
     path = folder / MANIFEST
-    if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise StateError(f"{path}: {path.stat().st_size} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
-    return parse_manifest(path.read_bytes(), str(path))
+    try:
+        if (size := path.stat().st_size) > MAX_MANIFEST_BYTES:
+            raise StateError(f"{path}: {size} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
+        body = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StateError(f"{path}: {error.strerror or error}") from error
+    return parse_manifest(body, str(path))
 
 
 def parse_manifest(body: bytes, name: str) -> SnapshotManifest:
@@ -338,11 +351,14 @@ class SnapshotReader:
 
 
 def remove_snapshot(folder: Path) -> None:
-    """Remove a snapshot, the manifest first, so that the rest is not taken for a snapshot."""
-    if folder.exists():
-        (folder / MANIFEST).unlink(missing_ok=True)
-        sync_folder(folder)
-        shutil.rmtree(folder)
+    """Remove a snapshot, the manifest first, so that the rest is not taken for a snapshot. Raises StateError."""
+    try:
+        if folder.exists():
+            (folder / MANIFEST).unlink(missing_ok=True)
+            sync_folder(folder)
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise write_error(folder, error) from error
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 Loading a state folder of unknown origin can give a wrong state, but it executes nothing.
 """
 
+import contextlib
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -15,7 +16,6 @@ from pydantic import FailFast
 
 from tplr.errors import StateError
 from tplr.exchange.snapshot import (
-    MANIFEST,
     ShardWriter,
     SnapshotManifest,
     SnapshotReader,
@@ -157,13 +157,15 @@ class SnapshotDraft:
             self.shards = writer.shards
         except StateError as error:
             self.problem = error
+        except Exception as error:  # noqa: BLE001 - of a thread, which nobody sees: ``finish`` raises it
+            self.problem = StateError(f"{self.place}: {error!r}")
         finally:
             self.rows = {}  # copies go as soon as they are on disk
 
 
 @dataclass
 class StateFolder:
-    """Keeps the newest ``GENERATIONS`` snapshots, and those in ``held``.
+    """Keeps ``GENERATIONS`` snapshots, the last finished one and the newest before it, and those in ``held``.
 
     Attributes:
         held: windows whose snapshots are still being read.
@@ -194,12 +196,12 @@ class StateFolder:
             copies: by group, this rank's rows of tensors that change while they are written.
 
         Raises:
-            StateError: a tensor that snapshots do not hold.
+            StateError: a tensor that snapshots do not hold, or an earlier snapshot of the window can't be removed.
         """
         place = self._place(window)
-        if parallel.rank == 0:
-            remove_snapshot(place)
-        parallel.gather_bytes(b"")  # rank 0 has removed what was there
+        with together(parallel):  # no rank writes before rank 0 has removed what was there
+            if parallel.rank == 0:
+                remove_snapshot(place)
         draft = SnapshotDraft(place, parallel.rank, window, start_window, global_step, version, dict(values))
         with together(parallel):
             for group, tensors in groups.items():
@@ -214,7 +216,7 @@ class StateFolder:
         """Make a written snapshot the newest one. A collective.
 
         Raises:
-            StateError: a rank could not write its part; older snapshots stay.
+            StateError: a rank could not write its part, and older snapshots stay; or they can't be removed.
         """
         try:
             with together(parallel):
@@ -233,36 +235,47 @@ class StateFolder:
                         tensors={name: layout for one in written for name, layout in one.tensors.items()},
                         shards=tuple(shard for one in written for shard in one.shards),
                     )
+                    if gap := manifest.covers(manifest.tensors):
+                        raise StateError(f"{draft.place}: {gap}")
                     write_manifest(draft.place, manifest)
         except StateError:
             if parallel.rank == 0:
-                remove_snapshot(draft.place)
+                with contextlib.suppress(StateError):  # without a manifest it does no harm
+                    remove_snapshot(draft.place)
             raise
-        if parallel.rank == 0:
-            self._remove_old()
+        with together(parallel):
+            if parallel.rank == 0:
+                self._remove_old(draft.window)
         return SavedState(draft.place, read_manifest(draft.place))
 
-    def load(self, *, until: int | None = None, clean: bool = True) -> SavedState | None:
-        """The newest complete snapshot, or None. Damaged ones are logged and left in place.
+    def load(
+        self, *, run: Mapping[str, Any] | None = None, until: int | None = None, clean: bool = True
+    ) -> SavedState | None:
+        """The newest complete snapshot, or None. Damaged ones and those of other runs are logged and left in place.
 
         Args:
+            run: whose ``values["run"]`` is this.
             until: of a window not after this one.
             clean: remove snapshots without a manifest, of a process that was killed while it saved. Not for the folder
                 of another process, which may be saving.
         """
         for window in self._windows():
             place = self._place(window)
-            if not (place / MANIFEST).exists():
-                if clean:
-                    remove_snapshot(place)
-                continue
             if until is not None and window > until:
                 continue
             try:
                 manifest = read_manifest(place)
                 if (gap := manifest.covers(manifest.tensors)) or manifest.window != window:
                     raise StateError(f"{place}: {gap or f'holds window {manifest.window}'}")
+                if run is not None and (found := manifest.values.get("run")) != run:
+                    logger.warning("saved state not used: it is of run %s, this run is %s", found, run)
+                    continue
                 check_shards(place, manifest, manifest.shards)
+            except FileNotFoundError:
+                if clean:
+                    with contextlib.suppress(StateError):
+                        remove_snapshot(place)
+                continue
             except StateError as error:
                 logger.warning("saved state skipped: %s", error)
                 continue
@@ -275,8 +288,10 @@ class StateFolder:
             if later > window:
                 remove_snapshot(self._place(later))
 
-    def _remove_old(self) -> None:
-        for window in self._windows()[GENERATIONS:]:
+    def _remove_old(self, newest: int) -> None:
+        # A snapshot of a later window was passed over: it is damaged or of another run. The next saves replace it.
+        windows = sorted(self._windows(), key=lambda window: window > newest)
+        for window in windows[GENERATIONS:]:
             if window not in self.held:
                 remove_snapshot(self._place(window))
 

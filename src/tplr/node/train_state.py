@@ -21,7 +21,6 @@ from tplr.exchange.gather import GatherResult
 from tplr.exchange.snapshot import TensorLayout, read_manifest, remove_snapshot
 from tplr.hparams import HParams
 from tplr.keys import version_at
-from tplr.logging import logger
 from tplr.node.free_memory import release_freed_memory
 from tplr.node.state import SavedState, SnapshotDraft, StateFolder
 from tplr.schemas import DebugReport, Evaluation
@@ -390,12 +389,8 @@ class TrainState:
         )
 
     def saved(self, *, until: int | None = None, clean: bool = True) -> SavedState | None:
-        """The newest complete snapshot, if it is of this run; arguments as ``StateFolder.load``."""
-        found = self.snapshots.load(until=until, clean=clean)
-        if found is not None and found.values.get("run") != self.run:
-            logger.warning("saved state not used: it is of run %s, this run is %s", found.values.get("run"), self.run)
-            return None
-        return found
+        """The newest complete snapshot of this run; arguments as ``StateFolder.load``."""
+        return self.snapshots.load(run=self.run, until=until, clean=clean)
 
     def restore(self, saved: SavedState) -> None:
         """Load everything of a snapshot. Raises StateError."""

@@ -326,9 +326,17 @@ def test_a_restart_continues_with_the_same_bytes(hparams, tensors):
         assert packed(continued, tensors(step), uid=1, step=step).body == expected.body
 
 
+def test_an_update_that_was_packed_before_a_reset_is_not_restored(hparams, tensors):
+    scheme = DemoOuter(tensors(0), hparams())
+    bodies = [scheme.pack(tensors(step), step=step, window=step, uid=1, **META) for step in (8, 9)]
+    scheme.own_applied(10)  # a reset, while the last update is on its way
+    scheme.restore(bodies[1], window=9, uid=1)
+    assert scheme.state_dict()["tensors"] == {}
+
+
 def test_a_node_that_never_packed_has_nothing_to_keep(hparams, tensors):
     state = DemoOuter(tensors(0), hparams()).state_dict()
-    assert state == {"version": 3, "window": None, "taken_back": False, "tensors": {}}
+    assert state == {"version": 3, "window": None, "taken_back": [], "tensors": {}}
     DemoOuter(tensors(0), hparams()).load_state_dict(state)
 
 

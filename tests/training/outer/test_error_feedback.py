@@ -15,7 +15,7 @@ def kept(window: int, *, restored: bool = False) -> ErrorFeedback:
     for tensor in error_feedback.begin(window).values():
         tensor.fill_(1.0)
     if restored:
-        error_feedback.restored()
+        error_feedback.restored(window)
     return error_feedback
 
 
@@ -56,10 +56,32 @@ def test_an_update_that_was_restored_but_got_through_is_not_sent_twice(restart):
     assert holds(error_feedback, 12)
 
 
+@pytest.mark.parametrize("restart", [again, lambda error_feedback: error_feedback])
+@pytest.mark.parametrize("applied", [10, 11])
+def test_a_restored_update_that_got_through_is_found_after_later_windows_were_packed(restart, applied):
+    error_feedback = kept(10, restored=True)
+    error_feedback.begin(11)  # outer_delay 1, and the set of window 10 is late
+    error_feedback.restored(11)
+    error_feedback.begin(12)
+    error_feedback = restart(error_feedback)
+    error_feedback.applied(12)
+    assert holds(error_feedback, 12)
+    error_feedback.applied(applied)
+    assert not holds(error_feedback, 12)
+
+
+@pytest.mark.parametrize("taken_back", [False, True])
+def test_states_of_earlier_versions_say_whether_the_last_update_was_restored(taken_back):
+    error_feedback = ErrorFeedback(PARAMETERS, stale_after_windows=5)
+    error_feedback.load_state_dict({**kept(10).state_dict(), "taken_back": taken_back})
+    error_feedback.applied(10)
+    assert holds(error_feedback, 11) != taken_back
+
+
 def test_a_node_that_never_packed_has_nothing_to_keep():
     error_feedback = ErrorFeedback(PARAMETERS, stale_after_windows=5)
     error_feedback.applied(7)
-    assert error_feedback.state_dict() == {"window": None, "taken_back": False, "tensors": {}}
+    assert error_feedback.state_dict() == {"window": None, "taken_back": [], "tensors": {}}
 
 
 def test_foreign_states_are_refused():

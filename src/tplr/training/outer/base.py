@@ -131,10 +131,15 @@ class OuterScheme(ABC):
 
     @torch.no_grad()
     def restore(self, body: bytes, *, window: int, uid: int) -> None:
-        """Add the last packed update, which nobody got, to the error feedback again, up to float32's rounding."""
+        """Add the last packed update, which nobody got, to the error feedback again, up to float32's rounding.
+
+        Not after a reset since: the update holds what the reset dropped.
+        """
+        if not self._error_feedback.may_restore():
+            return
         with suppress(EmptyUpdate):
             self._add_to_errors(parse(body, self.spec, window=window, uid=uid), sign=1)
-        self._error_feedback.restored()
+        self._error_feedback.restored(window)
 
     def own_applied(self, window: int) -> None:
         """Tell that everyone applied this node's update of a window; see ``ErrorFeedback.applied``."""

@@ -3,8 +3,8 @@
 DeMo calls it momentum. It is reset, both live and after a restart,
 
 - when it is older than ``stale_after_windows``: it belongs to a model of long ago;
-- when an update of this miner was applied that it does not know of. That update was sent right before a crash, so the
-  saved tensors still hold what it sent, and would send it twice.
+- when an update of this miner was applied that it still holds, and would send twice. That update was sent right before
+  a crash, so the saved tensors do not know of it; or it was restored, because its upload seemed to fail.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +38,7 @@ class ErrorFeedback:
         self._stale_after = stale_after_windows
         self._offload = offload
         self._window: int | None = None
-        self._restored = False
+        self._taken_back: set[int] = set()  # windows whose updates were restored, and may have got through
 
     def begin(self, window: int) -> dict[str, torch.Tensor]:
         """The tensors as they are kept, for the update of a window; zeros after a reset."""
@@ -47,7 +47,8 @@ class ErrorFeedback:
         if not self.tensors:
             for name, one in self._parameters.items():
                 self.tensors[name] = self._kept(torch.zeros(one.shape, device=one.device))
-        self._window, self._restored = window, False
+        self._window = window
+        self._taken_back = {one for one in self._taken_back if window - one <= self._stale_after}
         return self.tensors
 
     @contextmanager
@@ -75,24 +76,28 @@ class ErrorFeedback:
             torch.cuda.current_stream(tensor.device).synchronize()  # before anybody reads it
         return host
 
-    def restored(self) -> None:
-        """Tell that the tensors hold the update of the last ``begin`` again: nobody else has it."""
-        self._restored = True
+    def may_restore(self) -> bool:
+        """Whether there was no reset since the last ``begin``: its update may be added again."""
+        return self._window is not None
+
+    def restored(self, window: int) -> None:
+        """Tell that the tensors hold the update of a window again: nobody else seems to have it."""
+        self._taken_back.add(window)
 
     def applied(self, window: int) -> None:
         """Tell that everyone applied this miner's update of a window."""
-        known = self._window is not None and (window < self._window or (window == self._window and not self._restored))
+        known = self._window is not None and window <= self._window and window not in self._taken_back
         if self.tensors and not known:
-            self._reset("an update sent right before a restart was applied, and the saved buffer still holds it")
+            self._reset("an update was applied that it still holds: sent right before a restart, or taken back")
 
     def _reset(self, reason: str) -> None:
         logger.warning("error-feedback buffer reset: %s", reason)
-        self.tensors, self._window, self._restored = {}, None, False
+        self.tensors, self._window, self._taken_back = {}, None, set()
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """``window`` (or None), ``taken_back`` (whether it was restored) and ``tensors``; see ``OuterScheme``."""
+        """``window`` (or None), ``taken_back`` (the restored windows) and ``tensors``; see ``OuterScheme``."""
         tensors = {name: one.to("cpu", copy=True) if copies else one for name, one in self.tensors.items()}
-        return {"window": self._window, "taken_back": self._restored, "tensors": tensors}
+        return {"window": self._window, "taken_back": sorted(self._taken_back), "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state.
@@ -104,4 +109,7 @@ class ErrorFeedback:
             raise StateError(f"error feedback: keys {sorted(state)}; expected window, taken_back and tensors")
         found = checked_copies(state["tensors"], self._parameters, "error feedback")
         self.tensors = {name: self._kept(one) for name, one in found.items()}
-        self._window, self._restored = state["window"], state["taken_back"]
+        self._window, taken_back = state["window"], state["taken_back"]
+        if isinstance(taken_back, bool):  # of earlier versions: whether the last window was
+            taken_back = [state["window"]] if taken_back else []
+        self._taken_back = set(taken_back)
