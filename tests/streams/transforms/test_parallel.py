@@ -193,6 +193,14 @@ def test_closing_or_dropping_ends_the_threads():
     assert threading.active_count() == before
 
 
+def test_a_closed_iterator_raises_instead_of_waiting():
+    samples = SOURCE.parallel_map(uneven, 1, 1).iter()
+    next(samples)
+    samples.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        list(samples)
+
+
 def of_kind(sample):
     """In a process: the number of the process, and what can't be sent back or fails."""
     match sample["id"]:
