@@ -9,7 +9,8 @@ import pytest
 
 from tplr.errors import DataError, ObjectNotFound, StoreUnavailable
 from tplr.pages.fetch_manifest import fetch_manifest
-from tplr.pages.reader import BytesRead, Footers, PageReader
+from tplr.pages.manifest import ParquetShard
+from tplr.pages.reader import BytesRead, Footers, PageReader, _parse
 from tplr.schemas import PageRef
 from tplr.storage import MemoryStore
 from tplr.storage.replicas import Replicas
@@ -141,6 +142,43 @@ async def test_rows_without_text_are_empty(library, store):
     library.objects[f"{SUBFOLDER}/gaps/0.parquet"] = sink.getvalue().to_pybytes()
     reader = await open_reader(library, store, rows_per_page=4)
     assert await reader.texts(PageRef("gaps", 0, "train")) == ["a", "", "b", "a"]
+
+
+def flipped(data: bytes, at: int, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[at] ^= 1 << bit
+    return bytes(changed)
+
+
+def test_a_damaged_footer_is_an_error_and_never_ends_the_process(library):
+    key = f"{SUBFOLDER}/even/0.parquet"
+    data = library.objects[key]
+    shard = ParquetShard("even/0.parquet", 360)
+    metadata = pq.read_metadata(pa.BufferReader(data))
+    footer = _parse(key, data, shard, etag="", size=len(data))
+    for group in range(3):
+        chunk = metadata.row_group(group).column(1)
+        start = chunk.dictionary_page_offset
+        assert footer.text_range(group) == (start, start + chunk.total_compressed_size)
+    errors = 0
+    for at in range(len(data) - 8 - metadata.serialized_size, len(data) - 8):
+        try:
+            _parse(key, flipped(data, at, at % 8), shard, etag="", size=len(data)).text_range(1)
+        except (DataError, pa.ArrowException, OSError, UnicodeDecodeError):
+            errors += 1
+    assert errors > 100
+
+
+async def test_text_that_is_not_utf8_is_an_error_of_the_file(library):
+    rows = pa.array([b"bad \xff byte" if i == 150 else b"good" for i in range(400)], pa.binary())
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": pa.StringArray.from_buffers(400, *rows.buffers()[1:])}), sink)
+    library.sizes["even"] = {"total_rows": 400, "shards": [{"path": "even/0.parquet", "num_rows": 400}]}
+    library.objects[f"{SUBFOLDER}/even/0.parquet"] = sink.getvalue().to_pybytes()
+    reader = await open_reader(library, Watched())
+    assert await reader.texts(PageRef("even", 20, "train")) == ["good"] * 100
+    with pytest.raises(DataError, match=r"even/0\.parquet, rows 100 to 200: not UTF-8: .*0xff"):
+        await reader.texts(PageRef("even", 100, "train"))
 
 
 def wrong_rows(library):

@@ -61,6 +61,20 @@ def test_a_failed_read_is_repeated(file):
     assert failures == 5
 
 
+def test_rows_whose_values_can_not_be_read_are_not_skipped(file):
+    def values(batch: pa.RecordBatch) -> list[int]:
+        if 7 in (found := batch.column(0).to_pylist()):
+            raise ValueError("seven")
+        return found
+
+    reader = ParquetReader(file, values=values)
+    assert [next(reader) for _ in range(5)] == [0, 1, 2, 3, 4]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="seven"):
+            next(reader)
+        assert (reader.group, reader.row) == (1, 0)
+
+
 COUNTS = """
 import os, sys
 import torch

@@ -124,6 +124,9 @@ class Workers:
         self._stop.atexit = False  # threads are daemons, and multiprocessing ends its daemons itself: wait for none
 
     def submit(self, item: Any) -> Job:
+        """Raises RuntimeError after ``close``."""
+        if not self._stop.alive:
+            raise RuntimeError("the workers are closed")
         job = Job(item)
         self._jobs.put(job)
         return job

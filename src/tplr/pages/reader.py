@@ -4,7 +4,7 @@ import asyncio
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -38,20 +38,31 @@ class Footer:
     Attributes:
         etag, size: of the file that the footer was read from.
         group_sizes: number of rows of each row group.
-        column: index of the text column.
     """
 
     etag: str
     size: int
     metadata: pq.FileMetaData
     group_sizes: tuple[int, ...]
-    column: int
 
     def text_range(self, group: int) -> tuple[int, int]:
-        """Bytes ``[start, stop)`` of the file that hold the text column of a row group."""
-        chunk = self.metadata.row_group(group).column(self.column)
-        start = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
-        return start, start + chunk.total_compressed_size
+        """Bytes ``[start, stop)`` of the file that hold the text column of a row group.
+
+        The range is what pyarrow asks for when it reads the column: if the footer is damaged,
+        ``metadata.row_group(group).column(column)`` aborts the process, while a read raises.
+
+        Raises:
+            ArrowException, OSError, UnicodeDecodeError: the footer is damaged.
+        """
+        probe = _Probe(self.size)
+        try:
+            next(_batches(self, group, 1, probe), None)
+        except OSError:
+            if probe.asked is None:
+                raise
+        if probe.asked is None or probe.asked[1] > self.size:
+            raise OSError(f"the footer gives no place in the file for the text of row group {group}")
+        return probe.asked
 
 
 class Footers:
@@ -180,6 +191,8 @@ class PageReader:
                 fetch = partial(self._fetch, store, key, footer.etag)
                 chunk = _Chunk(start, b"".join(await for_each(pieces, fetch, concurrency=_REQUESTS_AT_ONCE)))
                 texts += await asyncio.to_thread(_decode, footer, part, chunk)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{key}, rows {rows.start} to {rows.stop}: not UTF-8: {error}") from error
         except (PreconditionFailed, pa.ArrowException, OSError) as error:
             # The file was replaced, or bytes were damaged in transit: the next attempt fetches the footer again.
             self._footers.drop(place)
@@ -209,6 +222,32 @@ class PageReader:
             self._fetching.pop(place, None)
 
 
+class _Probe(io.RawIOBase):
+    """A file of ``size`` bytes without content. Notes the first range ``[start, stop)`` that is read, and raises."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._position = 0
+        self.asked: tuple[int, int] | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        self._position = position + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        self.asked = self.asked or (self._position, self._position + size)
+        raise OSError("not fetched yet")
+
+
 class _Chunk(io.BytesIO):
     """Bytes of a file from ``first`` on, as a file; positions are those of the whole file."""
 
@@ -229,16 +268,9 @@ class _Chunk(io.BytesIO):
 
 def _decode(footer: Footer, part: GroupRows, chunk: _Chunk) -> list[str]:
     """The texts of rows in ``chunk``, the text column of their group."""
-    reader = pq.ParquetFile(
-        pa.PythonFile(chunk, mode="r"),
-        metadata=footer.metadata,
-        page_checksum_verification=True,
-        pre_buffer=False,  # it would copy, in another thread, what is in memory already
-    )
     texts: list[str] = []
     row = 0
-    rows = min(part.stop, _ROWS_DECODED)
-    for batch in reader.iter_batches(rows, row_groups=[part.group], columns=[TEXT_COLUMN], use_threads=False):
+    for batch in _batches(footer, part.group, min(part.stop, _ROWS_DECODED), chunk):
         column = batch.column(0)
         inside = column.slice(max(part.start - row, 0), max(part.stop - max(part.start, row), 0))
         texts += [text or "" for text in inside.to_pylist()]
@@ -246,6 +278,17 @@ def _decode(footer: Footer, part: GroupRows, chunk: _Chunk) -> list[str]:
         if row >= part.stop:
             return texts
     raise OSError(f"the row group has {row} rows, its footer says {footer.group_sizes[part.group]}")
+
+
+def _batches(footer: Footer, group: int, rows: int, file: io.IOBase) -> Iterator[pa.RecordBatch]:
+    """The text column of a row group, up to ``rows`` rows at a time."""
+    reader = pq.ParquetFile(
+        pa.PythonFile(file, mode="r"),
+        metadata=footer.metadata,
+        page_checksum_verification=True,
+        pre_buffer=False,  # it would copy, in another thread, what is in memory already
+    )
+    return reader.iter_batches(rows, row_groups=[group], columns=[TEXT_COLUMN], use_threads=False)
 
 
 async def fetch_footer(store: ObjectStore, key: str, shard: ParquetShard, *, guess: int) -> tuple[Footer, int]:
@@ -290,15 +333,16 @@ def _parse(key: str, tail: bytes, shard: ParquetShard, *, etag: str, size: int) 
     """The footer at the end of ``tail``. Raises DataError if it can't be read or contradicts the manifest."""
     try:
         metadata = pq.read_metadata(pa.BufferReader(tail))
-    except (pa.ArrowException, OSError) as error:
+        group_sizes = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        schema = metadata.schema.to_arrow_schema()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{key}: its footer can't be read: {error}") from error
-    group_sizes = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
     if difference := shard.disagreement(group_sizes):
         raise DataError(f"{key} has {difference}: file and manifest do not match")
-    columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     if TEXT_COLUMN not in columns:
         raise DataError(f"{key} has no column {TEXT_COLUMN!r}, only {', '.join(columns)}")
-    kind = metadata.schema.to_arrow_schema().field(TEXT_COLUMN).type
+    kind = schema.field(TEXT_COLUMN).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise DataError(f"{key}: column {TEXT_COLUMN!r} holds {kind}, expected text")
-    return Footer(etag, size, metadata, group_sizes, columns.index(TEXT_COLUMN))
+    return Footer(etag, size, metadata, group_sizes)

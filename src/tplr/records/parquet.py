@@ -26,6 +26,8 @@ class ParquetReader:
 
     Raises:
         ArrowException, OSError: the file is damaged or no parquet file; also while iterating.
+        ValueError, OverflowError: while iterating, one of the next ``BATCH_ROWS`` rows holds a value that Python can't
+            hold, such as text that is not UTF-8. The position stays before these rows.
     """
 
     def __init__(
@@ -88,13 +90,14 @@ class ParquetReader:
             self._batches = self._group_batches(skip=self.row)
         try:
             batch = next(self._batches, None)
+            values = None if batch is None else self._values(batch)
         except BaseException:
             self._batches = None
             raise
-        if batch is None:
+        if values is None:
             self.group, self.row, self._batches = self.group + 1, 0, None
         else:
-            self._rows = iter(self._values(batch))
+            self._rows = iter(values)
         return True
 
     def _group_batches(self, skip: int) -> Iterator[pa.RecordBatch]:

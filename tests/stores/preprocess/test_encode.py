@@ -91,6 +91,24 @@ def test_pairs_and_groups(encode, spelled) -> None:
     assert rewards.values.tolist() == [np.float32(0.8), 0, 0.25]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "good", "bad"),
+    [
+        ("float32", 0.5, 1e39),
+        ("float32", 1, 10**400),
+        ("float64", 123456789.125, 2**53 + 1),
+        ("int64", 16777217, -(2**53) - 1),
+        ("int8", -128, 300),
+    ],
+)
+def test_numbers_are_stored_as_they_are_or_refused(encode, dtype, good, bad) -> None:
+    source = {"text": {"sections": [{"field": "t"}]}, "v": {"sections": [{"field": "v", "action": "value"}]}}
+    records = [{"t": "abc", "v": value} for value in (good, bad)]
+    found = encode({"sources": source}, *records, output={"dtype": {"v": dtype}})
+    assert found.columns["v"].values.tolist() == [good]
+    assert [index for index, *_ in found.skipped] == [1]
+
+
 def test_min_chars_is_for_the_record_not_for_elements_of_a_list(encode, spelled) -> None:
     group = {
         "prompts": {"sections": [{"field": "prompt", "action": "mask"}], "mask_key": None},

@@ -142,6 +142,13 @@ def test_damaged_files_are_named(tokenizer_path: Path, tmp_path: Path, name: str
         prepare([tmp_path / name], tmp_path / "out", CONFIG, tokenizer_path)
 
 
+def test_text_of_a_parquet_file_that_is_not_utf8_is_named(tokenizer_path: Path, tmp_path: Path) -> None:
+    texts = pa.array([b"good", b"bad \xff byte"], pa.binary())
+    pq.write_table(pa.table({"text": pa.StringArray.from_buffers(2, *texts.buffers()[1:])}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: .*can't decode byte 0xff"):
+        prepare([tmp_path / "a.parquet"], tmp_path / "out", CONFIG, tokenizer_path)
+
+
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
     """This process can write files of ``size`` bytes only, as on a disk that gets full."""

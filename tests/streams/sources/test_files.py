@@ -160,6 +160,21 @@ def test_a_parquet_file_damaged_in_the_middle_is_named(tmp_path, compression):
         ids(files(tmp_path / "a.parquet"))
 
 
+@pytest.mark.parametrize("column", ["text", "date"])
+def test_a_value_of_a_parquet_file_that_can_not_be_read_is_named_and_skips_no_row(tmp_path, column):
+    texts = pa.array([b"\xff" if i == 300 else b"x" for i in range(600)], pa.binary())
+    table = {
+        "text": pa.StringArray.from_buffers(600, *texts.buffers()[1:]),
+        "date": pa.array([2**30 if i == 300 else 0 for i in range(600)], pa.date32()),
+    }
+    pq.write_table(pa.table({"id": range(600), column: table[column]}), tmp_path / "a.parquet")
+    with files(tmp_path / "a.parquet").iter() as samples:
+        assert [next(samples)["id"] for _ in range(256)] == [*range(256)]
+        for _ in range(2):
+            with pytest.raises(DataError, match=r"a\.parquet: a row soon after row 256 of row group 0 holds a value"):
+                next(samples)
+
+
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(DataError, match=r"is a folder: name its files, for instance .*/\*\.jsonl"):
         ids(files(tmp_path))

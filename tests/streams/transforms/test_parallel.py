@@ -56,6 +56,22 @@ def test_a_state_fits_other_workers_and_the_ordered_form():
     assert sorted(s["id"] for s in first + rest) == [10 * i for i in range(N)]
 
 
+def test_samples_that_a_state_holds_are_not_changed():
+    def bump(sample):
+        sample["id"] += 1000
+        return sample
+
+    shuffled = SOURCE.map(dict).shuffle(10)
+    for dataset in (shuffled.parallel_map(bump, 2), shuffled.parallel_filter(lambda sample: True, 2)):
+        with dataset.iter() as samples:
+            for sample in islice(samples, 7):
+                sample["id"] = -1
+            state = samples.state_dict()
+            rest = [sample["id"] for sample in samples]
+        assert [sample["id"] for sample in dataset.iter(state)] == rest
+        assert -1 not in rest
+
+
 @pytest.mark.parametrize("ordered", [True, False])
 def test_an_error_has_its_type_its_traceback_and_its_turn(ordered):
     with SOURCE.parallel_map(broken, 3, 2, ordered=ordered).iter() as samples:
@@ -175,6 +191,14 @@ def test_closing_or_dropping_ends_the_threads():
     next(samples)
     del samples
     assert threading.active_count() == before
+
+
+def test_a_closed_iterator_raises_instead_of_waiting():
+    samples = SOURCE.parallel_map(uneven, 1, 1).iter()
+    next(samples)
+    samples.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        list(samples)
 
 
 def of_kind(sample):

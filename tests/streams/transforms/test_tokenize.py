@@ -1,11 +1,14 @@
 """tokenize: as if the tokenizer were called for each sample, whatever it does behind that."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from tplr.concurrency.workers import WorkerDied
 from tplr.data import CheckpointableDataset
 from tplr.errors import DataError, StateError
 from tplr.streams.testing import check_resume, same
@@ -57,6 +60,29 @@ def test_any_callable_is_a_tokenizer():
 
     found = list(SOURCE.tokenize(Characters(), {"shift": 1}))
     assert found == [{**sample, "input_ids": [ord(char) + 1 for char in sample["text"]]} for sample in TEXTS]
+
+
+class Deadly:
+    """Ends the process that calls it, unless it is the given one."""
+
+    def __init__(self, survivor: int) -> None:
+        self.survivor = survivor
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        if os.getpid() != self.survivor:
+            os._exit(3)
+        return {"input_ids": [len(text)]}
+
+
+def test_the_death_of_a_worker_process_is_an_error_and_loses_no_sample() -> None:
+    dataset = SOURCE.tokenize(Deadly(os.getpid()), max_workers=1, executor_type="process")
+    with dataset.iter() as samples:
+        for _ in range(2):
+            with pytest.raises(WorkerDied, match="status 3"):
+                next(samples)
+        state = samples.state_dict()
+    rest = SOURCE.tokenize(Deadly(os.getpid()), parallel=False).iter(state)
+    assert [sample["n"] for sample in rest] == list(range(40))
 
 
 def test_columns_stay_what_the_user_makes_of_them():

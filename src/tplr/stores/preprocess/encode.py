@@ -21,6 +21,7 @@ from tplr.stores.preprocess.records import Chunk, parsed
 from tplr.stores.preprocess.tokenizing import RecordTokenizer
 
 DEFAULT_DOMAIN = "__default__"
+_MAX_EXACT = 2**53  # float64 holds every integer up to it
 
 
 class UnusableRecord(DataError):
@@ -90,8 +91,10 @@ class RecordEncoder:
         usable = np.ones(len(drafts), np.bool_)
         for key, source in self._sources.items():
             if source.is_value:
-                numbers = [[np.array(draft.numbers[key], np.float32)] for _, draft in drafts]
-                columns[key] = column(numbers, nested=False, dtype="float32")
+                stored = self._dtype(key)
+                dtype = stored.name if stored.kind == "f" else "float64"
+                numbers = [[np.array(draft.numbers[key], dtype)] for _, draft in drafts]
+                columns[key] = column(numbers, nested=False, dtype=dtype)
                 continue
             lists = [pieces for _, draft in drafts for pieces in draft.texts[key]]
             groups = cuts(len(draft.texts[key]) for _, draft in drafts)
@@ -114,6 +117,10 @@ class RecordEncoder:
             places, tokens, cut, domains = places[kept], tokens[kept], cut[kept], [domains[i] for i in kept]
         return Encoded(places, domains, tokens, columns, sorted(skipped), cut)
 
+    def _dtype(self, key: str) -> np.dtype[Any]:
+        """In which a key of numbers is stored."""
+        return np.dtype(self._config.output.dtype.get(key, "float32"))
+
     # --- from a record to texts -------------------------------------------------------------------------------------
 
     def _draft(self, record: Mapping[str, Any]) -> Draft:
@@ -123,7 +130,7 @@ class RecordEncoder:
         own: list[TextSpan] = []  # of the record's text, without the elements of lists
         for key, source in self._sources.items():
             if source.is_value:
-                draft.numbers[key] = _values(record, source.sections[0].field)
+                draft.numbers[key] = _values(record, source.sections[0].field, self._dtype(key))
             elif source.list_name:
                 elements = _field(record, source.list_name)
                 if not isinstance(elements, list) or not elements:
@@ -258,11 +265,19 @@ def _messages(value: Any, section: Section) -> list[Message]:
     return value
 
 
-def _values(record: Mapping[str, Any], name: str) -> list[float]:
+def _values(record: Mapping[str, Any], name: str, dtype: np.dtype[Any]) -> list[float]:
     value = _field(record, name)
     values = value if isinstance(value, list) else [value]
-    if not values or not all(type(number) in (int, float) and math.isfinite(number) for number in values):
+    if not values or not all(
+        type(number) is int or (type(number) is float and math.isfinite(number)) for number in values
+    ):
         raise UnusableRecord("field is no finite number, nor a list of such", f"{name!r}")
+    if any(type(number) is int and abs(number) > _MAX_EXACT for number in values):
+        raise UnusableRecord("integer beyond 2**53", f"{name!r}")
+    if dtype.kind in "fiu":
+        limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+        if min(values) < float(limits.min) or max(values) > float(limits.max):
+            raise UnusableRecord("number beyond its dtype", f"{name!r} holds one that is no {dtype}")
     return [float(number) for number in values]
 
 

@@ -189,5 +189,7 @@ def _parquet(file: SourceFile, version: str, begin: RecordPosition) -> Iterator[
             rows.seek(begin.offset)
             for number, row in enumerate(rows, begin.offset + 1):
                 yield row, number, number
-    except (pa.ArrowException, OSError) as error:
+    except DataError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"{file.url}: damaged or no parquet file: {str(error).splitlines()[0]}") from error

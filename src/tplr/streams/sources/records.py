@@ -263,10 +263,17 @@ class Parquet(Records):
 
         try:
             return next(self._rows)
+        except DataError:
+            raise
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
                 raise  # of the disk or the network; pyarrow's own have neither
             raise DataError(
                 f"{self._url}: damaged after row {self._rows.row} of row group {self._rows.group}: "
                 f"{str(error).splitlines()[0]}; fetch or write it again"
+            ) from error
+        except (ValueError, OverflowError) as error:
+            raise DataError(
+                f"{self._url}: a row soon after row {self._rows.row} of row group {self._rows.group} holds a value "
+                f"that can't be read: {error}"
             ) from error

@@ -18,7 +18,8 @@ class _BatchIterator(StreamIterator[Any]):
         self._as_arrays = transform.collate is None and source.arrays_for_tensors
         if self._as_arrays:
             source.use_arrays()
-        # Empty between two batches, unless the source failed within one.
+        # Empty between two batches, unless the source failed within one. A state of another size, or of more ranks, may
+        # hold more than one batch.
         self._samples: list[Any] = saved.items("samples") if saved else []
         if saved:
             self.counts = saved.counts()
@@ -26,9 +27,9 @@ class _BatchIterator(StreamIterator[Any]):
     def items(self) -> Iterator[Any]:
         source, size = self.source.items(), self._transform.size
         while True:
-            samples = self._samples
-            samples.extend(islice(source, size - len(samples)))  # keeps the samples before an error
-            self._samples = []
+            held = self._samples
+            held.extend(islice(source, max(0, size - len(held))))  # keeps the samples before an error
+            samples, self._samples = held[:size], held[size:]
             if len(samples) == size or (samples and not self._transform.drop_last):
                 yield self._collated(samples)
             elif samples:

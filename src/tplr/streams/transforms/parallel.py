@@ -1,5 +1,6 @@
 """parallel_map, parallel_filter and parallel_filter_map: map and its kin in threads or processes."""
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ class _EachSample:
         if isinstance(sample, Failed):  # it could not be sent
             return sample
         try:
-            return self._function(sample)
+            return self._function(copy.copy(sample))  # a state may hold the sample, to be computed again
         except Exception as error:  # noqa: BLE001 - raised in its turn
             return Failed(error)
 
@@ -91,7 +92,8 @@ class _ParallelIterator(StreamIterator[Any]):
                 batch.done += 1
                 if isinstance(answer, Failed):
                     fail(kind, sample, answer.error)
-                result = outcome(kind, sample, answer)
+                # A filter's samples: the caller may change them, too.
+                result = outcome(kind, copy.copy(sample) if kind == "filter" else sample, answer)
                 if result is not None:
                     yield result
 

@@ -4,7 +4,6 @@ import json
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise, repeat
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tplr.concurrency.read_ahead import ReadAhead
-from tplr.concurrency.workers import ExecutorType, Workers
+from tplr.concurrency.workers import ExecutorType, WorkerDied, Workers
 from tplr.errors import DataError
 from tplr.sharding import Share
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
@@ -116,6 +115,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         self._characters = FIRST_CHARACTERS
         self._batch: _Batch | None = None  # in use
         self._workers: Workers | None = None
+        self._failed: WorkerDied | None = None
 
     def items(self) -> Iterator[dict[str, Any]]:
         column = self._transform.column
@@ -144,12 +144,18 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
 
     def _encoded_batch(self) -> _Batch | None:
         """The batch in use, or the next one; None at the end."""
+        if self._failed:
+            raise self._failed
         if self._batch:
             return self._batch
         for batch, future in self._ahead:
-            with suppress(Exception):  # each text is then encoded alone, which tells the one at fault
-                batch.columns = future.result()
             self._batch = batch
+            error = future.exception()
+            if isinstance(error, WorkerDied):
+                self._failed = error
+                raise error
+            if error is None:  # otherwise each text is encoded alone, which tells the one at fault
+                batch.columns = future.result()
             return batch
         if self._buffer.error:
             raise self._buffer.error
