@@ -331,7 +331,10 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         if not due or (self._publishing and not self._publishing.done()):
             return
         comms = self._context.comms
-        if comms.uid in comms.electors:
+        uid = comms.metagraph.uid_of(comms.hotkey)
+        if uid is None:
+            return  # it has just lost its place on the subnet, and the node is about to end
+        if uid in comms.electors:
             self.train_state.snapshots.held.add(window)
             self._publishing = asyncio.create_task(self._publish(window, saved.folder))
         elif comms.electors.uids:
