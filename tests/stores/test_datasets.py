@@ -34,7 +34,7 @@ def sft_store(folder: Path, storage_format: str) -> Path:
         {
             "sequence": column([row], "int32"),
             "loss_mask": column([[x % 3 == 0 for x in row]], "bool"),
-            "position_ids": column([[*range(len(row))]], "int32"),
+            "position_ids": column([[*range(len(row))]], "int64"),
         }
         for row in rows
     ))  # fmt: skip
@@ -107,6 +107,21 @@ def test_sft_masks_follow_the_targets(tmp_path: Path) -> None:
         assert item["loss_mask"].tolist() == [x % 3 == 0 for x in item["target_ids"].tolist()]
         assert item["position_ids"].tolist() == positions[begin : begin + 5]
         assert (item["loss_mask"].dtype, item["position_ids"].dtype) == (torch.bool, torch.int64)
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo", "grpo"])
+def test_who_changes_an_item_changes_no_later_one(tmp_path: Path, kind: str) -> None:
+    """The store may hold the very types of an item: without a copy this would be its memory."""
+    folder = {"sft": sft_store, "dpo": dpo_store, "grpo": grpo_store}[kind](tmp_path, "bin")
+    dataset = DatasetFactory.load(kind, folder, 5, 3)
+
+    def tensors() -> list[torch.Tensor]:
+        return [part for value in dataset[0].values() for part in (value if isinstance(value, list) else [value])]
+
+    before = [one.clone() for one in tensors()]
+    for one in tensors():
+        one.zero_()
+    assert all(torch.equal(*pair) for pair in zip(tensors(), before, strict=True))
 
 
 def test_pairs_stay_pairs_and_are_padded_to_one_length(tmp_path: Path) -> None:

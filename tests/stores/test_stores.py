@@ -212,6 +212,7 @@ def test_a_cut_hdf5_file_and_one_of_another_length_are_refused(tmp_path: Path) -
         ('{"a": [1], "b": [2]}', "line 2: keys a, b; expected a"),
         ('{"a": 1}', "line 2: key 'a': expected a list of numbers"),
         ('{"a": ["x"]}', "line 2: key 'a': expected numbers"),
+        ('{"a": [1, 9223372036854775808]}', "line 2: key 'a': expected numbers of at most 64 bits"),
         ("[1]", "line 2: expected an object"),
         ('{"a": [[1]]}', "line 2: key 'a': expected numbers"),
         ("", "is not what its meta.json says: was it cut short"),

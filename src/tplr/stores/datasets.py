@@ -123,8 +123,8 @@ class SftDataset(WindowDataset):
         return {
             "input_ids": torch.from_numpy(tokens[:-1]),
             "target_ids": torch.from_numpy(tokens[1:]),
-            "loss_mask": self.store.fetch(begin + 1, end + 1, "loss_mask").bool(),
-            "position_ids": self.store.fetch(begin, end, "position_ids").long(),
+            "loss_mask": self.store.fetch(begin + 1, end + 1, "loss_mask").to(torch.bool, copy=True),
+            "position_ids": self.store.fetch(begin, end, "position_ids").to(torch.int64, copy=True),
         }
 
 
@@ -164,7 +164,8 @@ class DpoDataset(RecordDataset):
     def __getitem__(self, index: int) -> Item:
         record = self._record(index)
         self._check_equal(index, record, ("chosen", "chosen_mask"), ("rejected", "rejected_mask"))
-        return {key: record[key].bool() if key.endswith("mask") else record[key].long() for key in self.required_keys}
+        kinds = {key: torch.bool if key.endswith("mask") else torch.int64 for key in self.required_keys}
+        return {key: record[key].to(kind, copy=True) for key, kind in kinds.items()}
 
     def collate(self, items: Sequence[Item]) -> Item:
         """int64 and bool (B, T); zeros up to the longest of both sides."""
@@ -183,10 +184,10 @@ class GrpoDataset(RecordDataset):
         if len(rewards) != len(group):
             raise DataError(f"record {index}: {len(group)} responses, {len(rewards)} rewards: they must agree")
         return {
-            "prompts": record["prompts"].long(),
-            "responses": [part.long() for part in group],
-            "masks": [part.bool() for part in _parts(record["masks"])],
-            "rewards": rewards if rewards.is_floating_point() else rewards.float(),
+            "prompts": record["prompts"].to(torch.int64, copy=True),
+            "responses": [part.to(torch.int64, copy=True) for part in group],
+            "masks": [part.to(torch.bool, copy=True) for part in _parts(record["masks"])],
+            "rewards": rewards.clone() if rewards.is_floating_point() else rewards.float(),
         }
 
     def collate(self, items: Sequence[Item]) -> Item:

@@ -89,6 +89,8 @@ def _column(path: str, name: str, rows: list[tuple[int, Any]], meta: KeyMeta | N
         for part in parts:
             if not all(type(number) in (int, float, bool) for number in part):
                 raise DataError(f"{path} line {line}: key {name!r}: expected numbers, and nothing else")
+            if part and float not in map(type, part) and not -(2**63) <= min(part) <= max(part) < 2**63:
+                raise DataError(f"{path} line {line}: key {name!r}: expected numbers of at most 64 bits, with a sign")
         lists += parts
         groups.append(len(lists))
     flat = np.array([*chain.from_iterable(lists)])
