@@ -26,7 +26,7 @@ from tplr.storage import S3Connections
 from tplr.testing.s3server import serve
 
 SEED = 1
-RUN, DELTA = Run(3, "1"), 0.3
+RUN, DELTA = Run(3, "1"), 1.0
 FOUND = {"10": "5e" * 32, "11": "6f" * 32}
 LISTED = PeerList(peers=(10, 11), reserve_peers=(), initial_selection=False, sync_window=1, first_effective_window=3)
 ELECTORS = range(3)
