@@ -30,7 +30,7 @@ LASTING = frozenset(
 # any object.
 NEVER_VALID = frozenset((Reason.NO_BUCKET, Reason.TOO_EARLY))
 # Claims that nobody else can verify: about the validator's own access, because a miner can close its bucket and open it
-# later, and (``EXCLUDED``) about the leader's decision.
+# later, and (``EXCLUDED``) about an elector's decision.
 UNREACHED = frozenset((Reason.UNAVAILABLE, Reason.DENIED))
 BELIEVED = UNREACHED | {Reason.EXCLUDED}
 
