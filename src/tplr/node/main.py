@@ -61,7 +61,7 @@ async def _main(args: Arguments, environment: Environment, commands: Commands | 
             checks = Checks()
             node = await prepare(args, environment, stack, checks, commands)
             if node and args.check:
-                print(f"{args.role}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - what --check is for
+                print(f"{args.role}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - the output of --check
                 return OK
             if node:
                 _cancel_on_signal(asyncio.current_task(), stopped)
