@@ -23,12 +23,12 @@ class Request:
     """The arguments of ``explain`` or ``audit``, and how to reach the network.
 
     Attributes:
-        window: None: the newest whose scores are published; not for an audit.
+        window: None for the newest window whose scores are published; required for an audit.
         uid: the miner to explain; an audit ignores it.
-        validator: whose reports are read; None: those of the leading validator.
+        validator: uid of the validator whose reports are read; None for the leading validator.
         source: where an audit starts: ``start``, ``checkpoint``, or the folder of a node's saved state.
         all: whether an audit checks the scores of every window, not only of the last.
-        record: file to which an audit's result is appended; None: to none.
+        record: file to which an audit's result is appended; None for no file.
     """
 
     window: int | None
@@ -73,14 +73,14 @@ async def _explain(request: Request, network: NetworkReader) -> int:
         ) from error
     if str(request.uid) not in report.peer_scores:
         raise ConfigError(explain(report, request.uid, power=hparams.power_normalisation))
-    print(  # noqa: T201 - what the command is for
+    print(  # noqa: T201 - the command's output
         explain(report, request.uid, power=hparams.power_normalisation)
     )
     return AGREES
 
 
 async def _newest_scores(network: NetworkReader, validator: int) -> int:
-    """The newest window whose scores a validator has published. Raises ConfigError, StoreError."""
+    """Return the newest window whose scores a validator has published. Raises ConfigError, StoreError."""
     windows = await published_windows(network, validator, "scores")
     if not windows:
         raise ConfigError(f"validator {validator} has published no scores")

@@ -1,4 +1,4 @@
-"""Once a window: what a node can tell of itself that no other event says, as the event ``pulse``."""
+"""Emits the event ``pulse`` once a window: measurements of the node that no other event contains."""
 
 import asyncio
 import shutil
@@ -11,10 +11,10 @@ from tplr.storage import S3Connections
 
 
 async def beat(context: NodeContext, connections: S3Connections, folder: Path) -> None:
-    """Emit the events without end. Their absence says that the chain is silent, or the node.
+    """Emit the events until cancelled. If they are missing, the chain or the node has stopped.
 
     Args:
-        folder: of the saved state, whose disk is watched.
+        folder: of the saved state; the free space of its disk is reported.
     """
     clock = context.clock
     async for tick in clock.ticks():
