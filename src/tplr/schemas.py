@@ -372,7 +372,7 @@ class PeerScore(Wire):
         measured: windows in which its update was measured, applied or on probation.
         mean, error: of the cosine of its step and the gradient over these windows, and the standard error of the mean.
         presence: part of the windows, without blank ones, that count for it.
-        credit: its part of what all included updates explain, over all windows.
+        credit: its gain beyond chance over all windows, times the part of it that is its own (``scoring/credit.py``).
         merit: what ``final`` would be if every measured update had been included, and windows in which nobody asked for
             its update did not count. The peer list is ranked by it.
         tests: own-pages tests.
