@@ -78,7 +78,7 @@ def test_near_clones_are_paid_as_little_more_than_one():
     assert sum(found[uid] for uid in range(3, 11)) < 1.2 * np.mean([found[uid] for uid in range(3)])
 
 
-def test_a_copy_with_noise_earns_nothing_and_takes_nothing():
+def test_a_copy_with_noise_earns_little_and_takes_nothing():
     world = World()
     for _ in range(WINDOWS):
         updates = {uid: world.honest() for uid in range(4)}
