@@ -373,7 +373,7 @@ class PeerScore(Wire):
         measured: number of windows in which its update was measured, applied or on probation.
         mean, error: mean cosine of its step and the gradient over these windows, and the standard error of the mean.
         presence: share of the windows, without blank ones, that count for it.
-        credit: its share of the gain explained by all included updates, over all windows.
+        credit: its gain beyond chance over all windows, times the part of it that is its own (``scoring/credit.py``).
         merit: ``final`` as if every measured update had been included, without windows in which its update was not
             requested. The peer list is ranked by it.
         tests: number of own-pages tests.

@@ -13,6 +13,7 @@ from tplr.node.audit_stamps import AuditStamp, append_stamp
 from tplr.node.checks import check_device
 from tplr.node.network_reader import NetworkReader, Surroundings, open_network, this_environment
 from tplr.node.replay import load_state, published_windows, reading_state
+from tplr.node.score_evidence import ScoreEvidence
 from tplr.scoring.explain import explain
 
 AGREES, DIFFERS, UNKNOWN = 0, 1, 2
@@ -71,11 +72,12 @@ async def _explain(request: Request, network: NetworkReader) -> int:
             f"validator {validator} has published no scores of window {window}: it skipped it, or they are "
             f"older than gradient_retention_windows ({hparams.gradient_retention_windows})"
         ) from error
-    if str(request.uid) not in report.peer_scores:
-        raise ConfigError(explain(report, request.uid, power=hparams.power_normalisation))
-    print(  # noqa: T201 - the command's output
-        explain(report, request.uid, power=hparams.power_normalisation)
-    )
+    power, known = hparams.power_normalisation, str(request.uid) in report.peer_scores
+    shares = await ScoreEvidence(network.comms, hparams).shares(report, validator) if known else None
+    text = explain(report, request.uid, power=power, shares=shares)
+    if not known:
+        raise ConfigError(text)
+    print(text)  # noqa: T201 - the command's output
     return AGREES
 
 

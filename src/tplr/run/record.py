@@ -39,8 +39,8 @@ class Contributor(Wire):
         hotkey: as the leading validator's score reports name it; "" if none does.
         windows: in which its update was included.
         tokens: that it trained on in those windows whose updates are not deleted.
-        credit: its part of what all included updates of the last ``pay_windows`` windows explain; None without a
-            readable score report.
+        credit: its own part of its gain beyond chance, over the last ``pay_windows`` windows; None without a readable
+            score report.
     """
 
     uid: Uid
