@@ -21,6 +21,7 @@ SHAPES = {
     "every head its own keys": {**SMALL, "hidden_size": 256, "intermediate_size": 1024, "num_key_value_heads": 8},
     "four heads share keys": {**SMALL, "hidden_size": 256, "intermediate_size": 768, "num_key_value_heads": 2},
     "wider": {**SMALL, "hidden_size": 512, "intermediate_size": 2048, "num_key_value_heads": 8},
+    "large heads": {**SMALL, "hidden_size": 256, "intermediate_size": 768, "num_key_value_heads": 4, "head_dim": 96},
 }
 
 

@@ -53,7 +53,7 @@ def activations_per_token(load: Workload, settings: DeviceSettings) -> tuple[flo
     """Bytes that all layers keep for a token, and bytes that one layer needs when it is recomputed."""
     model = load.hparams.model
     d, f, h = model.hidden_size, model.intermediate_size, model.num_attention_heads
-    q, k = d, d // h * model.num_key_value_heads
+    q, k = h * model.head_size, model.num_key_value_heads * model.head_size
     whole = 8 * d + 4 * q + 4 * k + 6 * f + 4 * h if settings.compile else 20 * d + 6 * q + 6 * k + 8 * f
     kept = {"none": whole, "selective": 6 * d + 4 * q + 4 * k + 4 * f, "full": 2 * d}[settings.checkpointing]
     scale = 1.0 if load.hparams.precision == "bfloat16" else FLOAT32_ACTIVATIONS
