@@ -7,7 +7,7 @@ import getpass
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from tplr.join.unit import Unit, hand_over, install, service_user, start, units_
 from tplr.node.arguments import Arguments, add_arguments, node_arguments
 from tplr.node.checks import MISCONFIGURED, check_device
 from tplr.node.health import examine_node
+from tplr.node.state import StateFolder
 from tplr.planner import Host, make_plan
 
 # The bucket that a node of each role writes to.
@@ -114,6 +115,9 @@ def _show_costs(run: RunDescription, path: Path, answers: Answers, folder: Path,
         console.print("An aggregator holds no model; docs/costs.md says what it takes.")
         return True
     here = Host.here(device, folder, ranks=answers.ranks, down=answers.down * 1e6, up=answers.up * 1e6)
+    # The saved states of a node that has run here make room for its next ones.
+    states = (folder / "state").glob(f"{run.netuid}-*-{answers.role}")
+    here = replace(here, disk=here.disk + sum(StateFolder(one).size for one in states))
     role = "validator" if answers.role == "validator" else "miner"
     settings = _parsed(answers.role, ["--device", answers.device, *answers.node_options]).device_settings
     plan = make_plan(hparams, here, role=role, settings=settings)
