@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import pwd
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -31,6 +33,7 @@ from tplr.localnet.network import HOTKEY, NETUID, Network, create_chain, lay_out
 from tplr.localnet.plan import make_plan, scheme_constants
 from tplr.planner import Host
 from tplr.planner import make_plan as plan_of
+from tplr.telemetry import JsonlListener
 from tplr.testing.s3server import serve
 
 JOIN = from_guide("docs/run.md", ".venv/bin/tplr join run.toml")
@@ -175,6 +178,30 @@ async def test_saved_states_of_the_same_node_make_room_for_the_next_ones(tmp_pat
         with shard.open("wb") as file:
             file.truncate(needed)
     assert fits()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+async def test_what_the_checks_of_root_have_written_is_the_service_user_s(tmp_path: Path) -> None:
+    """The check opens the file of events, as the node will."""
+    nobody = pwd.getpwnam("nobody")
+    os.chown(tmp_path, nobody.pw_uid, nobody.pw_gid)
+    run: Any = SimpleNamespace(name="toy", netuid=NETUID, network="local:chain", hparams=SimpleNamespace(file="h.json"))
+    answers = steps.Answers(
+        role="miner",
+        wallet_name="a",
+        wallet_hotkey="b",
+        wallet_path=tmp_path,
+        device="cpu",
+        down=100,
+        up=100,
+        node_options=[],
+    )
+    options = steps._node_options(run, tmp_path / "run.toml", answers, tmp_path, steps.Questions(silent=True))
+    with JsonlListener(Path(options[options.index("--events") + 1])):
+        pass
+    (tmp_path / "state").mkdir()
+    steps._serve(run, answers, options, tmp_path, Console(file=io.StringIO()))
+    assert {path.stat().st_uid for path in tmp_path.iterdir()} == {nobody.pw_uid}
 
 
 async def test_a_person_is_asked_and_a_mistake_stops_the_rest(world: World, tmp_path: Path) -> None:

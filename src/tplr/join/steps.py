@@ -31,7 +31,7 @@ from tplr.planner import Host, make_plan
 # The bucket that a node of each role writes to.
 OWN_BUCKET: dict[str, Kind] = {"miner": "gradients", "validator": "gradients", "aggregator": "aggregator"}
 OWN_PREFIXES = ("R2_", "TPLR_")
-WRITTEN = (".env", ".env.old", "state", "cache")  # in the folder, by this command and its checks
+WRITTEN = (".env", ".env.old", "state", "cache")  # in the folder, by this command and its checks, besides the events
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ def _node_options(run: RunDescription, path: Path, answers: Answers, folder: Pat
         "--device": answers.device,
         "--hparams": path.parent.absolute() / run.hparams.file,
         "--state": folder / "state",
-        "--events": folder / f"{answers.role}-events.jsonl",
+        "--events": folder / _events(answers.role),
     }
     return [*(str(part) for option in options.items() for part in option), *answers.node_options]
 
@@ -200,7 +200,7 @@ def _check(
 
 def _serve(run: RunDescription, answers: Answers, options: list[str], folder: Path, console: Console) -> None:
     """Print the unit of the node, or install it."""
-    hand_over(folder, WRITTEN)
+    hand_over(folder, (*WRITTEN, _events(answers.role)))
     unit = Unit(
         name=f"tplr-{run.name}-{answers.role}",
         description=f"templar {answers.role} of run {run.name}",
@@ -219,6 +219,11 @@ def _serve(run: RunDescription, answers: Answers, options: list[str], folder: Pa
         console.print(f"{unit.name} runs. Its log: journalctl -u {unit.name} -f")
         return
     console.print(f"{unit.name}.service is installed. To start it: {escape(' && '.join(commands))}", soft_wrap=True)
+
+
+def _events(role: str) -> str:
+    """Name of the file of a node's events."""
+    return f"{role}-events.jsonl"
 
 
 def _command(answers: Answers, options: list[str]) -> list[str]:
