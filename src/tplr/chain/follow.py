@@ -11,7 +11,7 @@ from tplr.errors import ChainUnavailable
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# Number of block times without a block after which another node is tried.
+# Number of block times without a new block after which another node is tried.
 STALL_BLOCKS = 5
 # Pauses between two attempts to subscribe. The longest bounds the delay of blocks after a node's recovery.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 3.0
@@ -34,17 +34,18 @@ async def follow(
         block_time: expected seconds between blocks.
     """
     last: int | None = None
+    now = asyncio.get_running_loop().time
     first_pause = pause = min(block_time, FIRST_PAUSE_SECONDS)
     while True:
-        headers = subscribe()
+        headers, heard = subscribe(), now()
         try:
             while True:
-                number = await within(STALL_BLOCKS * block_time, anext(headers))
-                if last is None or number > last:
-                    pause = first_pause
+                # Numbers from before are no news: a node that lags says them for as long as it lags.
+                number = await within(heard + STALL_BLOCKS * block_time - now(), anext(headers))
                 for missing in range(number if last is None else last + 1, number + 1):
-                    last = missing
+                    last, pause = missing, first_pause
                     yield missing
+                    heard = now()
         except (StopAsyncIteration, TimeoutError, ChainUnavailable) as error:
             reason = str(error) or "the node fell silent"
             logger.warning("no blocks after %s, reconnecting in %.1f s: %s", last, pause, reason)

@@ -144,7 +144,6 @@ class SubtensorChain:
         # The SDK caches nonces, so only one write at a time per hotkey.
         self._writing = asyncio.Lock()
         self._dialling = asyncio.Lock()
-        self._final = -1
         self._use(substrate)
 
     @classmethod
@@ -335,6 +334,7 @@ class SubtensorChain:
     def _use(self, substrate: bt.Substrate) -> None:
         self._substrate = substrate
         self._client = bt.Client(substrate=substrate)
+        self._final = -1  # the last final block, as this node has said
 
     async def _subscribe(self) -> AsyncGenerator[int, None]:
         try:

@@ -147,7 +147,8 @@ class Miner:
         try:
             await failpoint("data_loaded")
             if self._train_state.local.moves and not self._replica.beside_training:
-                await self._wait_for_save()
+                with self._times.phase("saving"):
+                    await self._replica.wait_for_save()
             train_stats = await self._train(window, pages)
         finally:
             ahead.cancel()
@@ -159,9 +160,10 @@ class Miner:
         if after:
             with self._times.phase("uploading"):
                 await after
-        await self._wait_for_save()
-        with self._times.phase("packing"):
-            async with self._replica.model:
+        async with AsyncExitStack() as holding:
+            with self._times.phase("saving"):
+                await holding.enter_async_context(self._replica.model_to_change())
+            with self._times.phase("packing"):
                 body = await asyncio.to_thread(
                     self._train_state.pack,
                     window=window,
@@ -177,10 +179,6 @@ class Miner:
         await self._clock.wait_for_window(window - 1)
         self._data_loader.read_ahead(self._comms.uid, window)
 
-    async def _wait_for_save(self) -> None:
-        with self._times.phase("saving"):
-            await self._replica.wait_for_save()
-
     async def _put_out(self, window: int, body: bytes) -> None:
         """Publish an update; if it does not count, restore it to the error feedback."""
         with in_window(window):
@@ -194,8 +192,7 @@ class Miner:
             except StoreError as error:
                 missed, cause = str(error), _cause(error)
             if missed:
-                await self._replica.wait_for_save()
-                async with self._replica.model:
+                async with self._replica.model_to_change():
                     await asyncio.to_thread(self._train_state.restore_update, body, window=window, uid=self._comms.uid)
                 self._miss(window, missed, cause)
 

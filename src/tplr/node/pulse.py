@@ -19,7 +19,7 @@ async def beat(context: NodeContext, connections: S3Connections, folder: Path) -
     clock = context.clock
     async for tick in clock.ticks():
         results, connections.results = connections.results, Counter()
-        free, gpus = await asyncio.to_thread(lambda: (shutil.disk_usage(folder).free, read_gpus()))
+        free, gpus = await asyncio.to_thread(lambda: (_free_bytes(folder), read_gpus()))
         context.telemetry.emit(
             "pulse",
             window=tick.window,
@@ -31,3 +31,11 @@ async def beat(context: NodeContext, connections: S3Connections, folder: Path) -
             storage_requests=dict(results),
             gpus=gpus,
         )
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """Of the disk; None if it does not answer: a node goes on while its disk fails."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -225,8 +225,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
                 logger.warning("applying without unreachable uids %s; other nodes may have reached them", unavailable)
             # The hash was cached when the window was gathered: nothing between here and the save may fail.
             block_hash = await self._context.comms.window_hash(window + 1)
-            await self.wait_for_save()  # a save takes the model lock at its end, so wait before taking it here
-            async with self.model:
+            async with self.model_to_change():
                 await asyncio.to_thread(self.train_state.apply, [one.update for one in gathered.updates], window)
                 if any(one.uid == uid for one in gathered.updates):
                     await asyncio.to_thread(self.train_state.own_applied, window)
@@ -257,6 +256,16 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         if self._saving:
             with self.times.phase("saving"):
                 await asyncio.shield(self._saving)
+
+    @asynccontextmanager
+    async def model_to_change(self) -> AsyncIterator[None]:
+        """Hold the model while no save reads the tensors; one may begin while this waits for the model."""
+        while True:
+            await self.wait_for_save()  # it needs the model for its end, so not while this holds it
+            async with self.model:
+                if self._saving is None or self._saving.done():
+                    yield
+                    return
 
     # Roll back, and skip windows
 

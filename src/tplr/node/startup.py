@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +36,7 @@ from tplr.node.data_loader import WindowDataLoader
 from tplr.node.miner import Miner
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import PageDataSource, StoreDataSource, open_data_source
+from tplr.node.state import StateFolder
 from tplr.node.validator import Validator
 from tplr.node.window_time import ModelSpeed
 from tplr.planner import Host, Plan, make_plan
@@ -392,6 +393,8 @@ def check_fits(hparams: HParams, args: Arguments, device: torch.device, ranks: i
     role = "validator" if args.role == "validator" else "miner"
     # The link's speed is not known yet, and a slow link is no reason to refuse a start.
     here = Host.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
+    # The saved states that are there make room for the next ones.
+    here = replace(here, disk=here.disk + StateFolder(args.state_folder).size)
     plan = make_plan(hparams, here, role=role, settings=args.device_settings)
     plan.check()
     return plan

@@ -176,6 +176,15 @@ class StateFolder:
     folder: Path
     held: set[int] = field(default_factory=set)
 
+    @property
+    def size(self) -> int:
+        """Bytes of all snapshots."""
+        total = 0
+        for path in self.folder.glob("window-*/*"):
+            with contextlib.suppress(FileNotFoundError):  # a node that runs has just removed it
+                total += path.stat().st_size
+        return total
+
     def begin(
         self,
         *,

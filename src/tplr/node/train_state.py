@@ -404,7 +404,8 @@ class TrainState:
     @command
     def _restore(self, folder: Path) -> None:
         saved, others = self._opened(folder), self.outer.others
-        outer = {**saved.tensors("own", others), **saved.tensors("outer", others)}
+        with together(self._parallel):
+            outer = {**saved.tensors("own", others), **saved.tensors("outer", others)}
         self.outer.load_state_dict({**saved.values["outer"], "tensors": outer})
         local = saved.lazily("local", self.local.layout)
         self.local.load_state_dict({**saved.values["local"], "tensors": local})
@@ -417,7 +418,9 @@ class TrainState:
     @command
     def _restore_shared(self, folder: Path) -> None:
         saved = self._opened(folder)
-        self.outer.load_shared(saved.tensors("outer", self.outer.others))
+        with together(self._parallel):
+            shared = saved.tensors("outer", self.outer.others)
+        self.outer.load_shared(shared)
         self._restore_model(saved)
 
     @command
