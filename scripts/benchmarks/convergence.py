@@ -30,7 +30,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -58,6 +58,9 @@ COLUMNS = (
     "grid", "purpose", "method", "k", "bits", "settings", "seed",
     "loss", "bytes_per_peer", "parameters", "tokens", "seconds",
 )  # fmt: skip
+CURVES = RESULTS.with_name("convergence_curves.csv")
+CURVE_COLUMNS = (*COLUMNS[:7], "rounds", "tokens", "bytes_per_peer", "loss")
+CURVE_POINTS = 8
 TUNING_SEED = 100
 HELD_OUT_BATCHES = 40
 
@@ -79,7 +82,8 @@ class Grid:
     sparse: tuple[tuple[int, int], ...]  # (k of 4096, bits; 0 for float32)
     muon_sparse: tuple[tuple[int, int], ...]  # the same, of ``muon-sparseloco``
     muon_grouped: tuple[tuple[int, int], ...] = ((128, 1),)  # the same, of ``muon-grouped``
-    tuned: str = ""  # the grid whose best rates serve this one; "": its own
+    tuned: str = ""  # the grid whose best rates serve methods without trials here; "": all have trials here
+    trials: tuple[str, ...] = ()  # with ``tuned``: the methods that have trials here all the same
 
     @property
     def steps(self) -> int:
@@ -103,13 +107,16 @@ GRIDS = {
 }  # fmt: skip
 for peers in (8, 16):  # twice and four times the batch, and the tokens; nothing else changes
     GRIDS[f"reduced-{peers}"] = replace(
-        GRIDS["reduced"], peers=peers, sparse=((256, 1),), muon_sparse=((88, 1), (256, 1)), tuned="reduced"
+        GRIDS["reduced"],
+        peers=peers,
+        sparse=((256, 1),),
+        muon_sparse=((88, 1), (256, 1)),
+        tuned="reduced" if peers == 8 else "reduced-8",
+        trials=("adamw", "diloco", "muon-grouped") if peers == 8 else (),
     )
-# Eight peers again, with rates found for eight.
-GRIDS["reduced-8-tuned"] = replace(GRIDS["reduced-8"], tuned="")
 # The full grid's model, peers and tokens for some methods, in hours: with rates that were found for the reduced one.
 GRIDS["full-untuned"] = replace(
-    GRIDS["full"], seeds=3, sparse=((256, 1),), muon_sparse=((88, 1), (256, 1)), tuned="reduced"
+    GRIDS["full"], seeds=3, sparse=((256, 1),), muon_sparse=((88, 1), (256, 1)), tuned="reduced-8"
 )
 # Half as many exchanges of updates twice as large, for the same tokens.
 GRIDS["reduced-20-steps"] = replace(
@@ -247,17 +254,46 @@ def make_hparams(grid: Grid, cell: Cell) -> HParams:
     return HParams.model_validate(raw)
 
 
-def run_cell(cell: Cell) -> dict[str, Any]:
-    """Train, and measure on held-out text; a row of the CSV."""
+Row = dict[str, Any]
+
+
+def run_cell(cell: Cell) -> list[Row]:
+    """Train, and measure on held-out text; one row of the CSV."""
+    return [_train(cell, on_round=lambda *_: None)]
+
+
+def run_curve(cell: Cell) -> list[Row]:
+    """Train, and measure after every eighth of the rounds; rows of the CSV of curves."""
+    grid = GRIDS[cell.grid]
+    rows: list[Row] = []
+
+    def measure(done: int, loss: Callable[[], float]) -> None:
+        if done % (grid.rounds // CURVE_POINTS) == 0:
+            rows.append(asdict(cell) | {"rounds": done, "loss": round(loss(), 5)})
+
+    last = _train(cell, on_round=measure)
+    rows.append(asdict(cell) | {"rounds": grid.rounds, "loss": last["loss"]})
+    for row in rows:
+        share = row["rounds"] / grid.rounds
+        row |= {"tokens": round(share * last["tokens"]), "bytes_per_peer": round(share * last["bytes_per_peer"])}
+    return rows
+
+
+def _train(cell: Cell, *, on_round: Callable[[int, Callable[[], float]], None]) -> Row:
+    """One training. ``on_round`` gets the number of rounds before the last that are done, and a measure of the loss."""
     torch.set_num_threads(1)
     began, grid = time.process_time(), GRIDS[cell.grid]
-    held_out, rounds = batches_of(grid, load_tokens(grid), cell.seed)
+    held_out, all_rounds = batches_of(grid, load_tokens(grid), cell.seed)
     hparams = make_hparams(grid, cell)
     model = build_model(hparams)
-    train = TRAIN.get(cell.method, train_scheme)
-    if cell.method == "demo":
-        rounds = (window for batches in rounds for window in in_windows(batches, grid.demo_batches))
-    sent = train(model, hparams, rounds, cell)
+
+    def rounds() -> Iterator[np.ndarray]:
+        for done, batches in enumerate(all_rounds):
+            if done:
+                on_round(done, lambda: mean_loss(model, held_out))
+            yield from in_windows(batches, grid.demo_batches) if cell.method == "demo" else [batches]
+
+    sent = TRAIN.get(cell.method, train_scheme)(model, hparams, rounds(), cell)
     return asdict(cell) | {
         "loss": round(mean_loss(model, held_out), 5),
         "bytes_per_peer": sent,
@@ -344,11 +380,13 @@ TRAIN = {
 
 def trials(name: str) -> list[Cell]:
     """All cells by which learning rates are found."""
-    places = TUNED_AT | {"demo": (64, 2)}
-    return [
+    places, grid = TUNED_AT | {"demo": (64, 2)}, GRIDS[name]
+    borrowed = trials(grid.tuned) if grid.tuned else []
+    return borrowed + [
         Cell(name, "tune", method, *places.get(method, (0, 0)), json.dumps(settings), TUNING_SEED)
         for method, all_settings in TRIALS.items()
         for settings in all_settings
+        if not grid.tuned or method in grid.trials
     ]
 
 
@@ -380,7 +418,22 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def run_cells(cells: list[Cell], path: Path, jobs: int) -> None:
-    """Run those that are not in ``path`` yet, and append each as it is done."""
+    """Run the cells that are not in ``path`` yet, and append each when it is done."""
+    for (row,) in run_missing(cells, path, COLUMNS, run_cell, jobs):
+        label = f"{row['purpose']} {row['method']} k={row['k']} bits={row['bits']} {row['settings']}"
+        print(f"{label} seed {row['seed']}: {row['loss']} in {row['seconds']} s", flush=True)
+
+
+def run_curves(cells: list[Cell], path: Path, jobs: int) -> None:
+    """The same for the curves."""
+    for rows in run_missing(cells, path, CURVE_COLUMNS, run_curve, jobs):
+        print(f"{rows[0]['method']} k={rows[0]['k']}: {[row['loss'] for row in rows]}", flush=True)
+
+
+def run_missing(
+    cells: list[Cell], path: Path, columns: Sequence[str], run: Callable[[Cell], list[Row]], jobs: int
+) -> Iterator[list[Row]]:
+    """Rows of each cell that has none in ``path``; they are appended to it."""
     done = {identity(row) for row in read_rows(path)}
     left = [cell for cell in cells if identity(asdict(cell)) not in done]
     print(f"{len(cells) - len(left)} of {len(cells)} cells are done", flush=True)
@@ -389,24 +442,25 @@ def run_cells(cells: list[Cell], path: Path, jobs: int) -> None:
     load_tokens(GRIDS[left[0].grid])  # once, before there are processes
     new = not path.exists()
     with path.open("a", newline="") as file, ProcessPoolExecutor(jobs) as pool:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         if new:
             writer.writeheader()
-        for number, future in enumerate(as_completed([pool.submit(run_cell, cell) for cell in left]), 1):
-            row = future.result()
-            writer.writerow(row)
+        for number, future in enumerate(as_completed([pool.submit(run, cell) for cell in left]), 1):
+            rows = future.result()
+            writer.writerows(rows)
             file.flush()
-            label = f"{row['purpose']} {row['method']} k={row['k']} bits={row['bits']} {row['settings']}"
-            print(f"{number}/{len(left)} {label} seed {row['seed']}: {row['loss']} in {row['seconds']} s", flush=True)
+            print(f"{number}/{len(left)}", end=" ")
+            yield rows
 
 
 def best_settings(rows: list[dict[str, str]], name: str) -> dict[str, str]:
-    """Of each method's trials, the one with the lowest loss; methods without a trial are left out."""
+    """The settings of each method's best trial, on this grid or on the one that serves it; else it is left out."""
+    borrowed = best_settings(rows, GRIDS[name].tuned) if GRIDS[name].tuned else {}
     tuned: dict[str, list[dict[str, str]]] = {}
     for row in rows:
         if row["grid"] == name and row["purpose"] == "tune":
             tuned.setdefault(row["method"], []).append(row)
-    return {
+    return borrowed | {
         method: min(tuned[method], key=lambda row: float(row["loss"]))["settings"]
         for method in TRIALS
         if method in tuned
@@ -505,6 +559,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grid", choices=GRIDS, default="full", help="default: %(default)s")
     parser.add_argument("--reduced", dest="grid", action="store_const", const="reduced", help="as --grid reduced")
+    parser.add_argument("--curves", action="store_true", help="record the loss along the first seed's cells, no more")
     parser.add_argument("--report", action="store_true", help="only the table and the picture of what is there")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="default: all")
     parser.add_argument("--seeds", type=int, nargs="+", help="of the final cells (default: all of the grid)")
@@ -512,15 +567,20 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="CSV to append to (default: %(default)s)")
     given = parser.parse_args()
     name, wanted = given.grid, set(given.methods)
-    tuned = GRIDS[name].tuned or name
+    if given.curves:
+        best = best_settings(read_rows(given.results), name)
+        cells = [one for one in finals(name, best) if one.method in wanted and one.seed == 0]
+        run_curves(cells, CURVES, given.jobs)
+        redraw(CURVES.stem)
+        return
     if not given.report:
-        run_cells([one for one in trials(tuned) if one.method in wanted], given.results, given.jobs)
-        best = best_settings(read_rows(given.results), tuned)
+        run_cells([one for one in trials(name) if one.method in wanted], given.results, given.jobs)
+        best = best_settings(read_rows(given.results), name)
         seeds = given.seeds or range(GRIDS[name].seeds)
         final = [one for one in finals(name, best) if one.method in wanted and one.seed in seeds]
         run_cells(final, given.results, given.jobs)
     rows = read_rows(given.results)
-    print("settings found:", json.dumps({m: json.loads(s) for m, s in best_settings(rows, tuned).items()}))
+    print("settings found:", json.dumps({m: json.loads(s) for m, s in best_settings(rows, name).items()}))
     results = summarize(rows, name)
     print_table(results)
     print_verdicts(results)

@@ -32,7 +32,7 @@ from pictures_network import (
     storage,
     trust,
 )
-from pictures_training import compress, convergence, device, engine, evaluation, overlap, wire
+from pictures_training import compress, convergence, convergence_curves, device, engine, evaluation, overlap, wire
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 
@@ -44,6 +44,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         checkpoint,
         compress,
         convergence,
+        convergence_curves,
         device,
         engine,
         evaluation,

@@ -41,8 +41,7 @@ def convergence(rows: Rows, path: Path) -> None:
     for number, ((method, k, bits), by_seed) in enumerate(found.items()):
         losses = [float(row["loss"]) for row in by_seed.values()]
         sent = int(next(iter(by_seed.values()))["bytes_per_peer"]) / 1e6
-        values = {"0": "float32", "1": "1 bit"}.get(bits, f"{bits} bits")
-        label = method if k == "0" else f"{method}, k = {k}, {values}"
+        label = _label(method, k, bits)
         spread = statistics.stdev(losses) if len(losses) > 1 else 0.0
         axes.errorbar(sent, statistics.mean(losses), spread, fmt="os^"[number // 10], capsize=3, label=label)
     axes.set_xscale("log")
@@ -52,6 +51,33 @@ def convergence(rows: Rows, path: Path) -> None:
     axes.grid(alpha=0.3)
     beside(axes)
     save(figure, path)
+
+
+def convergence_curves(rows: Rows, path: Path) -> None:
+    """Loss against tokens and against bytes, a line for each method."""
+    figure = new_figure(10, 4.6)
+    by_tokens, by_bytes = figure.subplots(1, 2, sharey=True)
+    lines: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}
+    for row in rows:
+        lines.setdefault((row["method"], row["k"], row["bits"]), []).append(row)
+    for number, ((method, k, bits), points) in enumerate(lines.items()):
+        losses, style = column(points, "loss"), f"-{'os^'[number // 10]}"
+        for axes, name in ((by_tokens, "tokens"), (by_bytes, "bytes_per_peer")):
+            at = [value / 1e6 for value in column(points, name)]
+            axes.plot(at, losses, style, markersize=3, linewidth=1, label=_label(method, k, bits))
+    by_tokens.set(xlabel="million tokens, all peers together", ylabel="held-out loss, nats per token")
+    by_bytes.set(xlabel="MB sent by one peer")
+    by_bytes.set_xscale("log")
+    by_bytes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    for axes in (by_tokens, by_bytes):
+        axes.grid(alpha=0.3)
+    figure.legend(*by_tokens.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    save(figure, path)
+
+
+def _label(method: str, k: str, bits: str) -> str:
+    values = {"0": "float32", "1": "1 bit"}.get(bits, f"{bits} bits")
+    return method if k == "0" else f"{method}, k = {k}, {values}"
 
 
 def device(rows: Rows, path: Path) -> None:
