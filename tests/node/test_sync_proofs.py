@@ -135,6 +135,12 @@ async def test_slow_buckets_together_end_in_time_and_who_was_not_asked_is_not_ju
     assert await found(world) == [None, None, None]
 
 
+async def test_who_was_asked_too_late_to_have_its_time_is_not_judged(world: World, monkeypatch) -> None:
+    monkeypatch.setattr(sync_proofs, "ALL_SECONDS", 0.3)
+    hangs(world, monkeypatch, (1,))
+    assert await found(world) == [None, 0, 0]
+
+
 async def test_a_miner_that_missed_a_window_is_a_step_behind(world: World) -> None:
     """No report of the last window: the one before shows the step before, as the validator remembers it."""
     await world.by_uid[2].store.delete(key_of(world, 2))

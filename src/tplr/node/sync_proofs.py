@@ -34,8 +34,8 @@ class SyncProofs:
         """Record how many steps behind these uids are.
 
         A report that is missing, malformed or too large is no proof. So is one in a bucket that refuses, or does not
-        answer while more than half of the others do: then the fault is not this validator's (``UNREAD``). Whoever was
-        not asked in time, because others' buckets were slow, is not judged; the order is another one in each window.
+        answer while more than half of the others do: then the fault is not this validator's (``UNREAD``). Whoever did
+        not get its time, because others' buckets were slow, is not judged; the order is another one in each window.
         Nobody is judged right after a void window.
         """
         newest, uids = seen.window - 1, sorted(uids)
@@ -52,11 +52,11 @@ class SyncProofs:
 
         async def one(uid: int) -> None:
             async with slots:
-                unreached.add(uid)
-                with contextlib.suppress(StoreUnavailable, TimeoutError):
+                try:
                     async with asyncio.timeout(REPORT_SECONDS):
                         found[uid] = await self.behind(uid, newest)
-                    unreached.remove(uid)
+                except (StoreUnavailable, TimeoutError):
+                    unreached.add(uid)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ALL_SECONDS), asyncio.TaskGroup() as group:
