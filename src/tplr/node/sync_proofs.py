@@ -29,6 +29,7 @@ class SyncProofs:
         self._hparams = hparams
         # Expected proofs by window and uid, for reports that come late.
         self._expected: dict[int, dict[int, str]] = {}
+        self._loads = 0  # of the model that gave them
 
     async def note(self, seen: Observation, uids: Iterable[int]) -> None:
         """Record how many steps behind these uids are.
@@ -43,6 +44,8 @@ class SyncProofs:
         if newest < start or await after_void(self._comms, start, newest):
             return
         block_hash = await self._comms.window_hash(seen.window)
+        if self._loads != self._train_state.loads:  # a rollback: the model from before it may have been wrong
+            self._loads, self._expected = self._train_state.loads, {}
         self._expected[newest] = await asyncio.to_thread(expected_proofs, self._train_state, uids, newest, block_hash)
         for old in [window for window in self._expected if window < newest - self._hparams.sync_max_steps_behind]:
             del self._expected[old]
