@@ -125,3 +125,15 @@ def test_a_seal_fits_one_report_alone(report) -> None:
     assert sealed == sealed.sealed()
     assert ScoreReport.model_validate_json(sealed.model_dump_json()).sealed() == sealed
     assert sealed.model_copy(update={"window": 3}).sealed().seal != sealed.seal
+
+
+def test_one_miner_s_explanation_compares_no_other_s_update(report, monkeypatch) -> None:
+    """Of 256 miners all comparisons take seconds; a page explains each of them."""
+    compared: list[int] = []
+    monkeypatch.setattr("tplr.scoring.own_pages._ahead", lambda _, mine, *more: compared.append(mine) or float(mine))
+    made = report()
+    seen = made.observations
+    tested = {uid: seen[uid].model_copy(update={"assigned_products": (0.3, 0.2, 0.1, 0.3, 0.2, 0.1)}) for uid in "135"}
+    text = explain(made.model_copy(update={"observations": {**seen, **tested}}), 3, power=2.0)
+    assert "own-pages test    +2.00 deviations ahead of others on its own pages" in text
+    assert compared == [2, 2, 2]

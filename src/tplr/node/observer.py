@@ -187,7 +187,7 @@ class Observer:
         all_updates = [one.update for one in updates]
         products = await asyncio.to_thread(self._train_state.own_alignment, all_updates, batches, seed)
         seen.note(uid, assigned_products=published(products))
-        return (uid, uid) in deviations({uid: published(products)}, seen.alignment)
+        return (uid, uid) in deviations({uid: published(products)}, seen.alignment, only=uid)
 
     async def _measure_loss(
         self, seen: Observation, one: GatheredUpdate[Update], assigned: np.ndarray | None, before: Baseline

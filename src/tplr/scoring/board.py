@@ -114,10 +114,10 @@ class MeasuredWindow:
         return self._deviations.get(uid, {}) if self.seen(uid, hotkey) else {}
 
 
-def own_pages_tests(evidence: Evidence) -> dict[tuple[int, int], float]:
-    """``deviations`` in the own-pages tests of a window, by the uid of the update and that of the pages."""
+def own_pages_tests(evidence: Evidence, *, only: int | None = None) -> dict[tuple[int, int], float]:
+    """``deviations`` in the own-pages tests of a window, by the uid of the update (or ``only`` it) and of the pages."""
     seen = {int(uid): one.assigned_products for uid, one in evidence.observations.items() if one.assigned_products}
-    return deviations(seen, evidence.alignment or NOTHING)
+    return deviations(seen, evidence.alignment or NOTHING, only=only)
 
 
 def loss_test(seen: PeerObservation) -> float | None:

@@ -105,7 +105,7 @@ def _products(seen: PeerObservation, uid: int, report: ScoreReport) -> Iterator[
         return
     predicted = alignment.products[alignment.uids.index(uid)]
     yield "predicted gain", f"{predicted:+.4f} in this window: how far its step goes along the validator's gradient"
-    ahead = {page: one for (who, page), one in own_pages_tests(report.evidence).items() if who == uid}
+    ahead = {page: one for (_, page), one in own_pages_tests(report.evidence, only=uid).items()}
     if uid in ahead:
         below = sum(one < ahead[uid] for page, one in ahead.items() if page != uid)
         compared = f"more than on those of {below} of {len(ahead) - 1} other tested miners"
