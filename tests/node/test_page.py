@@ -14,7 +14,7 @@ from reports import score_report
 
 from tplr import cli
 from tplr.config import Environment
-from tplr.errors import ConfigError
+from tplr.errors import ConfigError, StoreError
 from tplr.exchange.envelope import body_of, sign_body, sign_document
 from tplr.exchange.scores import seal_of
 from tplr.keys import debug_key, evaluation_key, page_document_key, page_key, scores_key
@@ -232,6 +232,22 @@ async def test_hostile_documents_and_dead_buckets(scene) -> None:
     page = scene.request.out.read_bytes()
     assert b"alert" not in page
     assert page.count(b"</script>") == 2
+
+
+@pytest.mark.parametrize("status", [Status(403, "AccessDenied"), Status(503)], ids=["closed", "silent"])
+async def test_one_validator_s_closed_bucket_keeps_nothing_of_the_others_back(scene, monkeypatch, status) -> None:
+    await scene.recording.begin()
+    await scene.record()
+    other = scene.miners[0].comms
+    monkeypatch.setattr(scene.leader.comms, "validators", lambda: [scene.leader.comms.uid, other.uid])
+    monkeypatch.setattr("tplr.page.published.LIST_SECONDS", 0.2)
+    scene.stage.server.faults.add(rf"^GET /{other.own_store.name}", status, times=None)
+    found = await scene.write()
+    assert [(miner.uid, miner.outcomes) for miner in found.miners] == [(1, "i"), (2, "i")]
+    assert {node.uid: node.models for node in found.nodes} == {0: "=", 1: ".", 2: "."}
+    scene.stage.server.faults.add(rf"^GET /{scene.store.name}", status, times=None)
+    with pytest.raises(StoreError):
+        await scene.write()
 
 
 async def test_own_events_and_audits_are_shown(scene) -> None:
