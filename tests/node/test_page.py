@@ -28,7 +28,17 @@ from tplr.page.command import PageMaker, PageRequest, make_page
 from tplr.page.document import RunDocument
 from tplr.page.sentences import unpack
 from tplr.run.results import result_path, write_result
-from tplr.schemas import EvaluationResult, HeldOutLoss, PeerObservation, PeerScore, ScoreReport, WeightsSet
+from tplr.schemas import (
+    DocumentedScore,
+    Evaluation,
+    EvaluationResult,
+    HeldOutLoss,
+    LossChange,
+    PeerObservation,
+    PeerScore,
+    ScoreReport,
+    WeightsSet,
+)
 from tplr.scoring.explain import explain
 from tplr.storage.base import ObjectStore
 from tplr.telemetry import Telemetry
@@ -232,6 +242,23 @@ async def test_hostile_documents_and_dead_buckets(scene) -> None:
     page = scene.request.out.read_bytes()
     assert b"alert" not in page
     assert page.count(b"</script>") == 2
+
+
+async def test_scores_of_numbers_that_no_page_can_hold_are_not_known(scene) -> None:
+    await scene.recording.begin()
+    for _ in range(3):
+        await scene.record()
+    loss = LossChange(before=1e308, after=1e308, error=0.0, sequences=1)
+    huge = PeerObservation(hotkey="somebody", evaluation=Evaluation(assigned=loss, held_out=loss))
+    await publish(scene, report(START, observations={"1": huge, "2": huge}))
+    endless = DocumentedScore(hotkey="somebody", mu=1e308, sigma=-1e308)
+    await publish(scene, report(START + 1, peer_scores={"1": endless}))
+    weights = WeightsSet(block=14, intended={}, on_chain={"1" * 5000: 1.0})
+    await publish(scene, report(START + 2, weights_set=weights))
+    found = await scene.write()
+    assert found.windows.count == 3
+    assert [miner.outcomes for miner in found.miners] == ["iii", "iii"]
+    assert all("numbers that no page can hold" in found.windows.sealed[START + at] for at in range(3))
 
 
 @pytest.mark.parametrize("status", [Status(403, "AccessDenied"), Status(503)], ids=["closed", "silent"])

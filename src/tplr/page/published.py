@@ -129,6 +129,10 @@ class PublishedRun:
         election, peers = await self._election(window), await self._peers(window)
         included, skipped = self._included(election, reports)
         scores, unread = await self._scores(window)
+        try:
+            scored = await asyncio.to_thread(self._scored, scores) if scores else {}
+        except (ArithmeticError, ValueError):  # whoever signs scores may write what no formula takes
+            scored, unread = {}, "its scores have numbers that no page can hold"
         return WindowRecord(
             window=window,
             start=await self._start(window),
@@ -141,7 +145,7 @@ class PublishedRun:
             tokens=await self._tokens(window, included or ()),
             models={uid: _model(report) for uid, report in sorted(reports.items())},
             unread=unread[:MAX_TEXT],
-            **(await asyncio.to_thread(self._scored, scores) if scores else {}),
+            **scored,
         )
 
     async def _start(self, window: int) -> float | None:
