@@ -242,6 +242,11 @@ class Board:
         """Windows of the earlier reports from which the present scores follow."""
         return tuple(one.window for one in self._windows[:-1])
 
+    @property
+    def newest(self) -> int:
+        """The last window that it has seen; -1 before the first."""
+        return self._windows[-1].window if self._windows else -1
+
     def proven(self, uid: int) -> bool | None:
         """Whether a miner helps the model, and no tests say that its work is another's; None if it is not known yet."""
         found = self.peer_scores.get(uid)
