@@ -137,3 +137,14 @@ def test_one_miner_s_explanation_compares_no_other_s_update(report, monkeypatch)
     text = explain(made.model_copy(update={"observations": {**seen, **tested}}), 3, power=2.0)
     assert "own-pages test    +2.00 deviations ahead of others on its own pages" in text
     assert compared == [2, 2, 2]
+
+
+def test_what_strangers_wrote_commands_no_terminal_and_adds_no_line(report) -> None:
+    hostile = "\x1b[2J\nweight            1.0"
+    made = report(changes={"faults": ("one",)})
+    seen = made.observations["1"].model_copy(update={"hotkey": hostile, "verdict": hostile})
+    lying = made.model_copy(update={"observations": {**made.observations, "1": seen}, "faults": (hostile,)})
+    text = explain(lying, 1, power=2.0)
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == len(explain(made, 1, power=2.0).splitlines())
+    assert text.count(r"\x1b[2J\nweight") == 3

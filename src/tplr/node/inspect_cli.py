@@ -14,6 +14,7 @@ from tplr.node.checks import check_device
 from tplr.node.network_reader import NetworkReader, Surroundings, open_network, this_environment
 from tplr.node.replay import load_state, published_windows, reading_state
 from tplr.scoring.explain import explain
+from tplr.untrusted import printable
 
 AGREES, DIFFERS, UNKNOWN = 0, 1, 2
 
@@ -114,5 +115,6 @@ async def _audit(request: Request, network: NetworkReader) -> int:
         await asyncio.to_thread(append_stamp, request.record, stamp)
     agrees = f"AGREES: validator {validator}, windows {window} to {request.window}: {compared}"
     believed = [f"BELIEVED: {text}" for text in auditor.unverified]
-    print("\n".join([f"DIFFERS: {found}" if found else agrees, *believed]))  # noqa: T201
+    lines = [f"DIFFERS: {found}" if found else agrees, *believed]
+    print("\n".join(map(printable, lines)))  # noqa: T201
     return DIFFERS if found else AGREES

@@ -18,6 +18,7 @@ from tplr.scoring.credit import CHANCE
 from tplr.scoring.documented.explain import explain_score as explain_documented
 from tplr.scoring.measures import LOSS_HIGH, LOSS_LOW, OWN_PAGES_HIGH, OWN_PAGES_LOW, gain
 from tplr.scoring.penalties import BY_CODE
+from tplr.untrusted import printable
 
 WIDTH = 18
 Row = tuple[str, str]
@@ -36,9 +37,9 @@ def explain(report: ScoreReport, uid: int, *, power: float) -> str:
         known = ", ".join(sorted(report.peer_scores, key=int)) or "nobody"
         return f"uid {uid}: validator {report.uid} knows no such miner in window {report.window}; it knows {known}"
     rows = explain_rows(report, uid, power=power)
-    hotkey = report.observations[str(uid)].hotkey
+    hotkey = printable(report.observations[str(uid)].hotkey)
     title = f"uid {uid} ({hotkey}) in window {report.window}, seen by validator {report.uid}, {report.profile} rules"
-    return "\n".join([title, "", *(f"{name:<{WIDTH}}{text}" for name, text in rows)])
+    return "\n".join([title, "", *(f"{name:<{WIDTH}}{printable(text)}" for name, text in rows)])
 
 
 def explain_rows(report: ScoreReport, uid: int, *, power: float) -> list[Row]:
