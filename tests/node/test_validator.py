@@ -79,8 +79,14 @@ async def nothing(_: int) -> None:
 def of(hparams: HParams, made: Made, folder: Path = Lost.folder) -> tuple[Validator, Lost, list[Event]]:
     """A validator that has just started, its replica, and its events."""
     events: list[Event] = []
-    clock, electors = SimpleNamespace(block=0), frozenset()
-    comms = SimpleNamespace(uid=1, clock=clock, electors=electors, copy_run=nothing, get_scores=made.get_scores)
+    comms = SimpleNamespace(
+        uid=1,
+        clock=SimpleNamespace(block=0),
+        electors=frozenset(),
+        metagraph=SimpleNamespace(neurons=()),
+        copy_run=nothing,
+        get_scores=made.get_scores,
+    )
     context = NodeContext(
         comms=cast(Any, comms),
         clock=cast(Any, Clock(hparams.validator_offset)),
