@@ -304,6 +304,8 @@ async def test_evaluations_are_shown(scene, tmp_path) -> None:
         command="tplr eval", tools={},
     )  # fmt: skip
     await scene.leader.comms.put_evaluation(result)
+    for window in (START - 1, 10**9):  # of no window of the run, or of none yet
+        await scene.leader.comms.put_evaluation(result.model_copy(update={"window": window}))
     write_result(result_path(tmp_path, "1", START, "the same"), result.model_copy(update={"uid": None}))
     # A miner's word does not count, and what is no evaluation is left out.
     await scene.miners[0].comms.put_evaluation(result)

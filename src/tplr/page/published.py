@@ -55,10 +55,7 @@ class PublishedRun:
         Raises:
             ChainUnavailable, StoreError: chain, or all validators' buckets, can't be read.
         """
-        start = await self._comms.get_start_window()
-        if start is None:
-            return []
-        newest = self._comms.block_to_window(await self._comms.chain.head())
+        run = await self._begun()
         found: list[set[int]] = []
         failed: StoreError | None = None
         for uid in self._comms.validators():
@@ -68,7 +65,13 @@ class PublishedRun:
                 self._skip(uid, failed := error)
         if failed and not found:
             raise failed
-        return sorted(window for window in set[int]().union(*found) if start <= window <= newest)
+        return sorted(window for window in set[int]().union(*found) if window in run)
+
+    async def _begun(self) -> range:
+        """The run's windows that have begun. Whoever names an object may name others."""
+        start = await self._comms.get_start_window()
+        newest = self._comms.block_to_window(await self._comms.chain.head())
+        return range(newest + 1 if start is None else start, newest + 1)
 
     async def scored_windows(self) -> list[int]:
         """The windows of which the validator's scores are published, ascending. Raises StoreError."""
@@ -95,7 +98,12 @@ class PublishedRun:
         return found
 
     async def evaluations(self, known: Container[tuple[int, int]] = ()) -> list[Evaluation]:
-        """Figures of the evaluations that validators published, but those ``known``: window and uid."""
+        """Figures of the evaluations that validators published, but those ``known``: window and uid.
+
+        Raises:
+            ChainUnavailable, StoreError: it is not known which windows have begun.
+        """
+        run = await self._begun()
         found: list[Evaluation] = []
         for uid in self._comms.validators():
             if uid in self._silent:
@@ -106,7 +114,7 @@ class PublishedRun:
                 self._skip(uid, error)
                 continue
             for window in published:
-                if (window, uid) in known:
+                if window not in run or (window, uid) in known:
                     continue
                 try:
                     result = await self._comms.get_evaluation(uid, window)
