@@ -98,3 +98,11 @@ def test_every_container_of_a_record_stops_at_its_first_wrong_entry() -> None:
 
 # Whatever is in there is accepted; the number of bytes is the bound.
 BOUNDED = {(SnapshotManifest, "values")}
+
+
+def test_an_error_commands_no_terminal() -> None:
+    body = KINDS["DebugReport"].model_dump_json().encode()
+    damaged = body.replace(b'"included":{', b'"included":{"\\u001b[2J\\n":"",')
+    with pytest.raises(PayloadError, match=r"\\x1b\[2J\\n") as error:
+        parse_untrusted(damaged, DebugReport, "a report")
+    assert str(error.value).isprintable()

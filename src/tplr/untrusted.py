@@ -1,4 +1,7 @@
-"""Parses JSON from other nodes: the bytes become a record, or one documented error is raised."""
+"""Parses JSON from other nodes: the bytes become a record, or one documented error is raised.
+
+Texts in a record are arbitrary: ``printable`` makes them safe for a terminal.
+"""
 
 from typing import TypeVar
 
@@ -35,4 +38,9 @@ def parse_untrusted(body: bytes, schema: type[WireT], name: str) -> WireT:
             problem = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg'][:200]}".removeprefix(": ")
     except (RecursionError, ValueError, TypeError) as error:
         problem = f"{type(error).__name__}: {str(error)[:200]}"
-    raise PayloadError(f"{name} is no {schema.__name__}: {problem}")
+    raise PayloadError(f"{name} is no {schema.__name__}: {printable(problem)}")
+
+
+def printable(text: str) -> str:
+    """Somebody's text in one line: characters that command a terminal, or are not seen, as Python writes them."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

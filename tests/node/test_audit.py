@@ -64,7 +64,7 @@ class Overlapping(Honest):
         await super().report(world, window)
 
 
-async def audit(world: World, tmp_path: Path, until: int = LAST):
+async def audit(world: World, tmp_path: Path, until: int = LAST, *, scores_from: int = START_WINDOW):
     train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
     train_state.start_window = START_WINDOW
     auditor = Auditor(
@@ -75,7 +75,7 @@ async def audit(world: World, tmp_path: Path, until: int = LAST):
         world.hparams,
         validator=VALIDATOR,
     )
-    return await auditor.audit(until, scores_from=START_WINDOW)
+    return await auditor.audit(until, scores_from=scores_from)
 
 
 async def test_an_audit_of_an_honest_validator_agrees(world: World, tmp_path: Path) -> None:
@@ -298,6 +298,34 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
         assert found is not None, what
         assert (found.window, found.what) == (3, what)
     world.bucket._objects.update(held)
+
+
+@pytest.mark.parametrize(
+    ("window", "changes"),
+    [(2, {"before": 0.0}), (3, {})],
+    ids=["no loss", "an update of nobody"],
+)
+async def test_evidence_that_contradicts_itself_is_a_difference(world, tmp_path, window: int, changes: dict) -> None:
+    """No formula takes its numbers, or it measures whom it has not observed: the audit says so."""
+    held = dict(world.bucket._objects)
+    report = await world.comms.get_scores(VALIDATOR, window)
+    assert report.alignment is not None
+    observations = dict(report.observations)
+    uid, seen = next((uid, seen) for uid, seen in observations.items() if seen.evaluation)
+    assert seen.evaluation is not None
+    if changes:
+        loss = seen.evaluation.held_out.model_copy(update=changes)
+        evaluation = seen.evaluation.model_copy(update={"held_out": loss})
+        observations[uid] = seen.model_copy(update={"evaluation": evaluation})
+    else:
+        del observations[str(report.alignment.uids[-1])]
+    await seal(world, report.model_copy(update={"observations": observations}))
+    try:
+        found = await audit(world, tmp_path, scores_from=LAST)
+    finally:
+        world.bucket._objects.update(held)
+    assert found is not None
+    assert (found.window, found.what) == (LAST, "evidence that scores can follow from")
 
 
 async def test_a_valid_update_on_probation_that_is_said_to_be_refused_is_found_out(tmp_path: Path) -> None:

@@ -464,6 +464,18 @@ async def test_a_uid_that_is_registered_again_inherits_neither_a_place_nor_a_str
     assert leader.excluded == frozenset()
 
 
+async def test_a_uid_that_is_registered_again_loses_its_place_before_it_has_a_score(strict: Run) -> None:
+    """Scores are of windows before its new owner came."""
+    leader = strict.leader()
+    await strict.begin(leader)
+    gains = {1: 0.6, 2: 0.6}
+    strict.measured(gains)
+    assert names(await strict.scored(leader, gains)) == ((1, 2), (), (3, 4))
+    await strict.register_anew("miner-2")
+    assert names(await strict.scored(leader, {1: 0.6})) == ((1,), (), (2, 3, 4))
+    assert leader.excluded == {2}
+
+
 async def test_who_is_excluded_is_known_after_a_restart(strict: Run) -> None:
     leader = strict.leader()
     await strict.begin(leader)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from tplr.localnet.attackers import Honest, Late, WrongPages
 from tplr.localnet.simulation import World, profile, small
 from tplr.node.observation import Observation
 from tplr.schemas import PeerList, PeerScore, Reason
+from tplr.scoring.penalties import strikes
 from tplr.scoring.profiles import score_board
 
 LATE, ELSEWHERE = 5, 6
@@ -127,9 +129,32 @@ async def test_who_is_on_probation_is_measured_and_not_included(world: World, mo
     assert all(seen.observations[uid].behind == 0 for uid in HONEST)
 
 
+async def test_who_has_registered_since_is_not_judged_by_what_the_owner_before_did(world: World, monkeypatch) -> None:
+    """It sent no update and has no report: its predecessor's update would strike it as out of sync."""
+    neurons = [
+        replace(one, hotkey="newcomer") if one.uid == 1 else one for one in world.comms.metagraph.neurons
+    ]  # fmt: skip
+    before = {one.uid: one.hotkey for one in world.comms.metagraph.neurons}
+
+    async def hotkeys_in(_: int) -> dict[int, str]:
+        return before
+
+    store = world.by_uid[1].store
+    kept = {key: one for key, one in store._objects.items() if not key.startswith("debug-")}
+    monkeypatch.setattr(store, "_objects", kept)
+    monkeypatch.setattr(world.comms, "metagraph", replace(world.comms.metagraph, neurons=tuple(neurons)))
+    monkeypatch.setattr(world.comms, "hotkeys_in", hotkeys_in)
+    seen, after = await observe(world)
+    assert seen.alignment is not None
+    assert 1 not in strikes(seen.evidence, max_behind=world.hparams.sync_max_steps_behind)
+    assert 1 not in {**seen.observations, **after}
+    assert seen.alignment.uids == (2, 3, 4)
+
+
 @pytest.mark.parametrize(
     ("part", "method", "error", "fault", "measured"),
     [
+        ("comms", "hotkeys_in", ChainUnavailable("no chain"), "hotkeys not compared: no chain", True),
         ("comms", "window_hash", ChainUnavailable("no chain"), "no update measured: no chain", False),
         ("data_loader", "digest", DataError("no pages"), "no update measured: no pages", False),
         ("data_loader", "held_out", DataError("no pages"), "no update measured: no pages", False),

@@ -14,7 +14,7 @@ from reports import score_report
 
 from tplr import cli
 from tplr.config import Environment
-from tplr.errors import ConfigError
+from tplr.errors import ConfigError, StoreError
 from tplr.exchange.envelope import body_of, sign_body, sign_document
 from tplr.exchange.scores import seal_of
 from tplr.keys import debug_key, evaluation_key, page_document_key, page_key, scores_key
@@ -28,7 +28,17 @@ from tplr.page.command import PageMaker, PageRequest, make_page
 from tplr.page.document import RunDocument
 from tplr.page.sentences import unpack
 from tplr.run.results import result_path, write_result
-from tplr.schemas import EvaluationResult, HeldOutLoss, PeerObservation, PeerScore, ScoreReport, WeightsSet
+from tplr.schemas import (
+    DocumentedScore,
+    Evaluation,
+    EvaluationResult,
+    HeldOutLoss,
+    LossChange,
+    PeerObservation,
+    PeerScore,
+    ScoreReport,
+    WeightsSet,
+)
 from tplr.scoring.explain import explain, measured_window, shares_of
 from tplr.storage.base import ObjectStore
 from tplr.telemetry import Telemetry
@@ -236,6 +246,39 @@ async def test_hostile_documents_and_dead_buckets(scene) -> None:
     assert page.count(b"</script>") == 2
 
 
+async def test_scores_of_numbers_that_no_page_can_hold_are_not_known(scene) -> None:
+    await scene.recording.begin()
+    for _ in range(3):
+        await scene.record()
+    loss = LossChange(before=1e308, after=1e308, error=0.0, sequences=1)
+    huge = PeerObservation(hotkey="somebody", evaluation=Evaluation(assigned=loss, held_out=loss))
+    await publish(scene, report(START, observations={"1": huge, "2": huge}))
+    endless = DocumentedScore(hotkey="somebody", mu=1e308, sigma=-1e308)
+    await publish(scene, report(START + 1, peer_scores={"1": endless}))
+    weights = WeightsSet(block=14, intended={}, on_chain={"1" * 5000: 1.0})
+    await publish(scene, report(START + 2, weights_set=weights))
+    found = await scene.write()
+    assert found.windows.count == 3
+    assert [miner.outcomes for miner in found.miners] == ["iii", "iii"]
+    assert all("numbers that no page can hold" in found.windows.sealed[START + at] for at in range(3))
+
+
+@pytest.mark.parametrize("status", [Status(403, "AccessDenied"), Status(503)], ids=["closed", "silent"])
+async def test_one_validator_s_closed_bucket_keeps_nothing_of_the_others_back(scene, monkeypatch, status) -> None:
+    await scene.recording.begin()
+    await scene.record()
+    other = scene.miners[0].comms
+    monkeypatch.setattr(scene.leader.comms, "validators", lambda: [scene.leader.comms.uid, other.uid])
+    monkeypatch.setattr("tplr.page.published.LIST_SECONDS", 0.2)
+    scene.stage.server.faults.add(rf"^GET /{other.own_store.name}", status, times=None)
+    found = await scene.write()
+    assert [(miner.uid, miner.outcomes) for miner in found.miners] == [(1, "i"), (2, "i")]
+    assert {node.uid: node.models for node in found.nodes} == {0: "=", 1: ".", 2: "."}
+    scene.stage.server.faults.add(rf"^GET /{scene.store.name}", status, times=None)
+    with pytest.raises(StoreError):
+        await scene.write()
+
+
 async def test_own_events_and_audits_are_shown(scene) -> None:
     await scene.recording.begin()
     await scene.record()
@@ -263,6 +306,8 @@ async def test_evaluations_are_shown(scene, tmp_path) -> None:
         command="tplr eval", tools={},
     )  # fmt: skip
     await scene.leader.comms.put_evaluation(result)
+    for window in (START - 1, 10**9):  # of no window of the run, or of none yet
+        await scene.leader.comms.put_evaluation(result.model_copy(update={"window": window}))
     write_result(result_path(tmp_path, "1", START, "the same"), result.model_copy(update={"uid": None}))
     # A miner's word does not count, and what is no evaluation is left out.
     await scene.miners[0].comms.put_evaluation(result)

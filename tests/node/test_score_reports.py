@@ -9,7 +9,7 @@ import pytest
 from reports import score_report
 
 from tplr.comms import Comms
-from tplr.errors import PreconditionFailed, StoreUnavailable
+from tplr.errors import ObjectNotFound, PreconditionFailed, ScoresSealed, StoreUnavailable
 from tplr.exchange.scores import released_after, seal_of
 from tplr.hparams import HParams, load_hparams
 from tplr.node.score_reports import ScoreReports
@@ -21,7 +21,9 @@ LATEST = released_after(SEALED)
 
 
 class Bucket:
-    """The part of ``Comms`` that publishes."""
+    """The part of ``Comms`` that publishes, and reads what this validator has published."""
+
+    uid = 0
 
     def __init__(self) -> None:
         self.seals: dict[int, ScoreSeal] = {}
@@ -39,6 +41,13 @@ class Bucket:
         if self.fails:
             raise self.fails.pop()
         self.reports[report.window] = report
+
+    async def get_scores(self, uid: int, window: int) -> ScoreReport:
+        if self.fails:
+            raise self.fails.pop()
+        if uid != self.uid or window not in self.reports:
+            raise (ScoresSealed if window in self.seals else ObjectNotFound)("no")
+        return self.reports[window]
 
 
 class Validator:
@@ -129,6 +138,18 @@ async def test_a_process_that_died_before_the_hash_was_published_leaves_the_wind
     assert await after.kept(5) is not None  # and so it is not scored again
     await after.seal(weights_due=9)
     assert sorted(validator.bucket.seals) == [5]
+
+
+async def test_what_was_made_before_a_restart_is_read_from_disk_and_bucket(validator) -> None:
+    before = validator.reports()
+    for window in (5, 6, 8):
+        await before.publish(report(window), weights_due=9)
+    await before.release(5, newest=9)
+    (validator.folder / "window-8-v1").unlink()  # sealed, and lost
+    assert [one.window for one in await validator.reports().made(range(4, 9))] == [5, 6]
+    validator.bucket.fails = [StoreUnavailable("away")]
+    assert [one.window for one in await validator.reports().made([5, 6])] == [6]
+    assert validator.problems == ["own scores of window 5, which later ones follow from, not read: away"]
 
 
 async def test_what_fails_is_tried_again(validator) -> None:

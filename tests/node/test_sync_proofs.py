@@ -1,6 +1,7 @@
 """Who can't prove that it holds the network's model is out of sync, however it fails to."""
 
 import asyncio
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from tplr.localnet.attackers import Honest
 from tplr.localnet.simulation import World, profile, small
 from tplr.node import sync_proofs
 from tplr.node.observation import Observation
+from tplr.node.state import StateFolder
 from tplr.node.sync_proofs import SyncProofs
 from tplr.schemas import OUT_OF_SYNC, UNREAD, PeerObservation
 
@@ -133,6 +135,25 @@ async def test_slow_buckets_together_end_in_time_and_who_was_not_asked_is_not_ju
     monkeypatch.setattr(sync_proofs, "ALL_SECONDS", 0.5)
     hangs(world, monkeypatch, UIDS)
     assert await found(world) == [None, None, None]
+
+
+async def test_who_was_asked_too_late_to_have_its_time_is_not_judged(world: World, monkeypatch) -> None:
+    monkeypatch.setattr(sync_proofs, "ALL_SECONDS", 0.3)
+    hangs(world, monkeypatch, (1,))
+    assert await found(world) == [None, 0, 0]
+
+
+async def test_a_model_that_was_rolled_back_judges_nobody(world: World, tmp_path: Path, monkeypatch) -> None:
+    """A validator that had diverged does not compare late miners with what its wrong model would prove."""
+    state, proofs = world.train_state, proofs_of(world)
+    monkeypatch.setattr(state, "snapshots", StateFolder(tmp_path))
+    monkeypatch.setattr(state, "loads", state.loads)
+    true = state.save(NEWEST + 1, {})
+    next(iter(state.parameters.values())).data.add_(1.0)
+    await proofs.note(Observation(NEWEST, {}), UIDS)
+    state.restore_shared(true)
+    await world.by_uid[2].store.delete(key_of(world, 2))
+    assert await found(world, proofs) == [0, None, 0]
 
 
 async def test_a_miner_that_missed_a_window_is_a_step_behind(world: World) -> None:

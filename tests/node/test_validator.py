@@ -1,16 +1,19 @@
-"""A window that can't be gathered changes no score, and the validator continues."""
+"""A window that can't be gathered changes no score, and no restart forgets what was scored."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from reports import score_report
+
 from tplr.clock import Tick
-from tplr.errors import WindowLost
-from tplr.hparams import load_hparams
+from tplr.errors import ObjectNotFound, WindowLost
+from tplr.hparams import HParams, load_hparams
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.validator import Validator
 from tplr.node.window_time import WindowTime
+from tplr.schemas import Evidence, PeerObservation, ScoreReport
 from tplr.telemetry import Telemetry
 from tplr.telemetry.events import Event
 
@@ -57,23 +60,65 @@ class Lost:
         raise WindowLost(f"window {self.window}: uids [3] are in its included set, and their updates can't be had")
 
 
+class Made:
+    """The bucket of a validator that has scored a window, with one miner on probation, in the clear."""
+
+    def __init__(self, *windows: int) -> None:
+        self._windows = windows
+
+    async def get_scores(self, uid: int, window: int) -> ScoreReport:
+        if window not in self._windows:
+            raise ObjectNotFound("no scores")
+        return score_report(window, observations={"3": PeerObservation(hotkey="miner")})
+
+
 async def nothing(_: int) -> None:
     pass
 
 
-async def test_a_window_that_is_lost_is_reported_and_changes_no_score() -> None:
+def of(hparams: HParams, made: Made, folder: Path = Lost.folder) -> tuple[Validator, Lost, list[Event]]:
+    """A validator that has just started, its replica, and its events."""
     events: list[Event] = []
-    hparams = load_hparams()
-    clock, electors = SimpleNamespace(block=0), frozenset()
-    comms = SimpleNamespace(uid=1, clock=clock, electors=electors, copy_run=nothing)
+    comms = SimpleNamespace(
+        uid=1,
+        clock=SimpleNamespace(block=0),
+        electors=frozenset(),
+        metagraph=SimpleNamespace(neurons=()),
+        copy_run=nothing,
+        get_scores=made.get_scores,
+    )
     context = NodeContext(
         comms=cast(Any, comms),
         clock=cast(Any, Clock(hparams.validator_offset)),
         telemetry=Telemetry(role="validator", uid=1, listeners=(events.append,)),
     )
     replica = Lost()
-    validator = Validator(cast(Replica, replica), cast(Any, None), context, hparams)
+    replica.folder = folder
+    return Validator(cast(Replica, replica), cast(Any, None), context, hparams), replica, events
+
+
+async def follow(validator: Validator) -> None:
     await validator._follow(cast(Any, SimpleNamespace(create_task=lambda paying: paying.close())))
+
+
+async def test_what_was_scored_after_the_saved_state_is_still_evidence(tmp_path: Path) -> None:
+    """It is published, so an audit of later scores looks for it. The window that was applied alone is none."""
+    hparams = load_hparams()
+    kept = score_report(LOST - 1, observations={"3": PeerObservation(hotkey="miner")})
+    (tmp_path / "scores").mkdir()
+    (tmp_path / "scores" / f"window-{LOST - 1}-v{hparams.version}").write_text(kept.model_dump_json())
+    validator, _, events = of(hparams, Made(LOST - 3), tmp_path)
+    before = Evidence(window=LOST - 4, observations={"3": PeerObservation(hotkey="miner")})
+    validator._board.see(before)  # as it was saved
+    await follow(validator)
+    assert [event["window"] for event in events if event["event"] == "scores"] == [LOST - 3, LOST - 1]
+    assert validator._board.follows_from == (LOST - 4, LOST - 3)
+    assert validator._board.newest == LOST - 1
+
+
+async def test_a_window_that_is_lost_is_reported_and_changes_no_score() -> None:
+    validator, replica, events = of(load_hparams(), Made())
+    await follow(validator)
     # How to go on, by a later checkpoint if there is one, is the way that ``advance`` knows.
     assert replica.advanced == replica.asked == [LOST, LOST + 1, LOST + 2]
     problems = [event for event in events if event["event"] != "window_time"]

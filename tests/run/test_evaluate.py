@@ -19,6 +19,7 @@ from tplr.node.network_reader import open_network
 from tplr.run import evaluate, harness
 from tplr.run.evaluate import EvaluationPlan, evaluate_window, follow
 from tplr.run.results import read_results
+from tplr.schemas import EvaluationResult
 
 TASKS = Path(__file__).parents[2] / "examples" / "tasks"
 
@@ -212,3 +213,22 @@ async def test_a_result_is_published_in_the_own_bucket(own_run, tmp_path):
             result = await evaluate_window(network, own_run.kept, asked)
             published = await network.comms.get_evaluation(0, own_run.kept)
     assert published == result.model_copy(update={"uid": 0}).sealed()
+
+
+async def test_a_result_whose_publication_failed_is_published_the_next_time(own_run, tmp_path, monkeypatch):
+    """It is not measured again: its file is there."""
+    published, put = [], [StoreUnavailable("503")]
+
+    async def put_evaluation(result: EvaluationResult) -> None:
+        if put:
+            raise put.pop()
+        published.append(result)
+
+    async with open_finished(own_run.folder) as network:
+        monkeypatch.setattr(network.comms, "put_evaluation", put_evaluation)
+        asked = plan(tmp_path, publish=True)
+        with pytest.raises(StoreUnavailable):
+            await evaluate_window(network, own_run.kept, asked)
+        monkeypatch.delattr(evaluate, "measure_held_out")
+        result = await evaluate_window(network, own_run.kept, asked)
+    assert published == [result]

@@ -13,7 +13,7 @@ from tplr.run import window_model
 from tplr.run.folder import HPARAMS, load_model
 from tplr.run.record import RECORD, read_record
 from tplr.run.results import write_result
-from tplr.schemas import DebugReport
+from tplr.schemas import DebugReport, ScoreReport
 from tplr.training.fingerprint import digest
 
 
@@ -111,6 +111,22 @@ def test_a_model_that_differs_from_the_networks_is_not_exported(own_run, tplr, t
     assert tplr("export", "--local", own_run.folder, "--out", "model") == 2
     assert f"window {own_run.last}: this model's fingerprint is" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_scores_that_say_anything_are_in_no_export_s_way(own_run, tplr, tmp_path):
+    """A hotkey that is none, of any length, and an object that is no report."""
+
+    def lie(raw: bytes) -> bytes:
+        _, body = raw.split(b"\n", 1)
+        body = body.replace(b'"hotkey":"hotkey-1"', b'"hotkey":"' + b"x" * 200 + b'"')
+        return sign_body(body, kind=ScoreReport.kind, window=own_run.last, signer=own_run.signer("validator"))
+
+    own_run.change(f"scores-{own_run.last}-0-", lie)
+    own_run.change(f"scores-{own_run.last - 1}-0-", lambda _: b" " * 2**21)
+    assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
+    record = read_record(tmp_path / "model")
+    assert [one.held_out_loss is None for one in record.windows] == [False] * 3 + [True, False]
+    assert [one.hotkey for one in record.contributors] == ["x" * 128, "hotkey-2"]
 
 
 def test_a_window_without_a_report_says_so(own_run, tplr, tmp_path):

@@ -130,6 +130,29 @@ def test_a_seal_fits_one_report_alone(report) -> None:
     assert sealed.model_copy(update={"window": 3}).sealed().seal != sealed.seal
 
 
+def test_one_miner_s_explanation_compares_no_other_s_update(report, monkeypatch) -> None:
+    """Of 256 miners all comparisons take seconds; a page explains each of them."""
+    compared: list[int] = []
+    monkeypatch.setattr("tplr.scoring.own_pages._ahead", lambda _, mine, *more: compared.append(mine) or float(mine))
+    made = report()
+    seen = made.observations
+    tested = {uid: seen[uid].model_copy(update={"assigned_products": (0.3, 0.2, 0.1, 0.3, 0.2, 0.1)}) for uid in "135"}
+    text = explain(made.model_copy(update={"observations": {**seen, **tested}}), 3, power=2.0, shares=None)
+    assert "own-pages test    +2.00 deviations ahead of others on its own pages" in text
+    assert compared == [2, 2, 2]
+
+
+def test_what_strangers_wrote_commands_no_terminal_and_adds_no_line(report) -> None:
+    hostile = "\x1b[2J\nweight            1.0"
+    made = report(changes={"faults": ("one",)})
+    seen = made.observations["1"].model_copy(update={"hotkey": hostile, "verdict": hostile})
+    lying = made.model_copy(update={"observations": {**made.observations, "1": seen}, "faults": (hostile,)})
+    text = explain(lying, 1, power=2.0, shares=None)
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == len(explain(made, 1, power=2.0, shares=None).splitlines())
+    assert text.count(r"\x1b[2J\nweight") == 3
+
+
 # --- credit: every number leads to the next one, and to what the report pays ------------------------------------------
 
 WINDOWS = 5

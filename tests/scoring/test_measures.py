@@ -83,6 +83,14 @@ def test_calibration_compares_measured_with_predicted_gains(evaluation) -> None:
     assert calibrations({1: usual, 2: usual, 3: harmful})[3] == 0.0
 
 
+def test_a_loss_that_is_not_finite_is_no_noise(evaluation) -> None:
+    """Its standard error is unknown, which is a very large number; it excuses nothing."""
+    usual = [(evaluation(held_out=0.01, error=1e-4), 0.2)]
+    endless = diverged(evaluation(error=1e9), "held_out")
+    found = calibrations({**dict.fromkeys((1, 2, 3), usual), 4: [(endless, 0.2)], 5: [*usual, (endless, 0.2)]})
+    assert found == {1: 1.0, 2: 1.0, 3: 1.0, 4: 0.0, 5: 0.0}
+
+
 def test_without_a_usual_ratio_nobody_is_calibrated(evaluation) -> None:
     harmful = [(evaluation(held_out=-0.01), 0.2)]
     assert calibrations({1: harmful, 2: harmful}) == {1: 1.0, 2: 1.0}

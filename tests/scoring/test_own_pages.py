@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tplr.schemas import published
+from tplr.scoring import own_pages
 from tplr.scoring.own_pages import FEWEST_OTHERS, deviations, indicator
 from tplr.training.alignment import Alignment
 
@@ -44,6 +45,23 @@ def seen(
     tests = {TESTED: tuple(updates @ pages)}
     tests |= {uid: tuple(updates @ one) for uid, one in zip(range(TESTED), elsewhere[1:], strict=False)}
     return tests, alignment
+
+
+def test_of_one_update_no_other_is_compared(monkeypatch) -> None:
+    """Who explains each of 256 miners does not compare all updates 256 times."""
+    compared: list[int] = []
+    ahead_of_others = own_pages._ahead
+
+    def count(rest: np.ndarray, mine: int, *more: np.ndarray) -> float:
+        compared.append(mine)
+        return ahead_of_others(rest, mine, *more)
+
+    monkeypatch.setattr(own_pages, "_ahead", count)
+    tests, alignment = seen(12, trained=True, seed=1, tested=3)
+    everybody = deviations(tests, alignment)
+    compared.clear()
+    assert deviations(tests, alignment, only=TESTED) == {one: x for one, x in everybody.items() if one[0] == TESTED}
+    assert compared == [TESTED] * len(tests)
 
 
 @pytest.mark.parametrize("count", [6, 12, 30])

@@ -44,6 +44,15 @@ def frame_of(records: list[WindowRecord]) -> Frame:
     return Frame("templar: finney, netuid 3, version 1", view, COLUMNS)
 
 
+def test_what_strangers_wrote_commands_no_terminal() -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\u202e"
+    frame = frame_of([record(16, scores={2: score(0.5, 0.1, struck=(hostile,))})]).noting(hostile)
+    shown = StringIO()
+    Console(file=shown, width=140, force_terminal=True, color_system=None).print(render_frame(frame, now=1010.0))
+    assert not {"\x1b", "\x07", "\u202e"} & {*shown.getvalue()}
+    assert shown.getvalue().count(r"\x1b]0;owned\x07") == 2
+
+
 def row(text: str, name: str) -> list[str]:
     return next(line for line in text.splitlines() if f"│ {name} " in line).strip("│ ").split()
 

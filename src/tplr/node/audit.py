@@ -7,9 +7,10 @@ of the last windows.
 """
 
 import asyncio
+import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -367,8 +368,9 @@ class Auditor:
         """Check that a fault explains every missing measurement; the faults themselves are not verified."""
         if self._hparams.profile != "documented":
             _, seed = await self._seed()
-            for what, published, found in omissions(report, seed):
-                raise Mismatch(what, published, found)
+            with _consistent():
+                for what, published, found in omissions(report, seed):
+                    raise Mismatch(what, published, found)
             if not any(fault.startswith(NO_PROBATION) for fault in report.faults):
                 await self._check_asked(report)
         for fault in report.faults:
@@ -472,14 +474,14 @@ class Auditor:
         earlier = await self._earlier_reports(report)
         if earlier is None:
             return
-        board = score_board(self._hparams)
-        board.resume(earlier)
-        if report.alignment:
-            _, seed = await self._seed()
-            pool = {uid: report.observations[str(uid)].hotkey for uid in report.alignment.uids}
-            sampled = tuple(int(uid) for uid, seen in report.observations.items() if seen.sampled)
-            same("sampled uids", tuple(sorted(sampled)), board.sample(pool, self.window, seed))
-        outcome = board.see(report.evidence)
+        board, (_, seed) = score_board(self._hparams), await self._seed()
+        with _consistent():
+            board.resume(earlier)
+            if report.alignment:
+                pool = {uid: report.observations[str(uid)].hotkey for uid in report.alignment.uids}
+                sampled = tuple(int(uid) for uid, seen in report.observations.items() if seen.sampled)
+                same("sampled uids", tuple(sorted(sampled)), board.sample(pool, self.window, seed))
+            outcome = board.see(report.evidence)
         same("earlier windows that the scores follow from", report.follows_from, board.follows_from)
         same("uids with a peer score", sorted(report.peer_scores), sorted(map(str, outcome.peer_scores)))
         for uid, one in outcome.peer_scores.items():
@@ -514,6 +516,15 @@ class Auditor:
             self._leave_open(f"peer scores not verified: no report of windows {unread}")
             return None
         return [found[window] for window in sorted(found)]
+
+
+@contextlib.contextmanager
+def _consistent() -> Iterator[None]:
+    """Evidence that no formula takes, as it contradicts itself, is a difference."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise Mismatch("evidence that scores can follow from", "none", f"{type(error).__name__}: {error}") from error
 
 
 def _alike(published: Mapping[str, Any], found: Mapping[str, Any]) -> bool:

@@ -210,7 +210,7 @@ def omissions(report: ScoreReport, seed: int) -> Iterator[tuple[str, object, obj
         if many and not one.assigned_products and not faulty:
             yield f"own-pages test of uid {uid}", None, "one, or a fault"
         tests = {uid: one.assigned_products} if one.assigned_products else {}
-        tested = many and alignment is not None and (uid, uid) in deviations(tests, alignment)
+        tested = many and alignment is not None and (uid, uid) in deviations(tests, alignment, only=uid)
         due = not tested or uid in by_loss
         if one.evaluation and not due:
             yield f"loss of uid {uid}", "evaluated", "not drawn"

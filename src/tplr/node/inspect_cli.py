@@ -15,6 +15,7 @@ from tplr.node.network_reader import NetworkReader, Surroundings, open_network, 
 from tplr.node.replay import load_state, published_windows, reading_state
 from tplr.node.score_evidence import ScoreEvidence
 from tplr.scoring.explain import explain
+from tplr.untrusted import printable
 
 AGREES, DIFFERS, UNKNOWN = 0, 1, 2
 
@@ -116,5 +117,6 @@ async def _audit(request: Request, network: NetworkReader) -> int:
         await asyncio.to_thread(append_stamp, request.record, stamp)
     agrees = f"AGREES: validator {validator}, windows {window} to {request.window}: {compared}"
     believed = [f"BELIEVED: {text}" for text in auditor.unverified]
-    print("\n".join([f"DIFFERS: {found}" if found else agrees, *believed]))  # noqa: T201
+    lines = [f"DIFFERS: {found}" if found else agrees, *believed]
+    print("\n".join(map(printable, lines)))  # noqa: T201
     return DIFFERS if found else AGREES

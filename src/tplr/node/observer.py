@@ -52,6 +52,8 @@ class Observer:
     async def observe(self, gathered: GatherResult[Update], board: ScoreBoard) -> Observation:
         """Observe the next window to apply, whose updates are ``gathered``."""
         seen = Observation(gathered.window, self._miners(board))
+        with seen.own_fault("hotkeys not compared"):
+            await self._leave_out_newcomers(seen)
         _note_verdicts(seen, gathered, listed=True, included=True)
         observe = self._observe_documented if self._hparams.profile == "documented" else self._observe
         await observe(seen, gathered.updates, board)
@@ -68,6 +70,12 @@ class Observer:
             if neuron.stake <= self._hparams.eval_stake_limit
             and (neuron.uid in self._comms.commitments or neuron.uid in board.peer_scores)
         }
+
+    async def _leave_out_newcomers(self, seen: Observation) -> None:
+        """Who has registered since the window's end answers for nothing that the owner of its uid before did."""
+        then = await self._comms.hotkeys_in(seen.window)
+        for uid in [uid for uid, one in seen.observations.items() if then.get(uid) != one.hotkey]:
+            del seen.observations[uid]
 
     async def _observe(self, seen: Observation, included: Updates, board: ScoreBoard) -> None:
         """Measure all updates, of the included set and on probation, and evaluate the sampled ones."""
@@ -187,7 +195,7 @@ class Observer:
         all_updates = [one.update for one in updates]
         products = await asyncio.to_thread(self._train_state.own_alignment, all_updates, batches, seed)
         seen.note(uid, assigned_products=published(products))
-        return (uid, uid) in deviations({uid: published(products)}, seen.alignment)
+        return (uid, uid) in deviations({uid: published(products)}, seen.alignment, only=uid)
 
     async def _measure_loss(
         self, seen: Observation, one: GatheredUpdate[Update], assigned: np.ndarray | None, before: Baseline

@@ -1,25 +1,30 @@
 """Publishes a validator's score reports: at once, or the hash at once and the report when its weights are in force.
 
 A sealed report is kept on disk. A validator that was killed after it had sealed a window does not score that window
-again, because the published hash binds it to the report on disk.
+again, because the published hash binds it to the report on disk. Its later scores must follow from what it published
+after its last saved state, so it reads these reports again.
 """
 
 import asyncio
 import contextlib
 import re
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from tplr.comms import Comms
-from tplr.errors import PayloadError, PreconditionFailed, StateError, StoreError
+from tplr.errors import ObjectNotFound, PayloadError, PreconditionFailed, StateError, StoreError
 from tplr.exchange.scores import released_after, seal_of
 from tplr.files import atomic_write
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.failpoints import failpoint
 from tplr.schemas import ScoreReport
+from tplr.storage.many import for_each
 from tplr.telemetry import Telemetry
 from tplr.untrusted import parse_untrusted
+
+READ_AT_ONCE = 8
 
 
 class ScoreReports:
@@ -43,6 +48,23 @@ class ScoreReports:
             for found in await asyncio.to_thread(self._on_disk):
                 self._sealed.setdefault(found, False)
         return await self._read(window) if window in self._sealed else None
+
+    async def made(self, windows: Iterable[int]) -> list[ScoreReport]:
+        """The reports of these windows that this validator has sealed or published, in their order."""
+        found = {window: await self.kept(window) for window in windows}
+        missing = [window for window, report in found.items() if report is None]
+        found |= zip(missing, await for_each(missing, self._published, concurrency=READ_AT_ONCE), strict=True)
+        return [report for report in found.values() if report is not None]
+
+    async def _published(self, window: int) -> ScoreReport | None:
+        """A report in this validator's bucket; None if it has none, or it can't be read, which is logged."""
+        try:
+            return await self._comms.get_scores(self._comms.uid, window)
+        except ObjectNotFound:
+            return None
+        except (StoreError, PayloadError) as error:
+            self._report_problem(f"own scores of window {window}, which later ones follow from, not read: {error}")
+            return None
 
     async def publish(self, report: ScoreReport, *, weights_due: int) -> None:
         """Publish a report, or seal it. A failure is logged; publishing a hash is retried.

@@ -29,13 +29,14 @@ class SyncProofs:
         self._hparams = hparams
         # Expected proofs by window and uid, kept for late reports.
         self._expected: dict[int, dict[int, str]] = {}
+        self._loads = 0  # of the model that gave them
 
     async def note(self, seen: Observation, uids: Iterable[int]) -> None:
         """Record how many steps behind these uids are.
 
         A missing, malformed or too large report is not a proof. ``UNREAD`` is recorded if a bucket refuses the request,
         or does not answer while more than half of the asked ones do, so that the fault is not this validator's. A uid
-        that is not asked in time, because other buckets are slow, is not judged; the order differs in each window. No
+        that does not get its time, because other buckets are slow, is not judged; the order differs in each window. No
         uid is judged right after a void window.
         """
         newest, uids = seen.window - 1, sorted(uids)
@@ -43,6 +44,8 @@ class SyncProofs:
         if newest < start or await after_void(self._comms, start, newest):
             return
         block_hash = await self._comms.window_hash(seen.window)
+        if self._loads != self._train_state.loads:  # a rollback: the model from before it may have been wrong
+            self._loads, self._expected = self._train_state.loads, {}
         self._expected[newest] = await asyncio.to_thread(expected_proofs, self._train_state, uids, newest, block_hash)
         for old in [window for window in self._expected if window < newest - self._hparams.sync_max_steps_behind]:
             del self._expected[old]
@@ -52,11 +55,11 @@ class SyncProofs:
 
         async def one(uid: int) -> None:
             async with slots:
-                unreached.add(uid)
-                with contextlib.suppress(StoreUnavailable, TimeoutError):
+                try:
                     async with asyncio.timeout(REPORT_SECONDS):
                         found[uid] = await self.behind(uid, newest)
-                    unreached.remove(uid)
+                except (StoreUnavailable, TimeoutError):
+                    unreached.add(uid)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ALL_SECONDS), asyncio.TaskGroup() as group:

@@ -69,6 +69,7 @@ class TrainState:
         start_window: first window of the run; -1 until it is known.
         global_step: number of outer steps applied, the position of every schedule. A window without an applied update
             does not count.
+        loads: number of times another model replaced the present one, as after a restart or in a rollback.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class TrainState:
         self.stateful: dict[str, Stateful] = {}
         self.start_window = -1
         self.global_step = 0
+        self.loads = 0
         self._applied: tuple[int, ...] = ()  # uids of the updates that are about to be applied; see ``set_caps``
         self.snapshots = StateFolder(folder)
         self._incoming = folder / "incoming"
@@ -433,6 +435,7 @@ class TrainState:
     def reset_to_first_weights(self) -> None:
         """Reset to the run's first weights; this node's own tensors and values are kept."""
         self._kept = self._own = None
+        self.loads += 1
         set_first_weights(self.parameters, self._hparams)
         self.outer.reset_shared()
         self.global_step = 0
@@ -446,6 +449,7 @@ class TrainState:
     @torch.no_grad()
     def _restore_model(self, saved: SavedState) -> None:
         self._kept = self._own = None
+        self.loads += 1
         with together(self._parallel):
             saved.read_into("model", {name: parameter.detach() for name, parameter in self.parameters.items()})
         self.global_step = saved.manifest.global_step

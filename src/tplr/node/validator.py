@@ -35,6 +35,7 @@ class Validator:
         self._leader = Leader(context, hparams, replica.folder / "aggregates" / "start")
         self._reports = ScoreReports(context.comms, context.telemetry, hparams, replica.folder / "scores")
         self._scored = -1  # the newest scored window
+        self._resumed = False  # whether the board has what was scored after the saved state
         self._nobody_for = 0  # number of consecutive windows without a miner's score, measured without a fault
         replica.register("scores", self._board)
         replica.register("leader", self._leader)
@@ -81,6 +82,7 @@ class Validator:
 
         A window that can't be gathered does not change scores; ``advance`` skips it.
         """
+        await self._resume()
         try:
             gathered = await self._replica.gather()
         except WindowLost as lost:
@@ -101,6 +103,15 @@ class Validator:
             await self._publish(seen, outcome)
         await failpoint("scored")
         await self._replica.apply(gathered)
+
+    async def _resume(self) -> None:
+        """Once after a start: see the evidence of windows that this validator scored after its saved state."""
+        if self._resumed:
+            return
+        self._resumed, window = True, self._replica.window
+        after = max(self._board.newest, window - self._hparams.pay_windows)
+        for report in await self._reports.made(range(after + 1, window)):
+            self._note(report.window, await asyncio.to_thread(self._board.see, report.evidence), report.faults)
 
     def _note(self, window: int, outcome: Outcome, faults: Sequence[str] = ()) -> None:
         self._scored = window

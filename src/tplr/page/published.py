@@ -28,6 +28,7 @@ from tplr.storage.many import for_each, list_objects
 
 WINDOWS_AT_ONCE = 4
 REPORTS_AT_ONCE = 16
+LIST_SECONDS = 10.0
 # Of what strangers wrote, a page shows so many characters and rows.
 MAX_TEXT, MAX_ROWS = 400, 40
 DIGITS = 12  # of a fingerprint
@@ -36,7 +37,7 @@ DIGITS = 12  # of a fingerprint
 class PublishedRun:
     """What is published of a run, as of the last ``comms.refresh``.
 
-    A bucket that does not answer is not asked again by this object: make one for each look.
+    A bucket that can't be read is not asked again by this object: make one for each look.
 
     Args:
         spec: layout of the run's updates, whose headers name their batches.
@@ -60,21 +61,38 @@ class PublishedRun:
         self._silent: set[int] = set()
 
     async def windows(self) -> list[int]:
-        """The windows of which a validator's report is published, ascending. Raises StoreError, ChainUnavailable."""
+        """The windows of which a validator's report is published, ascending.
+
+        Raises:
+            ChainUnavailable, StoreError: chain, or all validators' buckets, can't be read.
+        """
+        run = await self._begun()
+        found: list[set[int]] = []
+        failed: StoreError | None = None
+        for uid in self._comms.validators():
+            try:
+                found.append(await self._published_by(uid, "debug"))
+            except StoreError as error:
+                self._skip(uid, failed := error)
+        if failed and not found:
+            raise failed
+        return sorted(window for window in set[int]().union(*found) if window in run)
+
+    async def _begun(self) -> range:
+        """The run's windows that have begun. Whoever names an object may name others."""
         start = await self._comms.get_start_window()
-        if start is None:
-            return []
         newest = self._comms.block_to_window(await self._comms.chain.head())
-        found = [await self._published_by(uid, "debug") for uid in self._comms.validators()]
-        return sorted(window for window in set[int]().union(*found) if start <= window <= newest)
+        return range(newest + 1 if start is None else start, newest + 1)
 
     async def scored_windows(self) -> list[int]:
         """The windows of which the validator's scores are published, ascending. Raises StoreError."""
-        return [] if self._validator is None else sorted(await self._published_by(self._validator, "scores"))
+        if self._validator is None or self._validator in self._silent:
+            return []
+        return sorted(await self._published_by(self._validator, "scores"))
 
     @property
     def silent(self) -> frozenset[int]:
-        """Whose buckets did not answer."""
+        """Whose buckets could not be read."""
         return frozenset(self._silent)
 
     async def records(self, windows: Iterable[int]) -> list[WindowRecord]:
@@ -91,11 +109,23 @@ class PublishedRun:
         return found
 
     async def evaluations(self, known: Container[tuple[int, int]] = ()) -> list[Evaluation]:
-        """Figures of the evaluations that validators published, but those ``known``: window and uid. StoreError."""
+        """Figures of the evaluations that validators published, but those ``known``: window and uid.
+
+        Raises:
+            ChainUnavailable, StoreError: it is not known which windows have begun.
+        """
+        run = await self._begun()
         found: list[Evaluation] = []
         for uid in self._comms.validators():
-            for window in await self._published_by(uid, "evaluation"):
-                if (window, uid) in known:
+            if uid in self._silent:
+                continue
+            try:
+                published = await self._published_by(uid, "evaluation")
+            except StoreError as error:
+                self._skip(uid, error)
+                continue
+            for window in published:
+                if window not in run or (window, uid) in known:
                     continue
                 try:
                     result = await self._comms.get_evaluation(uid, window)
@@ -109,7 +139,7 @@ class PublishedRun:
         """The windows of which ``uid`` has published an object of this kind. Raises StoreError."""
         if (store := self._comms.store_of(uid)) is None:
             return set()
-        infos = await list_objects(store, f"{kind}-", deadline_seconds=10.0)
+        infos = await list_objects(store, f"{kind}-", deadline_seconds=LIST_SECONDS)
         keys = [parse_window_key(info.key, self._hparams.version) for info in infos]
         return {key.window for key in keys if key and key.kind == kind and key.uid == uid}
 
@@ -118,6 +148,10 @@ class PublishedRun:
         election, peers = await self._election(window), await self._peers(window)
         included, skipped = self._included(election, reports)
         scores, unread = await self._scores(window)
+        try:
+            scored = await asyncio.to_thread(self._scored, scores, await self._shares(scores)) if scores else {}
+        except (ArithmeticError, ValueError):  # whoever signs scores may write what no formula takes
+            scored, unread = {}, "its scores have numbers that no page can hold"
         return WindowRecord(
             window=window,
             start=await self._start(window),
@@ -130,7 +164,7 @@ class PublishedRun:
             tokens=await self._tokens(window, included or ()),
             models={uid: _model(report) for uid, report in sorted(reports.items())},
             unread=unread[:MAX_TEXT],
-            **(await asyncio.to_thread(self._scored, scores, await self._shares(scores)) if scores else {}),
+            **scored,
         )
 
     async def _start(self, window: int) -> float | None:
@@ -160,7 +194,7 @@ class PublishedRun:
     def _skip(self, uid: int, error: StoreError) -> None:
         if uid not in self._silent:
             self._silent.add(uid)
-            logger.warning("the bucket of uid %d does not answer and is left out: %s", uid, error)
+            logger.warning("the bucket of uid %d can't be read and is left out: %s", uid, error)
 
     async def _election(self, window: int) -> ElectionResult | None:
         try:

@@ -96,7 +96,8 @@ async def evaluate_folder(
     loaded = await asyncio.to_thread(load_model, folder, device, torch.float32)
     weights = await asyncio.to_thread(digest, dict(loaded.model.named_parameters()))
     path = result_path(plan.results, record.version, record.window, f"{weights} {plan.asked}")  # perhaps rounded ones
-    return await _done(path) or await _evaluate(network, loaded, (record.window, record.global_step), plan, path)
+    found = await _done(path) or await _evaluate(network, loaded, (record.window, record.global_step), plan, path)
+    return await _published(network, found, plan)
 
 
 async def evaluate_window(
@@ -105,11 +106,11 @@ async def evaluate_window(
     """Evaluate the run's model after a window, or return the result that is there. Raises as ``loaded_state``."""
     path = result_path(plan.results, network.hparams.version, window, plan.asked)
     if found := await _done(path):
-        return found
+        return await _published(network, found, plan)
     with tempfile.TemporaryDirectory(prefix="tplr-eval-") as scratch:
         state = await loaded_state(network, "nearest", window, Path(scratch), device=device)
     loaded = LoadedModel(state.model, await asyncio.to_thread(network.tokenizer))
-    return await _evaluate(network, loaded, (window, state.global_step), plan, path)
+    return await _published(network, await _evaluate(network, loaded, (window, state.global_step), plan, path), plan)
 
 
 async def follow(
@@ -169,9 +170,14 @@ async def _evaluate(
         tools=_tools(),
     ).sealed()
     await asyncio.to_thread(write_result, path, result)
+    logger.info("window %d: %.4f bits per byte; %s", window, held_out.bits_per_byte, path)
+    return result
+
+
+async def _published(network: NetworkReader, result: EvaluationResult, plan: EvaluationPlan) -> EvaluationResult:
+    """The result, in this node's bucket if it is to be there; also one of before, whose publication may have failed."""
     if plan.publish:
         await network.comms.put_evaluation(result)
-    logger.info("window %d: %.4f bits per byte; %s", window, held_out.bits_per_byte, path)
     return result
 
 

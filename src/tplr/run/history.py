@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import read_prologue
-from tplr.errors import AccessDenied, ObjectNotFound, PayloadError, PreconditionFailed
+from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PayloadError, PreconditionFailed
 from tplr.exchange.aggregates import Included
 from tplr.node.network_reader import NetworkReader
 from tplr.node.windows import majority_report
-from tplr.run.record import Contributor, WindowFacts
+from tplr.run.record import MAX_HOTKEY, Contributor, WindowFacts
 from tplr.schemas import PeerScore, ScoreReport
 
 WINDOWS_AT_ONCE = 8
@@ -60,7 +60,7 @@ def contributors(
         found.append(
             Contributor(
                 uid=int(uid),
-                hotkey=hotkeys.get(uid, ""),
+                hotkey=hotkeys.get(uid, "")[:MAX_HOTKEY],
                 windows=len(batches),
                 tokens=batch_tokens * sum(one or 0 for one in batches),
                 credit=score.credit if isinstance(score, PeerScore) else None,
@@ -97,7 +97,7 @@ async def _published(network: NetworkReader, window: int) -> tuple[Included, ...
 async def _scores(network: NetworkReader, window: int) -> ScoreReport | None:
     try:
         return await network.comms.get_scores(network.validator(), window)
-    except (ObjectNotFound, PayloadError):  # not scored, sealed, deleted, or no report
+    except (ObjectNotFound, ObjectTooLarge, PayloadError):  # not scored, sealed, deleted, or no report
         return None
 
 

@@ -12,6 +12,7 @@ from tplr.schemas import EvaluationResult, Items, Loss, Sealed, Sha256, Uid, Uid
 from tplr.untrusted import parse_untrusted
 
 RECORD = "run.json"
+MAX_HOTKEY = 128
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -36,7 +37,7 @@ class Contributor(Wire):
     """A participant whose updates the model holds.
 
     Attributes:
-        hotkey: as the leading validator's score reports name it; "" if none does.
+        hotkey: as the leading validator's score reports name it, its first ``MAX_HOTKEY`` letters; "" if none does.
         windows: in which its update was included.
         tokens: that it trained on in those windows whose updates are not deleted.
         credit: its own part of its gain beyond chance, over the last ``pay_windows`` windows; None without a readable
@@ -44,7 +45,7 @@ class Contributor(Wire):
     """
 
     uid: Uid
-    hotkey: Annotated[str, Field(max_length=128)]
+    hotkey: Annotated[str, Field(max_length=MAX_HOTKEY)]
     windows: Count
     tokens: Count
     credit: Loss | None

@@ -130,10 +130,10 @@ class MeasuredWindow:
         return self._deviations.get(uid, {}) if self.seen(uid, hotkey) else {}
 
 
-def own_pages_tests(evidence: Evidence) -> dict[tuple[int, int], float]:
-    """``deviations`` in the own-pages tests of a window, by the uid of the update and that of the pages."""
+def own_pages_tests(evidence: Evidence, *, only: int | None = None) -> dict[tuple[int, int], float]:
+    """``deviations`` in the own-pages tests of a window, by the uid of the update (or ``only`` it) and of the pages."""
     seen = {int(uid): one.assigned_products for uid, one in evidence.observations.items() if one.assigned_products}
-    return deviations(seen, evidence.alignment or NOTHING)
+    return deviations(seen, evidence.alignment or NOTHING, only=only)
 
 
 def loss_test(seen: PeerObservation) -> float | None:
@@ -277,6 +277,11 @@ class Board:
     def follows_from(self) -> tuple[int, ...]:
         """Windows of the earlier reports from which the present scores follow."""
         return tuple(one.window for one in self._windows[:-1])
+
+    @property
+    def newest(self) -> int:
+        """The last window that it has seen; -1 before the first."""
+        return self._windows[-1].window if self._windows else -1
 
     def proven(self, uid: int) -> bool | None:
         """Whether a miner helps the model, and no tests say that its work is another's; None if it is not known yet."""

@@ -29,6 +29,7 @@ from tplr.scoring.credit import CHANCE, Credit
 from tplr.scoring.documented.explain import explain_score as explain_documented
 from tplr.scoring.measures import LOSS_HIGH, LOSS_LOW, OWN_PAGES_HIGH, OWN_PAGES_LOW, gain
 from tplr.scoring.penalties import BY_CODE
+from tplr.untrusted import printable
 
 WIDTH = 18
 # A published credit differs by so much at most from that of the same evidence on another processor.
@@ -77,9 +78,9 @@ def explain(report: ScoreReport, uid: int, *, power: float, shares: CreditShares
         known = ", ".join(sorted(report.peer_scores, key=int)) or "nobody"
         return f"uid {uid}: validator {report.uid} knows no such miner in window {report.window}; it knows {known}"
     rows = explain_rows(report, uid, power=power, shares=shares)
-    hotkey = report.observations[str(uid)].hotkey
+    hotkey = printable(report.observations[str(uid)].hotkey)
     title = f"uid {uid} ({hotkey}) in window {report.window}, seen by validator {report.uid}, {report.profile} rules"
-    return "\n".join([title, "", *(f"{name:<{WIDTH}}{text}" for name, text in rows)])
+    return "\n".join([title, "", *(f"{name:<{WIDTH}}{printable(text)}" for name, text in rows)])
 
 
 def explain_rows(report: ScoreReport, uid: int, *, power: float, shares: CreditShares | None) -> list[Row]:
@@ -152,7 +153,7 @@ def _products(seen: PeerObservation, uid: int, report: ScoreReport) -> Iterator[
         return
     predicted = alignment.products[alignment.uids.index(uid)]
     yield "predicted gain", f"{predicted:+.4f} in this window: how far its step goes along the validator's gradient"
-    ahead = {page: one for (who, page), one in own_pages_tests(report.evidence).items() if who == uid}
+    ahead = {page: one for (_, page), one in own_pages_tests(report.evidence, only=uid).items()}
     if uid in ahead:
         below = sum(one < ahead[uid] for page, one in ahead.items() if page != uid)
         compared = f"more than on those of {below} of {len(ahead) - 1} other tested miners"

@@ -77,7 +77,7 @@ def calibrations(evaluated: Mapping[int, Iterable[tuple[Evaluation, float]]]) ->
 
     ``min(1, (measured + SIGNIFICANT * its standard error) / (CALIBRATED * usual * predicted))`` of sums over a uid's
     evaluations; ``usual`` is the median of ``measured / predicted``. So chance costs nothing, nor does the curvature
-    that makes every measured gain smaller than predicted.
+    that makes every measured gain smaller than predicted. A loss that is not finite is no chance: its error counts 0.
 
     Args:
         evaluated: each uid's evaluations, with the predicted gain of the same update.
@@ -87,7 +87,8 @@ def calibrations(evaluated: Mapping[int, Iterable[tuple[Evaluation, float]]]) ->
         known = [(measured, predicted) for measured, predicted in pairs if predicted > 0]
         if known:
             total = math.fsum(measured_gain(measured) for measured, _ in known)
-            variance = math.fsum((one.held_out.error / one.held_out.before) ** 2 for one, _ in known)
+            finite = [one.held_out for one, _ in known if one.held_out.after is not None]
+            variance = math.fsum((one.error / one.before) ** 2 for one in finite)
             sums[uid] = total, math.sqrt(variance), math.fsum(predicted for _, predicted in known)
     usual = statistics.median(total / predicted for total, _, predicted in sums.values()) if sums else 0.0
     if usual <= 0:

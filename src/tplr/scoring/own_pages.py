@@ -53,7 +53,9 @@ def indicator(on_own: float, on_others: Sequence[float]) -> float:
     return sum((on_own > one) - (on_own < one) for one in on_others) / len(on_others)
 
 
-def deviations(tests: Mapping[int, Sequence[float]], alignment: Aligned) -> dict[tuple[int, int], float]:
+def deviations(
+    tests: Mapping[int, Sequence[float]], alignment: Aligned, *, only: int | None = None
+) -> dict[tuple[int, int], float]:
     """How far each update is ahead of what others foretell, in standard deviations, by its uid and that of the pages.
 
     Updates with too few others to compare with are left out.
@@ -61,6 +63,7 @@ def deviations(tests: Mapping[int, Sequence[float]], alignment: Aligned) -> dict
     Args:
         tests: by uid, products of all updates with the gradient on its pages, in the order of ``alignment.uids``.
         alignment: of the same updates with the gradient on held-out pages, and with each other.
+        only: uid of the one update that is asked for; all of 256 take seconds.
     """
     gram = gram_of(alignment)
     (known,) = np.nonzero(np.diag(gram) > SHORTEST)
@@ -75,7 +78,7 @@ def deviations(tests: Mapping[int, Sequence[float]], alignment: Aligned) -> dict
     trained_there = pages[:, None] == uids  # [pages, updates]
     found: dict[tuple[int, int], float] = {}
     for mine, uid in enumerate(uids.tolist()):
-        if np.count_nonzero(~alike[mine]) <= FEWEST_OTHERS:
+        if only not in (None, uid) or np.count_nonzero(~alike[mine]) <= FEWEST_OTHERS:
             continue
         compared = ~(trained_there | alike[mine])
         slopes = [_slope(row[others], held_out[others]) for row, others in zip(on_pages, compared, strict=True)]

@@ -17,6 +17,7 @@ class ScoreBoard(Protocol):
         finals: final scores by ascending uid.
         weights: each miner's share of the pay, by ascending uid, without zeros.
         follows_from: windows of the earlier reports from which the present scores follow.
+        newest: the last window that it has seen; -1 before the first.
     """
 
     hparams: HParams
@@ -32,6 +33,9 @@ class ScoreBoard(Protocol):
 
     @property
     def follows_from(self) -> tuple[int, ...]: ...
+
+    @property
+    def newest(self) -> int: ...
 
     def proven(self, uid: int) -> bool | None:
         """Whether a miner is known to help the model (True), or not to (False)."""

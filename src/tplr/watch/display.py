@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tplr.untrusted import printable
 from tplr.watch.view import NEXT, NetworkView, NodeView
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ def node_table(view: NetworkView, columns: Sequence[str], nodes: Sequence[NodeVi
 
 def problem_lines(view: NetworkView) -> list[Text]:
     """What is wrong with each node, and who is older than the network."""
-    found = [Text(f"{node.name}: {node.problem}", "yellow") for node in view.nodes.values() if node.problem]
+    found = [Text(f"{node.name}: {printable(node.problem)}", "yellow") for node in view.nodes.values() if node.problem]
     return found + [Text(f"{node.name}: {node.outdated}", "bold red") for node in view.nodes.values() if node.outdated]
 
 

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from tplr.untrusted import printable
 from tplr.watch.display import models_text, node_table, number, problem_lines
 from tplr.watch.view import NetworkView, NodeView
 
@@ -43,7 +44,7 @@ def render_frame(frame: Frame, *, now: float | None = None, lines: int | None = 
     shown = rows if lines is None else rows[: max(1, lines - OTHER_LINES)]
     head = [_clock_text(view, time.time() if now is None else now), *map(Text, frame.facts), *_elections(view)]
     more = [Text(f"and {len(rows) - len(shown)} more nodes", "dim")] if len(shown) < len(rows) else []
-    notes = [Text(note[:MAX_NOTE], "yellow") for note in frame.notes]
+    notes = [Text(printable(note[:MAX_NOTE]), "yellow") for note in frame.notes]
     table = node_table(view, frame.columns, shown)
     models = [models_text(view)] if len(view.nodes) > 1 else []  # one alone has nobody to differ from
     parts = (*head, *models, Text(), table, *more, *problem_lines(view), *notes)

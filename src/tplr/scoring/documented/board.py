@@ -101,7 +101,7 @@ class DocumentedBoard:
     def __init__(self, hparams: HParams) -> None:
         self.hparams = hparams
         self.peer_scores: dict[int, DocumentedScore] = {}
-        self._last = -1
+        self.newest = -1
         self.follows_from: tuple[int, ...] = ()
 
     @property
@@ -134,8 +134,8 @@ class DocumentedBoard:
         """Take the step of a window."""
         observations = {int(uid): seen for uid, seen in evidence.observations.items()}
         self.peer_scores, struck = step(self.peer_scores, observations, evidence.window, self.hparams)
-        self.follows_from = (self._last,) if self._last >= 0 else ()
-        self._last = evidence.window
+        self.follows_from = (self.newest,) if self.newest >= 0 else ()
+        self.newest = evidence.window
         return Outcome(dict(self.peer_scores), struck)
 
     def resume(self, reports: Iterable[ScoreReport]) -> None:
@@ -144,12 +144,12 @@ class DocumentedBoard:
             self.peer_scores = {
                 int(uid): one for uid, one in report.peer_scores.items() if isinstance(one, DocumentedScore)
             }
-            self.follows_from, self._last = report.follows_from, report.window
+            self.follows_from, self.newest = report.follows_from, report.window
 
     def state_dict(self) -> dict[str, Any]:
         """``version``, the last ``window``, and ``peer_scores`` by uid."""
         scores = {str(uid): one.model_dump(mode="json") for uid, one in sorted(self.peer_scores.items())}
-        return {"version": VERSION, "window": self._last, "peer_scores": scores}
+        return {"version": VERSION, "window": self.newest, "peer_scores": scores}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state. Raises StateError for another version or shape; then nothing has changed."""
@@ -160,7 +160,7 @@ class DocumentedBoard:
                 int(uid): DocumentedScore.model_validate_json(json.dumps(one))
                 for uid, one in state["peer_scores"].items()
             }
-            self._last = int(state["window"])
+            self.newest = int(state["window"])
         except (TypeError, ValueError, AttributeError) as error:
             raise StateError(f"scores: malformed peer score: {error}") from error
         self.peer_scores = peer_scores
