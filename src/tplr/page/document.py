@@ -120,7 +120,7 @@ class Miner(Record):
     Attributes:
         outcomes: column of ``OUTCOMES`` characters.
         pay: its weight: its share of the pay, from the validator's evidence up to this window.
-        credit: its share of the improvement by all included updates; under the documented rules, the rating's ordinal.
+        credit: its part of what all included updates explain; under the documented rules, the rating's ordinal.
         training_loss: loss on the pages that it trained on, nats per token; from its own events.
         utilisation: share of the window in which it trained; from its own events.
         phases: seconds of the run in each of ``Time.phases``; empty without its events.
