@@ -284,7 +284,7 @@ class ConnectionPool:
         return self._threads.submit(work)
 
     def take(self, endpoint: str) -> http.client.HTTPConnection | None:
-        """Return the server's most recently used connection, if it is still open and received no bytes since; or None."""
+        """Return the server's most recently used connection, or None if it was closed or received bytes since."""
         with self._lock:
             found = next((one for one in reversed(self._idle) if one.endpoint == endpoint), None)
             if found is None:

@@ -98,7 +98,7 @@ def _run(model: PreTrainedModel, batch: np.ndarray | torch.Tensor, precision: Pr
     ids = torch.as_tensor(batch, dtype=torch.int64, device=model.device)
     model.forward = functools.partial(_forward, model, head)
     try:
-        # No cache: a weight is cast once in a pass anyway, and a cache would keep all layers' casts until the pass ends.
+        # No cache: a weight is cast once per pass anyway, and a cache would keep all layers' casts until the pass ends.
         bfloat16 = precision == "bfloat16"
         with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             return model(ids)
