@@ -1,4 +1,4 @@
-"""Explains a miner's score in words: every factor, every reason, and how the weight follows from them."""
+"""Explains a miner's score in words: every factor, every reason, and the computation of the weight."""
 
 from collections.abc import Iterable, Iterator
 
@@ -24,7 +24,7 @@ Row = tuple[str, str]
 
 
 def explain(report: ScoreReport, uid: int, *, power: float) -> str:
-    """A table of what ``report`` holds of ``uid``.
+    """Return a table of the content of ``report`` about ``uid``.
 
     Args:
         power: ``power_normalisation`` of hparams.
@@ -42,10 +42,10 @@ def explain(report: ScoreReport, uid: int, *, power: float) -> str:
 
 
 def explain_rows(report: ScoreReport, uid: int, *, power: float) -> list[Row]:
-    """The rows of that table: the name of a factor, and what there is to say of it.
+    """Return the rows of that table: the name of a factor, and its explanation.
 
     Raises:
-        PayloadError: the report contradicts itself, as one that only its author has checked may.
+        PayloadError: the report contradicts itself, which is possible because only its author has checked it.
     """
     try:
         return _rows(report, uid, power)

@@ -136,7 +136,7 @@ class HttpRequest:
             finally:  # also if it is cancelled a second time
                 if not future.cancel():
                     future.exception()  # else asyncio logs that nobody retrieved it
-                # The exception's traceback refers to this frame. Deleting it breaks the cycle, so the buffers are freed.
+                # The exception's traceback refers to this frame. Without this cycle, the buffers are freed at once.
                 del future
 
     def _due(self) -> float:

@@ -100,8 +100,9 @@ class CheckpointableIterator(Iterator[Any], AbstractContextManager["Checkpointab
     def report(self) -> dict[str, int]:
         """Return progress and counts, by name.
 
-        ``samples`` and ``retries`` count from the start of this iterator. Other counts continue over resumes: ``epoch``,
-        ``files`` and ``files_ended`` of this epoch, ``bad_records``, ``dropped_tokens``, ``dropped_samples``.
+        ``samples`` and ``retries`` count from the start of this iterator. Other values continue after a resume:
+        ``epoch``; ``files`` and ``files_ended`` of this epoch; ``bad_records``, ``dropped_tokens`` and
+        ``dropped_samples``.
         """
         return {"samples": self._samples, "retries": self._context.retries(), **self._iterator.report()}
 

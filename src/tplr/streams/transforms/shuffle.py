@@ -53,7 +53,7 @@ class _ShuffleIterator(StreamIterator[Any]):
             check_sample(sample, "shuffle", plain)
             buffer.append(sample)
         for sample in samples:
-            # Equal to ``randrange(size)``, with the sample as the buffer's last; that method takes longer than all the rest.
+            # Equal to ``randrange(size)``, which takes longer than all the rest; the sample is the buffer's last one.
             while (index := random_bits(bits)) >= size:
                 pass
             if index < checked:
