@@ -236,7 +236,7 @@ def read_prologue(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> t
 
 
 def _check(body: bytes, spec: PayloadSpec, tensor: TensorSpec) -> torch.Tensor:
-    """Return the tensor's values. Raises PayloadError unless ``_decode`` yields finite, bounded ones at valid indices."""
+    """Return the tensor's values. Raises PayloadError unless ``_decode`` yields finite values at valid indices."""
     numbers = _read_sections([body], [tensor.codebook if spec.quantizer else tensor.values], torch.float32)
     # NaN fails the comparison.
     if not (numbers.abs() <= LARGEST).all():

@@ -105,7 +105,10 @@ async def expected_files(store: ObjectStore, prefix: str, there: Mapping[str, Ob
 
 
 def manifest_paths(there: Collection[str]) -> tuple[str, ...]:
-    """Return the manifests of either kind among some paths. Deleting them in this order makes readers refuse the rest."""
+    """Return the manifests of either kind among some paths.
+
+    If they are deleted in this order, readers refuse the remaining files.
+    """
     metas = sorted(path for path in there if path.rpartition("/")[2] == META)
     pages, report = ([path for path in paths if path in there] for paths in ((SHARD_SIZES, METADATA), (REPORT,)))
     return (*pages, *metas, *report)
