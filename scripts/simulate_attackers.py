@@ -1,4 +1,4 @@
-"""The scoreboard of attacks: what each earns, with real training of a small model and the code that nodes run.
+"""Measures the pay of each attack, with real training of a small model and the nodes' own code.
 
     python scripts/simulate_attackers.py [--seeds 8] [--jobs 2] [--schemes muon demo sparseloco]
                                          [--vocabularies 1024 256] [--scenarios NAME ...]
@@ -6,9 +6,9 @@
 
 Runs the scenarios of ``tplr.localnet.scenarios``, a process for each job, and prints the table of median and worst over
 the seeds for each scheme and vocabulary; with ``--write`` also into ``docs/attackers.md``. Results are appended to
-``--results`` as they come, and a run with the same file continues after them; ``--finished`` runs nothing, and takes
-those that are there. The exit status is 1 if a target of ``tplr.localnet.targets`` is missed. A seed decides which
-pages are sampled; a vocabulary of 256 is single bytes.
+``--results`` as they finish, and a run with the same file continues after them; ``--finished`` runs nothing, and uses
+the existing results. The exit status is 1 if a target of ``tplr.localnet.targets`` is missed. A seed selects the
+sampled pages; a vocabulary of 256 is single bytes.
 """
 
 import argparse

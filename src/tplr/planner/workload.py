@@ -77,7 +77,7 @@ class Workload:
         return max(self.tensors.values())
 
     def owned(self, ranks: int) -> int:
-        """Return the parameters of the rank that owns most; tensors go, by falling size, to the rank with the fewest."""
+        """Return the parameters of the rank that owns most; tensors go by falling size to the rank with the fewest."""
         loads = [0] * ranks
         for size in sorted(self.tensors.values(), reverse=True):
             loads[loads.index(min(loads))] += size

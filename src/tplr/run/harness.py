@@ -51,7 +51,7 @@ def run_tasks(
 
 
 def _tasks(names: tuple[str, ...], include: Path | None) -> Any:
-    """Return the definitions to search: the harness's own, which take seconds to read, only if ``include`` lacks one."""
+    """Return the definitions to search: the harness's own, which take seconds to read, only if needed."""
     from lm_eval.tasks import TaskManager
 
     if include is not None and not include.is_dir():
