@@ -1,22 +1,25 @@
 """Makes the tables of docs/benchmarks/scoring.md from the records of ``predicted_gain.py``.
 
     python scripts/predicted_gain_tables.py FOLDER
+    python scripts/predicted_gain_tables.py
 
-Prints Markdown and writes ``docs/benchmarks/predicted_gain.csv``. Takes a minute.
+With the folder of recordings it writes ``docs/benchmarks/predicted_gain.csv``, in a minute. Then it prints the tables
+of the page as Markdown, from that file alone.
 """
 
 import argparse
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from tplr.scoring import credit as credit_module
-from tplr.scoring.credit import credit, gram_of, non_negative
+from tplr.scoring.credit import credit, even_scales, gram_of, non_negative
 from tplr.scoring.measures import OWN_PAGES_HIGH, OWN_PAGES_LOW
 from tplr.scoring.own_pages import deviations, indicator
 from tplr.training.alignment import Alignment
@@ -39,6 +42,49 @@ TESTS_LO, TESTS_HI, TESTS = OWN_PAGES_LOW, OWN_PAGES_HIGH, 8
 # Cosines of eight clones with their source; the rest is noise of their own.
 NOISY, SOURCE, CLONES = (0.9, 0.8, 0.7, 0.6, 0.5), 14, range(100, 108)
 Credits = Callable[[Sequence[Alignment]], np.ndarray]
+# Names of tables in the file.
+PAID, UNSCALED, REGRESSION = "credit as paid", "credit", "regression on G, power 1"
+CONSTANTS = {"CHANCE": (1.0, 3.0), "RIDGE": (0.005, 0.1), "APART": (0.05, 0.35)}
+
+# --- the page -------------------------------------------------------------------------------------------------------
+SCHEMES = {"demo": "DeMo", "sparseloco": "SparseLoCo", "muon": "Muon"}
+# Beside these, the file has weights that are in no table of the page. Bold is what is used.
+USED = {"demo": "unit norm of each tensor", "sparseloco": "clipped", "muon": "clipped"}
+WEIGHTS = {
+    "demo": {
+        "as sent": "as sent",
+        "unit norm of each tensor": "unit norm of each tensor",
+        "unit norm, times the root of its entries": "unit norm, times the root of its entries",
+        "mean cosine of tensors": "mean cosine of tensors",
+        "mean cosine, times the root of its entries": "mean cosine, times the root of its entries",
+        "signs, decoded": "signs of the decoded update",
+    },
+    "sparseloco": {
+        one: one
+        for one in (
+            "as sent",
+            "unit norm of each tensor",
+            "mean cosine of tensors",
+            "clipped, mean cosine",
+            "clipped",
+        )
+    },
+    "muon": {one: one for one in ("as sent", "unit norm of each tensor", "clipped, mean cosine", "clipped")},
+}
+# A quotient above this has no denominator: the other miner has no credit.
+NO_CREDIT = 1000
+# What the tables of other rules and constants show.
+EQUAL_THREE, EQUAL_FOUR = "3 equal miners: largest over smallest", "4 equal miners among 14: largest over smallest"
+NOISY_COPY, DEALT = "copier with noise, over an honest miner", "dealt over 8, over an honest miner"
+CLONES_AT = "8 clones with a cosine of {}, over an honest miner"
+COMPARED = (EQUAL_THREE, EQUAL_FOUR, NOISY_COPY, *(CLONES_AT.format(one) for one in (0.9, 0.7, 0.5)), DEALT)
+CHANGED = {
+    "CHANCE": (EQUAL_THREE, EQUAL_FOUR, "24 over 8 sequences", "split of 64 over 8, over an honest miner"),
+    "RIDGE": ("4 identical clones, over an honest miner", NOISY_COPY),
+    "APART": (EQUAL_FOUR, CLONES_AT.format(0.7), DEALT),
+}
+USUAL = {constant: getattr(credit_module, constant) for constant in CONSTANTS}
+Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -99,8 +145,17 @@ class Recorded:
 
 
 def as_paid(windows: Sequence[Alignment]) -> np.ndarray:
-    """Credit as ``scoring.credit`` has it."""
-    found = credit(windows, [dict.fromkeys(one.uids, True) for one in windows])
+    """Credit as the board has it, where every update is included: windows count alike by ``even_scales``."""
+    return _credit(windows, even_scales([one.products for one in windows]))
+
+
+def unscaled(windows: Sequence[Alignment]) -> np.ndarray:
+    """Credit of gains as measured, without ``even_scales``: as it was paid before these."""
+    return _credit(windows, None)
+
+
+def _credit(windows: Sequence[Alignment], scales: np.ndarray | None) -> np.ndarray:
+    found = credit(windows, [dict.fromkeys(one.uids, True) for one in windows], scales=scales)
     return np.array([found[uid].value for uid in windows[0].uids])
 
 
@@ -200,17 +255,21 @@ def own_factors(values: Sequence[float]) -> tuple[float, float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    runs = [Recorded.read(path) for path in sorted(parser.parse_args().folder.glob("*.npz"))]
+    parser.add_argument("folder", type=Path, nargs="?", help="of recordings; without it the file is only read")
+    folder = parser.parse_args().folder
+    if folder:
+        write([Recorded.read(path) for path in sorted(folder.glob("*.npz"))])
+    for name, table in page_tables(read()).items():
+        print(f"{name}\n\n{table}\n")
+
+
+def write(runs: Sequence[Recorded]) -> None:
+    """Write ``TABLE``."""
     rows: list[list[object]] = []
     for key in sorted({(run.scheme, run.vocabulary) for run in runs}):
         some = [run for run in runs if (run.scheme, run.vocabulary) == key]
-        print(f"\n{key}: {len(some)} seeds\n")
         for table in (correlation_rows(some), credit_rows(some), own_pages_rows(some)):
-            for row in table:
-                print("| " + " | ".join(f"{one:.2f}" if isinstance(one, float) else str(one) for one in row) + " |")
-                rows.append([*key, len(some), *row])
-            print()
+            rows += [[*key, len(some), *row] for row in table]
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["scheme", "vocabulary", "seeds", "table", "what", "a", "b", "c", "d"])
@@ -231,11 +290,12 @@ def correlation_rows(runs: Sequence[Recorded]) -> Iterator[list[object]]:
 
 def credit_rows(runs: Sequence[Recorded]) -> Iterator[list[object]]:
     """Median, smallest and largest over seeds and spans."""
-    rules: dict[str, tuple[Credits, float]] = {f"credit, power {power:g}": (as_paid, power) for power in POWERS}
-    rules["regression on G, power 1"] = plain_regression, 1.0
+    rules: dict[str, tuple[Credits, float]] = {f"{PAID}, power {power:g}": (as_paid, power) for power in POWERS}
+    rules |= {f"{UNSCALED}, power {power:g}": (unscaled, power) for power in POWERS}
+    rules[REGRESSION] = plain_regression, 1.0
     for name, (rule, power) in rules.items():
         yield from _credit_rows(runs, name, rule, power)
-    for constant, values in {"CHANCE": (1.0, 3.0), "RIDGE": (0.005, 0.1), "APART": (0.05, 0.35)}.items():
+    for constant, values in CONSTANTS.items():
         usual = getattr(credit_module, constant)
         for value in values:
             setattr(credit_module, constant, value)
@@ -263,6 +323,106 @@ def own_pages_rows(runs: Sequence[Recorded]) -> Iterator[list[object]]:
         for kind, values in found.items():
             if len(uids) > 6 or kind.startswith(("honest", "wrong")):
                 yield [f"own pages, {len(uids)} updates", kind, float(np.mean(values)), *own_factors(values)]
+
+
+def read() -> list[Row]:
+    """The rows of ``TABLE``."""
+    with TABLE.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def page_tables(rows: Sequence[Row]) -> dict[str, str]:
+    """The tables of docs/benchmarks/scoring.md, by name."""
+    tables = {f"rank correlation, {SCHEMES[scheme]}": _correlations(rows, scheme) for scheme in SCHEMES}
+    rule = credit_rule(rows)
+    for vocabulary in ("1024", "256"):
+        columns = [
+            (f"{SCHEMES[scheme]}, p = {power}", scheme, vocabulary, f"{rule}, power {power}")
+            for scheme in _schemes(rows, vocabulary)
+            for power in (1, 2)
+        ]
+        tables[f"credit, vocabulary {vocabulary}"] = _ratios(rows, columns)
+    columns = [(SCHEMES[scheme], scheme, "1024", REGRESSION) for scheme in _schemes(rows, "1024")]
+    tables["regression"] = _ratios(rows, columns, only=COMPARED)
+    tables["constants"] = _constants(rows, rule)
+    tables["own pages"] = _own_pages(rows)
+    return tables
+
+
+def credit_rule(rows: Sequence[Row]) -> str:
+    """The rule of the credit tables: as paid, if the file has it."""
+    return PAID if any(row["table"].startswith(PAID) for row in rows) else UNSCALED
+
+
+def _schemes(rows: Sequence[Row], vocabulary: str) -> list[str]:
+    return [scheme for scheme in SCHEMES if any((r["scheme"], r["vocabulary"]) == (scheme, vocabulary) for r in rows)]
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    first, *lines = ("| " + " | ".join(line) + " |" for line in (head, *body))
+    return "\n".join([first, "|---" * len(head) + "|", *lines])
+
+
+def _correlations(rows: Sequence[Row], scheme: str) -> str:
+    found = {
+        row["what"]: [_number(row[one]) for one in "abcd"]
+        for row in rows
+        if (row["scheme"], row["vocabulary"], row["table"]) == (scheme, "1024", "rank correlation")
+    }
+    lines = [[name, *found[what]] for what, name in WEIGHTS[scheme].items()]
+    used = list(WEIGHTS[scheme]).index(USED[scheme])
+    lines[used] = [f"**{one}**" for one in lines[used]]
+    return _markdown([f"{SCHEMES[scheme]}, weight of tensors", "median", "worst", "early", "late"], lines)
+
+
+def _by_name(rows: Sequence[Row]) -> dict[tuple[str, str, str, str], Row]:
+    return {(row["scheme"], row["vocabulary"], row["table"], row["what"]): row for row in rows}
+
+
+def _ratios(rows: Sequence[Row], columns: Sequence[tuple[str, str, str, str]], only: Sequence[str] = ()) -> str:
+    """A column for each scheme, vocabulary and table of the file."""
+    found, keys = _by_name(rows), {column[1:] for column in columns}
+    names = only or list(dict.fromkeys(what for *key, what in found if tuple(key) in keys))
+    body = [[what, *(_ratio(found[*column[1:], what]) for column in columns)] for what in names]
+    return _markdown(["", *(column[0] for column in columns)], body)
+
+
+def _constants(rows: Sequence[Row], rule: str) -> str:
+    """Medians with a smaller constant, the usual one and a larger one."""
+    found, schemes, body = _by_name(rows), _schemes(rows, "1024"), []
+    for constant, names in CHANGED.items():
+        low, high = (f"{constant} {value:g}, power 1" for value in CONSTANTS[constant])
+        tables = (low, f"{rule}, power 1", high)
+        values = " / ".join(f"{one:g}" for one in (CONSTANTS[constant][0], USUAL[constant], CONSTANTS[constant][1]))
+        for what in names:
+            medians = [" / ".join(_number(found[one, "1024", table, what]["a"]) for table in tables) for one in schemes]
+            body.append([f"`{constant}` {values}", what, *medians])
+    return _markdown(["constant", "", *(SCHEMES[one] for one in schemes)], body)
+
+
+def _ratio(row: Row) -> str:
+    middle, low, high = (_number(row[one]) for one in "abc")
+    return middle if low == middle == high else f"{middle} ({low} to {high})"
+
+
+def _number(text: str) -> str:
+    value = Decimal(text)
+    digits = Decimal("0.1") if value >= 10 else Decimal("0.01")
+    return f"over {NO_CREDIT}" if value > NO_CREDIT else str(value.quantize(digits, ROUND_HALF_UP))
+
+
+def _own_pages(rows: Sequence[Row]) -> str:
+    """Mean indicator, and mean factor with the quantile that matters: 10 % of honest miners, 90 % of others."""
+    found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for row in rows:
+        if row["table"] == "own pages, 13 updates":
+            honest = row["what"].startswith(("honest", "split"))
+            factor = f"{_number(row['b'])} ({_number(row['c' if honest else 'd'])})"
+            found[row["scheme"], row["vocabulary"]][row["what"]] = f"{_number(row['a'])}: {factor}"
+    keys = [(scheme, vocabulary) for vocabulary in ("1024", "256") for scheme in _schemes(rows, vocabulary)]
+    head = [f"{SCHEMES[scheme]}, {vocabulary}" for scheme, vocabulary in keys]
+    body = [[what, *(found[key].get(what, "–") for key in keys)] for what in found[keys[0]]]
+    return _markdown(["miner", *head], body)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@
                                          [--results FILE] [--finished] [--write]
 
 Runs the scenarios of ``tplr.localnet.scenarios``, a process for each job, and prints the table of median and worst over
-the seeds for each scheme and vocabulary; with ``--write`` also into ``docs/attackers.md``. Results are appended to
-``--results`` as they finish, and a run with the same file continues after them; ``--finished`` runs nothing, and uses
-the existing results. The exit status is 1 if a target of ``tplr.localnet.targets`` is missed. A seed selects the
-sampled pages; a vocabulary of 256 is single bytes.
+the seeds for each scheme and vocabulary. ``--write`` writes it into ``docs/attackers.md``, where cells without a result
+keep what they have, so the table can be made in parts. Results are appended to ``--results`` as they come, and a run
+with the same file continues after them; ``--finished`` runs nothing, and takes those that are there. The exit status is
+1 if a target of ``tplr.localnet.targets`` is missed. A seed decides which pages are sampled; a vocabulary of 256 is
+single bytes.
 """
 
 import argparse
@@ -16,9 +17,8 @@ import itertools
 import json
 import logging
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,8 +30,12 @@ from tplr.localnet.scenarios import SCENARIOS, Figures, Setting
 from tplr.localnet.simulation import SINGLE_BYTES, VOCABULARY
 from tplr.localnet.targets import TARGETS, missed
 
-TABLE = Path(__file__).parents[1] / "docs" / "attackers.md"
+DOCS = Path(__file__).parents[1] / "docs"
+TABLE = DOCS / "attackers.md"
+RESULTS = DOCS / "benchmarks" / "attackers.jsonl"
+BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
 Column = tuple[str, int]  # scheme and vocabulary
+Cells = dict[str, dict[str, str]]  # text by figure and heading of a column
 TARGET_OF = {target.figure: target for target in TARGETS}
 
 
@@ -73,22 +77,36 @@ def run_all(tasks: Sequence[tuple[str, Setting]], jobs: int, results: Path) -> N
             print(f"{name}: {where}; {done / whole:.0%}, {left / 60:.0f} minutes left", flush=True)
 
 
-def table(runs: Mapping[Column, Iterable[Figures]]) -> list[str]:
-    """Lines of Markdown: a row for each figure, a column for each scheme and vocabulary: median, worst."""
-    columns = {column: list(found) for column, found in runs.items()}
-    names = list(dict.fromkeys(name for found in columns.values() for figures in found for name in figures))
-    head = ["figure", *(f"{scheme}, {vocabulary}" for scheme, vocabulary in columns), "target"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for name in names:
-        cells = [cell(name, [one[name] for one in found if name in one]) for found in columns.values()]
-        lines.append(f"| {' | '.join([name, *cells, bounds(name)])} |")
+def measured(runs: Mapping[Column, Sequence[Figures]]) -> Cells:
+    """The table's cells for the figures of ``runs``: median and worst."""
+    cells: Cells = {}
+    for (scheme, vocabulary), found in runs.items():
+        for name in dict.fromkeys(name for figures in found for name in figures):
+            text = cell(name, [one[name] for one in found if name in one])
+            cells.setdefault(name, {})[f"{scheme}, {vocabulary}"] = text
+    return cells
+
+
+def published(text: str) -> Cells:
+    """The cells of the table in ``text``, a page of the docs."""
+    rows = [line.strip("| ").split(" | ") for line in text.partition(BEGIN)[2].partition(END)[0].splitlines()]
+    if len(rows) < 2:
+        return {}
+    columns = rows[0][1:-1]
+    return {row[0]: dict(zip(columns, row[1:], strict=False)) for row in rows[2:]}
+
+
+def table(cells: Cells) -> list[str]:
+    """Lines of Markdown: a row for each figure, a column for each scheme and vocabulary."""
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    lines = [f"| {' | '.join(['figure', *columns, 'target'])} |", f"|{'---|' * (len(columns) + 2)}"]
+    for name, row in cells.items():
+        lines.append(f"| {' | '.join([name, *(row.get(column, '-') for column in columns), bounds(name)])} |")
     return lines
 
 
 def cell(name: str, values: Sequence[float]) -> str:
     """Median and worst of a figure, in bold if it misses its target; without a target, median, least and largest."""
-    if not values:
-        return "-"
     if not (target := TARGET_OF.get(name)):
         return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
     text = "{:.2f}, {:.2f}".format(*target.reached(values))
@@ -102,11 +120,15 @@ def bounds(name: str) -> str:
     return f"{'≥' if target.least else '≤'} {target.median:g}, {target.worst:g}"
 
 
-def write(lines: Sequence[str]) -> None:
-    """Replace the table in the docs; the text around it stays."""
-    before, _, rest = TABLE.read_text().partition("<!-- table -->\n")
-    _, end, after = rest.partition("<!-- end -->\n")
-    TABLE.write_text(f"{before}<!-- table -->\n" + "\n".join(lines) + f"\n{end}{after}")
+def write(cells: Cells) -> None:
+    """Update the table in the docs; cells without a result and the text around it stay."""
+    text = TABLE.read_text()
+    updated = published(text)
+    for name, row in cells.items():
+        updated.setdefault(name, {}).update(row)
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    TABLE.write_text(f"{before}{BEGIN}" + "\n".join(table(updated)) + f"\n{end}{after}")
 
 
 def main() -> int:
@@ -116,11 +138,11 @@ def main() -> int:
     parser.add_argument("--schemes", nargs="+", default=["muon", "demo", "sparseloco"])
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[VOCABULARY, SINGLE_BYTES])
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=[*SCENARIOS])
-    parser.add_argument("--results", type=Path, help="JSON lines, one for each run of a scenario")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="JSON lines, one for each run of a scenario")
     parser.add_argument("--finished", action="store_true", help="run nothing, and take the results that are there")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/attackers.md")
+    parser.add_argument("--write", action="store_true", help="update the table in docs/attackers.md")
     given = parser.parse_args()
-    results = given.results or Path(tempfile.mkdtemp()) / "attackers.jsonl"
+    results = given.results
     columns = [*itertools.product(given.schemes, given.vocabularies)]
     # Seed by seed, so that an interrupted run leaves whole ones.
     settings = [Setting(*column, seed) for seed in range(given.seeds) for column in columns]
@@ -139,10 +161,10 @@ def main() -> int:
     for name, setting in tasks:
         runs[setting.scheme, setting.vocabulary].append(done[name, setting])
     runs = {column: found for column, found in runs.items() if found}
-    lines = table(runs)
-    print("\n".join(lines))
+    cells = measured(runs)
+    print("\n".join(table(cells)))
     if given.write:
-        write(lines)
+        write(cells)
     failures = [f"{scheme}, {size}: {line}" for (scheme, size), found in runs.items() for line in missed(found)]
     print("\n".join(["targets missed:", *failures] if failures else ["all targets met"]))
     return 1 if failures else 0

@@ -105,6 +105,8 @@ for peers in (8, 16):  # twice and four times the batch, and the tokens; nothing
     GRIDS[f"reduced-{peers}"] = replace(
         GRIDS["reduced"], peers=peers, sparse=((256, 1),), muon_sparse=((88, 1), (256, 1)), tuned="reduced"
     )
+# Eight peers again, with rates found for eight.
+GRIDS["reduced-8-tuned"] = replace(GRIDS["reduced-8"], tuned="")
 # The full grid's model, peers and tokens for some methods, in hours: with rates that were found for the reduced one.
 GRIDS["full-untuned"] = replace(
     GRIDS["full"], seeds=3, sparse=((256, 1),), muon_sparse=((88, 1), (256, 1)), tuned="reduced"
@@ -115,7 +117,7 @@ GRIDS["reduced-20-steps"] = replace(
 )
 # SparseLoCo's rates are found there and used for all its cells.
 GROUPED = "muon-grouped"
-TUNED_AT = {"sparseloco": (256, 2), "muon-sparseloco": (96, 1)}
+TUNED_AT = {"sparseloco": (256, 2), "muon-sparseloco": (96, 1), GROUPED: (128, 1)}
 
 NESTEROV = 0.9
 # Six for each method: peak learning rates, and what else its authors tune.
@@ -132,7 +134,8 @@ TRIALS: dict[str, list[dict[str, float]]] = {
     "muon-averaging": [{"lr": lr, "outer": outer} for lr in (8e-3, 1.6e-2) for outer in (0.7, 1.0, 1.4)],
     "muon": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)],
 }
-METHODS = [*TRIALS, GROUPED]  # the last one with the rates of ``muon-sparseloco``
+TRIALS[GROUPED] = TRIALS["muon-sparseloco"]
+METHODS = [*TRIALS]
 SMALL = 150  # an update is one of so many parts of DiLoCo's, for the verdict
 MUON_MOMENTUM = 0.95  # unless a trial has another
 
@@ -403,12 +406,11 @@ def best_settings(rows: list[dict[str, str]], name: str) -> dict[str, str]:
     for row in rows:
         if row["grid"] == name and row["purpose"] == "tune":
             tuned.setdefault(row["method"], []).append(row)
-    best = {
+    return {
         method: min(tuned[method], key=lambda row: float(row["loss"]))["settings"]
         for method in TRIALS
         if method in tuned
     }
-    return best | {GROUPED: best["muon-sparseloco"]} if "muon-sparseloco" in best else best
 
 
 # --- what came of it ------------------------------------------------------------------------------------------------

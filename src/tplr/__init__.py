@@ -1,6 +1,6 @@
 """templar: strangers train one large language model together over the open internet.
 
-``import tplr`` imports nothing else: the names below are imported when they are first used.
+``import tplr`` imports nothing else: each name below is imported at its first use.
 """
 
 from importlib import import_module, metadata

@@ -1,4 +1,4 @@
-"""The clock of a node: conversion between blocks and windows, and the current window by the chain's blocks."""
+"""The clock of a node: converts blocks to windows, and follows the current window by the chain's blocks."""
 
 import asyncio
 import time
@@ -9,24 +9,24 @@ from tplr.errors import ChainUnavailable
 
 
 def block_to_window(block: int, blocks_per_window: int) -> int:
-    """Window that ``block`` belongs to."""
+    """Return the window that ``block`` belongs to."""
     return block // blocks_per_window
 
 
 def first_block(window: int, blocks_per_window: int) -> int:
-    """First block of ``window``."""
+    """Return the first block of ``window``."""
     return window * blocks_per_window
 
 
 class Tick(NamedTuple):
-    """The start of a window. ``missed`` counts the windows skipped since the last tick (0 for the first)."""
+    """The start of a window. ``missed``: number of windows skipped since the last tick (0 for the first)."""
 
     window: int
     missed: int
 
 
 class WindowClock:
-    """Tells the current window from the chain's blocks alone, never from this machine's wall clock.
+    """Determines the current window from the chain's blocks only, never from this machine's wall clock.
 
     Args:
         blocks: opens a stream of block numbers, such as ``chain.blocks``; repeated and earlier numbers are ignored.
@@ -53,7 +53,7 @@ class WindowClock:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Follow the blocks without end. Run it in the node's task group, so that its failure ends the node.
+        """Follow the blocks until cancelled. Run it in the node's task group, so that its failure ends the node.
 
         Raises:
             ChainUnavailable: the stream of blocks ended.
@@ -61,30 +61,30 @@ class WindowClock:
         async for block in self._blocks():
             if self._block is None or block > self._block:
                 self._block, self._seen_at = block, self._monotonic()
-                # A new event for each change: a waiter holds the event that was current when it looked.
+                # Each change gets a new event: a waiter holds the event that was current when it began to wait.
                 self._changed.set()
                 self._changed = asyncio.Event()
         raise ChainUnavailable("the stream of blocks ended")
 
     @property
     def block(self) -> int:
-        """Newest block seen. Raises ``ChainUnavailable`` before the first one: ``await wait_for_block(0)``."""
+        """The newest block seen. Raises ``ChainUnavailable`` before the first one: ``await wait_for_block(0)``."""
         if self._block is None:
             raise ChainUnavailable("no block seen yet: wait_for_block(0) returns with the first one")
         return self._block
 
     @property
     def window(self) -> int:
-        """Window of the newest block seen. Raises ``ChainUnavailable`` before the first one."""
+        """The window of the newest block seen. Raises ``ChainUnavailable`` before the first one."""
         return block_to_window(self.block, self.blocks_per_window)
 
     def seconds_left(self) -> float:
-        """Expected seconds until the window ends; 0 while it is overdue."""
+        """Return the expected seconds until the window ends; 0 if its end is overdue."""
         end = first_block(self.window + 1, self.blocks_per_window)
         return max(0.0, (end - self.block) * self.block_time - (self._monotonic() - self._seen_at))
 
     def seconds_since(self, window: int) -> float:
-        """Lower bound of the seconds since the first block of ``window``: skipped slots make the true value larger.
+        """Return a lower bound of the seconds since the first block of ``window``; skipped slots add to them.
 
         Negative for a future window.
         """
@@ -92,7 +92,7 @@ class WindowClock:
         return passed * self.block_time + (self._monotonic() - self._seen_at)
 
     def seconds_since_block(self) -> float:
-        """Seconds since the newest block was seen."""
+        """Return the seconds since the newest block was seen."""
         return self._monotonic() - self._seen_at
 
     async def wait_for_block(self, number: int) -> int:
@@ -107,9 +107,9 @@ class WindowClock:
         return self.window
 
     async def ticks(self) -> AsyncIterator[Tick]:
-        """Yield the current window at once, then the newest one after each change, without end.
+        """Yield the current window at once, then the newest window after each change, without end.
 
-        A consumer that takes longer than a window gets the number of windows it missed, never a past window.
+        A consumer that takes longer than a window gets the number of missed windows, never a past window.
         """
         last: int | None = None
         while True:

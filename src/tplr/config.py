@@ -1,4 +1,4 @@
-"""What the environment configures: buckets, credentials, endpoint, proxy, ranks. Read on request, never at import.
+"""Configuration from the environment: buckets, credentials, endpoint, proxy, ranks. Read on request, never at import.
 
 Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``CHECKPOINTS``, ``PAGE``)::
 
@@ -8,9 +8,9 @@ Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``
 
 Only ``GRADIENTS`` and ``PAGE`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints are
 kept in the gradients bucket. An empty variable counts as not set. ``R2_DATASET_BUCKET_LIST`` replaces the other
-``R2_DATASET_`` variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows (``bucket_name`` may
-stand for ``name``). With ``TPLR_S3_ENDPOINT``, all buckets are on that server, account ids are not needed, and names
-and keys may have any S3 server's lengths. A ``.env`` file in the working directory or in a folder above it gives the
+``R2_DATASET_`` variables: a JSON list of replicas, each in the form of ``BUCKET_SECRETS`` (``bucket_name`` is accepted
+for ``name``). With ``TPLR_S3_ENDPOINT``, all buckets are on that server, account ids are not needed, and names and keys
+may have the lengths of any S3 server. A ``.env`` file in the working directory or in a folder above it provides the
 variables that the process does not set.
 """
 
@@ -34,7 +34,7 @@ KINDS: tuple[Kind, ...] = ("gradients", "aggregator", "dataset", "checkpoints", 
 MUST_WRITE: tuple[Kind, ...] = ("gradients", "page")
 
 KILL_AT = "TPLR_LOCALNET_KILL_AT"
-# Every variable with this project's prefix that something reads.
+# All variables with this project's prefix that are read.
 TPLR_NAMES = (
     "TPLR_CACHE_FOLDER",
     "TPLR_CHECKPOINT_PARTS",
@@ -54,14 +54,14 @@ _HEX32, _HEX64 = "32 characters of 0-9a-f", "64 characters of 0-9a-f"
 
 
 class _Part(NamedTuple):
-    """A value of a bucket: the end of its variable's name, what it must match, and that in words."""
+    """A value of a bucket: the suffix of its variable's name, its pattern, and the pattern in words."""
 
     suffix: str
     pattern: re.Pattern[str]
     expected: str
 
 
-# By the value's place in a bucket's record.
+# By the value's path in a bucket's record.
 _Parts = dict[tuple[str, ...], _Part]
 _PARTS: _Parts = {
     ("account_id",): _Part("ACCOUNT_ID", ACCOUNT_ID, _HEX32),
@@ -72,7 +72,7 @@ _PARTS: _Parts = {
     ("credentials", "write", "access_key_id"): _Part("WRITE_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
     ("credentials", "write", "secret_access_key"): _Part("WRITE_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
 }
-# The same with ``TPLR_S3_ENDPOINT``: each kind of server (MinIO, AWS) has keys of other lengths and alphabets.
+# The same with ``TPLR_S3_ENDPOINT``: keys of MinIO, AWS and others have different lengths and alphabets.
 _S3_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _S3_KEY, _S3_KEY_TEXT = re.compile(r"[!-+.0-~-]{1,256}"), "1 to 256 printable ASCII characters, none of them / or ,"
 _S3_SECRET, _S3_SECRET_TEXT = re.compile(r"[!-~]{1,256}"), "1 to 256 printable ASCII characters"
@@ -88,7 +88,7 @@ _S3_PARTS: _Parts = {
 
 
 class Secret(str):
-    """Half of a credential: a string whose ``repr`` does not show it, so printing a record of them is harmless."""
+    """Half of a credential: a string with a masked ``repr``, so that printing a record does not reveal it."""
 
     __slots__ = ()
 
@@ -97,10 +97,12 @@ class Secret(str):
 
 
 class BucketSecrets(Mapping[str, dict[str, Any]]):
-    """Kind of bucket -> ``{"account_id", "name", "credentials": {"read": {"access_key_id", "secret_access_key"},
+    """Records of buckets by kind, as a mapping.
+
+    A record is ``{"account_id", "name", "credentials": {"read": {"access_key_id", "secret_access_key"},
     "write": {...}}}``, or ``{"multiple": [...]}`` of such records for a dataset with replicas.
 
-    A kind is checked when it is asked for: a node that trains on local text needs no dataset bucket.
+    A kind is checked only when it is accessed: a node that trains on local text needs no dataset bucket.
 
     Raises:
         ConfigError: variables of that kind are missing or malformed; lists all of them, without their values.
@@ -129,8 +131,11 @@ class BucketSecrets(Mapping[str, dict[str, Any]]):
 
 @dataclass(frozen=True, kw_only=True)
 class S3Bucket(Bucket):
-    """A bucket of any S3-compatible service. Its endpoint comes from the configuration, never from ``account_id``, so
-    its fields need not look like those of R2. Requests without an access key are not signed."""
+    """A bucket of any S3-compatible service.
+
+    Its endpoint is configured and never built from ``account_id``, so its fields may differ in form from those of R2.
+    Requests without an access key are not signed.
+    """
 
     account_id: str = ""
     access_key_id: str = field(default="", repr=False)
@@ -143,7 +148,7 @@ class S3Bucket(Bucket):
 
 @dataclass(frozen=True)
 class BucketLocation:
-    """A bucket with its credential, its endpoint (None: that of R2) and the region that requests are signed for.
+    """A bucket with its credential, its endpoint (None for R2's) and the region for which requests are signed.
 
     ``renew`` returns the bucket with a credential that is valid now, and may block; None if it does not expire.
     """
@@ -156,12 +161,12 @@ class BucketLocation:
 
 @dataclass(frozen=True)
 class HttpsSettings:
-    """How servers with TLS are reached and verified.
+    """Settings for connections with TLS.
 
     Attributes:
-        ca_bundle: file with the trusted authorities; "": certifi's.
-        proxy: URL of the proxy; "": none.
-        no_proxy: hosts that are reached without it, separated by commas.
+        ca_bundle: file with the trusted certificate authorities; "" for certifi's.
+        proxy: URL of the proxy; "" for none.
+        no_proxy: hosts that are reached without the proxy, separated by commas.
     """
 
     ca_bundle: str = ""
@@ -171,7 +176,7 @@ class HttpsSettings:
 
 @dataclass(frozen=True)
 class DatasetBuckets:
-    """Where the dataset is: its replicas, one or more, and the prefix of its keys in each."""
+    """The location of the dataset: its replicas, one or more, and the prefix of its keys in each."""
 
     replicas: tuple[Bucket, ...]
     subfolder: str
@@ -179,8 +184,7 @@ class DatasetBuckets:
 
 @dataclass(frozen=True)
 class NodeBuckets:
-    """A node's gradients bucket, with its write key, and the two optional ones, with the key that writes if there is
-    one."""
+    """A node's gradients bucket with its write key, and two optional buckets with their write key, or else read key."""
 
     gradients: Bucket
     aggregator: Bucket | None
@@ -189,7 +193,7 @@ class NodeBuckets:
 
 @dataclass(frozen=True)
 class Environment:
-    """The variables of this process, read once by ``Environment.read`` and passed to whatever needs them.
+    """The variables of this process, read once by ``Environment.read`` and passed on.
 
     Every method raises ConfigError if a variable that it needs is missing or malformed.
     """
@@ -198,7 +202,7 @@ class Environment:
 
     @classmethod
     def read(cls) -> "Environment":
-        """The variables of this process, and from the nearest ``.env`` file those that the process does not set.
+        """Read the variables of this process, and from the nearest ``.env`` file those that the process does not set.
 
         Raises:
             ConfigError: the ``.env`` file is not readable text.
@@ -211,22 +215,21 @@ class Environment:
         return cls({**dotenv, **process_variables()})
 
     def configured(self, kind: Kind) -> bool:
-        """Whether any ``R2_{KIND}_*`` has a value; an empty one, as in a copy of ``.env.example``, has none."""
+        """Return whether any ``R2_{KIND}_*`` has a value; empty ones, as in ``.env.example``, do not count."""
         return any(name.startswith(f"R2_{kind.upper()}_") and value for name, value in self.variables.items())
 
     def unknown_names(self) -> dict[str, str]:
-        """Names that begin with ``R2_`` or ``TPLR_`` and that nothing reads, each with the known one it resembles or
-        an empty text."""
+        """Return names that begin with ``R2_`` or ``TPLR_`` but are not known, each with a similar known name or ""."""
         known = {*TPLR_NAMES, "R2_DATASET_BUCKET_LIST"}
         known |= {f"R2_{kind.upper()}_{part.suffix}" for kind in KINDS for part in _PARTS.values()}
         strange = sorted(name for name in self.variables if name.startswith(("R2_", "TPLR_")) and name not in known)
         return {name: next(iter(difflib.get_close_matches(name, sorted(known), n=1)), "") for name in strange}
 
     def needed(self, kind: Kind, *, write: bool) -> dict[str, str]:
-        """The variables of a kind's bucket that are missing or malformed, each with what is expected of it.
+        """Return the missing or malformed variables of a kind's bucket, each with a description of the expected value.
 
         Args:
-            write: whether the keys for writing are needed, too.
+            write: whether the write keys are also needed.
         """
         parts = self._parts
         optional = {("jurisdiction",)} | ({("account_id",)} if parts is _S3_PARTS else set())
@@ -238,7 +241,7 @@ class Environment:
         }
 
     def record(self, kind: Kind) -> dict[str, Any]:
-        """The record of a kind of bucket, in the shape that ``BucketSecrets`` shows."""
+        """Return the record of a kind of bucket, in the form of ``BucketSecrets``."""
         if kind == "checkpoints" and not self.configured("checkpoints"):
             kind = "gradients"
         problems: list[str] = []
@@ -253,16 +256,16 @@ class Environment:
         return record
 
     def buckets(self, kind: Kind, access: Access) -> tuple[Bucket, ...]:
-        """Buckets of a kind with their credentials for reading or writing; several if the dataset has replicas."""
+        """Return the buckets of a kind with their credentials for ``access``; several if the dataset has replicas."""
         record = self.record(kind)
         return tuple(bucket_of(kind, access, one) for one in record.get("multiple", [record]))
 
     def bucket(self, kind: Kind, access: Access) -> Bucket:
-        """The bucket of a kind; the first of its replicas."""
+        """Return the bucket of a kind, or the first of its replicas."""
         return self.buckets(kind, access)[0]
 
     def optional_bucket(self, kind: Kind) -> Bucket | None:
-        """The bucket of a kind, with the key that writes if there is one; None if the kind is not configured."""
+        """Return the bucket of a kind, with the write key if there is one; None if the kind is not configured."""
         if not self.configured(kind):
             return None
         return self.bucket(kind, "write" if "write" in self.record(kind)["credentials"] else "read")
@@ -294,7 +297,7 @@ class Environment:
 
     @property
     def rank(self) -> int:
-        """``RANK``: number of this process among all of ``WORLD_SIZE``, set by ``torchrun``; 0 for one alone."""
+        """``RANK``: number of this process among all of ``WORLD_SIZE``, set by ``torchrun``; 0 for a single process."""
         value = self._get("RANK") or ("0" if self.world_size == 1 else "")
         if not value.isdecimal():
             raise ConfigError(f"RANK is {value!r}: expected the number of this process, as torchrun sets it")
@@ -302,12 +305,12 @@ class Environment:
 
     @property
     def max_restarts(self) -> str:
-        """``TORCHELASTIC_MAX_RESTARTS``: how often ``torchrun`` starts failed ranks again; "" without it."""
+        """``TORCHELASTIC_MAX_RESTARTS``: how often ``torchrun`` restarts failed ranks; "" without it."""
         return self._get("TORCHELASTIC_MAX_RESTARTS")
 
     @property
     def restart_count(self) -> str:
-        """``TORCHELASTIC_RESTART_COUNT``: how often ``torchrun`` has started the ranks again; "0" without it."""
+        """``TORCHELASTIC_RESTART_COUNT``: how often ``torchrun`` has restarted the ranks; "0" without it."""
         return self._get("TORCHELASTIC_RESTART_COUNT") or "0"
 
     @property
@@ -317,7 +320,7 @@ class Environment:
 
     @property
     def region(self) -> str:
-        """``TPLR_S3_REGION``: what requests are signed for; default: ``auto``, R2's."""
+        """``TPLR_S3_REGION``: the region for which requests are signed; default: ``auto``, R2's."""
         value = self._get("TPLR_S3_REGION") or "auto"
         if not re.fullmatch(r"[a-z0-9-]{1,64}", value):
             raise ConfigError(f"TPLR_S3_REGION is {value!r}: expected a region's name, such as eu-west-1")
@@ -328,16 +331,16 @@ class Environment:
         return _S3_PARTS if self._get("TPLR_S3_ENDPOINT") else _PARTS
 
     def states_folder(self, netuid: int) -> Path:
-        """Where the nodes of a subnet on this machine keep states and checkpoints that are ``local``."""
+        """Return the folder for ``local`` states and checkpoints of a subnet's nodes on this machine."""
         return self.cache_folder / "states" / str(netuid)
 
     @property
     def cache_folder(self) -> Path:
-        """``TPLR_CACHE_FOLDER``: where this machine keeps data that it can fetch again; default: ``~/.cache/tplr``."""
+        """``TPLR_CACHE_FOLDER``: the folder for data that can be fetched again; default: ``~/.cache/tplr``."""
         return Path(self._get("TPLR_CACHE_FOLDER") or "~/.cache/tplr").expanduser()
 
     def node_buckets(self) -> "NodeBuckets":
-        """The buckets that a node opens, with the problems of all of them in one error."""
+        """Return the buckets that a node opens; one ConfigError lists the problems of all of them."""
         problems: list[str] = []
         for kind in ("gradients", "aggregator", "checkpoints"):
             try:
@@ -354,7 +357,7 @@ class Environment:
     def dataset(
         self, access: Access = "read", subfolder: str | None = None, *, default: str = DATASET_SUBFOLDER
     ) -> DatasetBuckets:
-        """The dataset bucket; ``TPLR_DATASET_SUBFOLDER`` is the prefix of its keys.
+        """Return the dataset bucket; ``TPLR_DATASET_SUBFOLDER`` is the prefix of its keys.
 
         Args:
             subfolder: replaces the variable.
@@ -375,7 +378,7 @@ class Environment:
         return DatasetBuckets(replicas, prefix)
 
     def location(self, bucket: str) -> BucketLocation | None:
-        """The configured bucket of that name, readable; None if no ``R2_…`` variables name it."""
+        """Return the configured bucket of that name with its read key; None if no ``R2_…`` variable names it."""
         for kind in KINDS:
             try:
                 named = [one for one in self.buckets(kind, "read") if one.name == bucket]
@@ -390,25 +393,27 @@ class Environment:
 
 
 def process_variables() -> dict[str, str]:
-    """The variables of this process alone, without those of a ``.env`` file: for processes that it starts."""
+    """Return the variables of this process without those of a ``.env`` file, for processes that it starts."""
     return dict(os.environ)
 
 
 def replace_process_variables(variables: Mapping[str, str]) -> None:
-    """Give this process these variables and no others: for one that is forked to become another program."""
+    """Replace all variables of this process, for a forked process that becomes another program."""
     os.environ.clear()
     os.environ.update(variables)
 
 
 def hide_write_keys() -> None:
-    """Remove ``R2_*_WRITE_*`` from this process's variables, so that no process it starts inherits them (W&B's, the
-    hub's): call it once they are read. A ``.env`` file is protected by its permissions."""
+    """Remove ``R2_*_WRITE_*`` from this process's variables, so that child processes (W&B, hub) do not inherit them.
+
+    Call it after they have been read. A ``.env`` file is protected by its permissions.
+    """
     for name in [name for name in os.environ if name.startswith("R2_") and "_WRITE_" in name]:
         del os.environ[name]
 
 
 def load_bucket_secrets(variables: Mapping[str, str] | None = None) -> BucketSecrets:
-    """Secrets of all buckets in ``variables``; None: those of this process at each access. See ``BucketSecrets``."""
+    """Return the secrets of all buckets in ``variables``; None for this process's, read at each access."""
     return BucketSecrets(Environment.read if variables is None else lambda: Environment(variables))
 
 
@@ -416,7 +421,7 @@ BUCKET_SECRETS = load_bucket_secrets()
 
 
 def checked_endpoint(value: str, name: str) -> str:
-    """``http(s)://host[:port]``, without a slash at its end. Raises ConfigError, which shows ``name`` alone."""
+    """Check ``http(s)://host[:port]`` and strip a final slash. Raises ConfigError, which shows only ``name``."""
     fits = re.fullmatch(r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::([0-9]{1,5}))?/?", value)
     if not fits or not 0 < int(fits[2] or 1) < 2**16:
         raise ConfigError(f"{name}: expected http(s)://host[:port], without user, path or query")
@@ -424,7 +429,7 @@ def checked_endpoint(value: str, name: str) -> str:
 
 
 def bucket_of(kind: Kind, access: Access, record: Mapping[str, Any]) -> Bucket:
-    """The bucket of a record (``BucketSecrets``). Raises ConfigError if it has no credentials for ``access``."""
+    """Return the bucket of a record (``BucketSecrets``). Raises ConfigError without credentials for ``access``."""
     if access not in record["credentials"]:
         raise ConfigError(
             f"{kind} bucket: set R2_{kind.upper()}_{access.upper()}_ACCESS_KEY_ID and _SECRET_ACCESS_KEY to {access} it"
@@ -438,16 +443,16 @@ def bucket_of(kind: Kind, access: Access, record: Mapping[str, Any]) -> Bucket:
     try:
         return Bucket(**fields)
     except ValueError:
-        return S3Bucket(**fields)  # of ``TPLR_S3_ENDPOINT``: without it, the record's values are those of R2
+        return S3Bucket(**fields)  # of ``TPLR_S3_ENDPOINT``: without it, the record's values have R2's form
 
 
 def _replicas(text: str, parts: _Parts, problems: list[str]) -> list[dict[str, Any]]:
-    """Records of ``R2_DATASET_BUCKET_LIST``; what is wrong with it goes to ``problems``."""
+    """Parse the records of ``R2_DATASET_BUCKET_LIST``; its problems are added to ``problems``."""
     name = "R2_DATASET_BUCKET_LIST"
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError):
-        problems.append(f"{name} is not JSON")  # the parser's own message would quote it
+        problems.append(f"{name} is not JSON")  # the parser's message would quote the value
         return []
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         problems.append(f"{name}: expected a list of one or more objects")
@@ -478,7 +483,7 @@ def _checked(
     must_write: bool,
     problems: list[str],
 ) -> dict[str, Any]:
-    """A bucket's record of the values given; what is wrong goes to ``problems``, never with the value itself."""
+    """Build a bucket's record from the given values; problems are added to ``problems``, never with a value."""
     writes = must_write or any(value for place, value in given.items() if "write" in place)
     optional = [("jurisdiction",)] + [("account_id",)] * (parts is _S3_PARTS)
     record: dict[str, Any] = {}

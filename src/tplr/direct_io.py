@@ -8,12 +8,12 @@ import os
 from typing import BinaryIO
 
 BLOCK_BYTES = 2**22
-# Not every system has O_DIRECT; without it the writer only buffers.
+# Not all systems have O_DIRECT; without it the writer only buffers.
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class UncachedWriter:
-    """Writes a new file in blocks, past the page cache where system and disk allow it. Call ``finish`` at the end."""
+    """Writes a new file in blocks, without the page cache if system and disk support it. Call ``finish`` at the end."""
 
     def __init__(self, file: BinaryIO) -> None:
         """``file`` must be empty, and nothing else may write to it before ``finish``."""
@@ -34,7 +34,7 @@ class UncachedWriter:
                 self._put()
 
     def finish(self) -> None:
-        """Write the rest, which is less than a block, through the page cache. Raises OSError."""
+        """Write the remaining bytes, less than a block, through the page cache. Raises OSError."""
         self._set_direct(False)
         self._put()
         self._block.close()

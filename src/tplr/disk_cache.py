@@ -18,7 +18,7 @@ _STALE_DRAFT_SECONDS = 3600
 
 
 class _CachedFile(NamedTuple):
-    """A file of the cache, ordered by when it was used last."""
+    """A file of the cache, ordered by its last use."""
 
     used_ns: int
     size: int
@@ -45,11 +45,11 @@ class DiskCache:
         self._lock = threading.Lock()
 
     def path(self, key: str) -> Path:
-        """File of a key, a text of at least two letters or digits."""
+        """Return the file of a key, which is a text of at least two letters or digits."""
         return self._folder / key[:2] / f"{key}.bin"
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        """Bytes ``[start, stop)`` of a key's content, by default all; None if the key is absent.
+        """Read bytes ``[start, stop)`` of a key's content, by default all; None if the key is absent.
 
         The first read in a process, and every read without ``stop``, checks the whole file.
         """
@@ -75,7 +75,7 @@ class DiskCache:
         return content
 
     def write(self, key: str, content: bytes) -> None:
-        """Store a key's content, in place of an older one."""
+        """Store a key's content; replaces an older one."""
         try:
             atomic_write(self.path(key), _digest(key, content) + content)
         except StateError as error:

@@ -1,4 +1,4 @@
-"""``tplr doctor``: tests every configured bucket and key against its server, and says what to change."""
+"""``tplr doctor``: tests every configured bucket and key against its server, and reports what to change."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,26 +24,26 @@ _PUBLISHED: tuple[Kind, ...] = ("gradients",)
 
 @dataclass(frozen=True)
 class Report:
-    """The findings on one bucket; ``configured``: whether its settings are complete and well-formed."""
+    """The findings about one bucket; ``configured``: whether its settings are complete and well-formed."""
 
     title: str
     findings: Sequence[Finding]
     configured: bool = True
 
 
-# Examines what is not a bucket: a node's start-up checks.
+# An examination of something other than a bucket: a node's start-up checks.
 More = Callable[[Environment], Awaitable["Report"]]
 
 
 def main(
     kinds: Sequence[str], more: More | None = None, environment: Environment | None = None, *, own: Kind = "gradients"
 ) -> int:
-    """Print a table for each bucket of ``kinds``; without any, for ``own`` and every other kind that is configured.
+    """Print a table for each bucket of ``kinds``; if empty, for ``own`` and every other configured kind.
 
     Args:
-        own: the bucket that the node writes to, and must have.
-        more: gives one more table; its problems count as failed tests.
-        environment: None: that of this process.
+        own: the kind of bucket that the node writes to and requires.
+        more: returns one more table; its problems count as failed tests.
+        environment: None for that of this process.
 
     Returns:
         0 if everything works, 1 if a test of a bucket failed, 2 if settings are missing or malformed.
@@ -70,7 +70,7 @@ def main(
 async def _examine_all(kinds: Sequence[Kind], environment: Environment, more: More | None) -> list[Report]:
     try:
         reports = await examine(kinds, environment)
-    except ConfigError as error:  # of what all buckets share: it must not hide what is wrong elsewhere
+    except ConfigError as error:  # in settings shared by all buckets: it must not hide other problems
         reports = [Report("buckets", _settings(error), configured=False)]
     if more is None:
         return reports
@@ -79,7 +79,7 @@ async def _examine_all(kinds: Sequence[Kind], environment: Environment, more: Mo
 
 
 async def examine(kinds: Sequence[Kind], environment: Environment) -> list[Report]:
-    """Test the buckets of ``kinds``, one after the other: a report for each bucket.
+    """Test the buckets of ``kinds`` sequentially; return a report for each bucket.
 
     Raises:
         ConfigError: the endpoint is malformed.
@@ -117,7 +117,7 @@ async def _examine_bucket(connections: S3Connections, kind: Kind, record: dict[s
 
 
 def _fits_the_chain(bucket: Bucket, variables: str) -> Finding:
-    """Whether name and read key can be published on chain, so that others find the bucket."""
+    """Check whether name and read key can be published on chain, so that other nodes find the bucket."""
     try:
         encode_commitment(bucket)
     except ValueError as error:

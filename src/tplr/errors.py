@@ -1,29 +1,29 @@
-"""The exception tree: every error that leaves a part of this package is one of these.
+"""The exception tree: every error that a module of this package raises to its callers is one of these.
 
 TplrError
-├── ConfigError           what the operator gave is wrong; lists every problem
+├── ConfigError           the operator's configuration is wrong; lists every problem
 │   ├── UnsupportedRuntime the chain's runtime lacks something that this version needs
-│   └── HubUnavailable    the model hub does not answer: transient, unless the name is meant to be a folder here
-├── ChainError            the chain said no, or could not be asked; ``name`` is the chain's own error name
-│   ├── ChainUnavailable  transient; ``fate_unknown`` if a write may have landed all the same
+│   └── HubUnavailable    the model hub does not answer: transient, unless the name should be a local folder
+├── ChainError            the chain refused a call, or did not answer; ``name`` is the chain's error name
+│   ├── ChainUnavailable  transient; ``fate_unknown`` if a write may have been included anyway
 │   ├── NotRegistered     the hotkey has no uid on the subnet
 │   ├── RateLimited       too soon or too much; ``retry_at`` is a block, or None
 │   ├── NotPermitted      the neuron may not do this (validator permit, stake)
 │   └── Rejected          the chain refused the content itself
-├── StoreError            an object store said no; names the bucket and the key
+├── StoreError            an object store refused a request or did not answer; names the bucket and the key
 │   ├── ObjectNotFound    no such object or bucket
 │   │   └── ScoresSealed  a score report that is published later
 │   ├── AccessDenied      the credentials do not allow it
-│   ├── PreconditionFailed  the object is not the one that was asked for (ETag, create-only)
+│   ├── PreconditionFailed  the object is not the requested one (ETag, create-only)
 │   ├── ObjectTooLarge    larger than the caller allows; nothing was fetched
 │   └── StoreUnavailable  transient: time-outs, throttling, broken connections, 5xx, a full disk
-│       └── UploadDamaged the store refused a body that did not fit its digest
-├── PayloadError          a peer's bytes are not an update; ``reason`` says why
+│       └── UploadDamaged the store refused a body that did not match its digest
+├── PayloadError          a peer's bytes are not valid; ``reason`` says why
 ├── TrainingError         a gradient is not finite: there is nothing to send
 ├── DataError             the dataset is missing something or contradicts its manifest; also a ValueError
 ├── StateError            a node's own saved state can't be used
 ├── Outdated              the run continues under rules that this node does not know
-├── WindowLost            the updates of a past window are nowhere any more
+├── WindowLost            the updates of a past window are no longer available from any node
 └── LocalnetError         a process of a localnet ended by itself, or did not start
 """
 
@@ -43,7 +43,7 @@ class ConfigError(TplrError):
 
 
 class UnsupportedRuntime(ConfigError):
-    """The chain's runtime lacks a storage item, a call or an API that this version needs: a retry fails alike."""
+    """The chain's runtime lacks a storage item, a call or an API that this version needs: a retry can't help."""
 
 
 class HubUnavailable(ConfigError):
@@ -67,7 +67,7 @@ class ChainUnavailable(ChainError):
 
 
 class Outdated(TplrError):
-    """The run's rules changed, and this node does not know the new ones: its state is as they changed."""
+    """The run's rules changed, and this node does not know the new ones; its state is that of the change."""
 
 
 class NotRegistered(ChainError):
@@ -87,7 +87,7 @@ class NotPermitted(ChainError):
 
 
 class Rejected(ChainError):
-    """The call is invalid: a retry fails in the same way."""
+    """The call is invalid: a retry can't help."""
 
 
 class StoreError(TplrError):
@@ -105,7 +105,7 @@ class ObjectNotFound(StoreError):
 
 
 class ScoresSealed(ObjectNotFound):
-    """A score report of which only the hash is published yet; the text says when it will be readable."""
+    """Only the hash of a score report is published so far; the text says when the report will be readable."""
 
 
 class AccessDenied(StoreError):
@@ -121,7 +121,7 @@ class ObjectTooLarge(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The store can't be reached, perhaps temporarily or through a fault on our side: no peer is penalized."""
+    """The store can't be reached, perhaps temporarily or because of a fault at this node: no peer is penalized."""
 
     def __init__(self, message: str, *, bucket: str = "", key: str = "", retry_after: float | None = None) -> None:
         self.retry_after = retry_after
@@ -157,7 +157,7 @@ class StateError(TplrError):
 
 
 class WindowLost(TplrError):
-    """The updates of a past window are deleted everywhere: only a later checkpoint helps."""
+    """The updates of a past window are no longer available from any node: continue from a later checkpoint."""
 
 
 class LocalnetError(TplrError):

@@ -14,14 +14,14 @@ from tplr.errors import StateError
 
 @contextlib.contextmanager
 def atomic_writer(path: Path, *, create_only: bool = False) -> Iterator[BinaryIO]:
-    """Open a temporary file beside ``path``; rename it there when the block ends well, remove it otherwise.
+    """Open a temporary file beside ``path``; rename it to ``path`` if the block succeeds, else remove it.
 
-    A reader, and a process killed at any moment, sees the old file or the new one, never a part. Of several writers
-    at once the last wins, or with ``create_only`` the first.
+    A reader sees the old file or the new one, never a part, even if this process is killed. Of several concurrent
+    writers the last wins, or with ``create_only`` the first.
 
     Raises:
         FileExistsError: ``create_only``, and ``path`` exists.
-        StateError: the disk is full or not writable; ``path`` is as it was.
+        StateError: the disk is full or not writable; ``path`` is unchanged.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
@@ -40,13 +40,13 @@ def atomic_writer(path: Path, *, create_only: bool = False) -> Iterator[BinaryIO
             raise
         raise write_error(path, error) from error
     finally:
-        # After the rename there is nothing to remove. On a full disk the removal may fail, which does no harm.
+        # After the rename there is nothing to remove. On a full disk the removal may fail, which is harmless.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def write_error(path: Path, error: OSError) -> StateError:
-    """The error for ``path``, which could not be written."""
+    """Return the error for ``path``, which could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StateError(f"can't write {path}: the disk is full ({error.strerror}): free some space")
     if error.errno == errno.EFBIG:
@@ -67,12 +67,12 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside ``path``; synced and renamed to it when the block ends well, removed otherwise.
+    """Yield a temporary folder beside ``path``; sync and rename it to ``path`` if the block succeeds, else remove it.
 
-    ``path`` must not exist, or be an empty folder.
+    ``path`` must not exist, or must be an empty folder.
 
     Raises:
-        StateError: the disk is full or not writable, or ``path`` holds something.
+        StateError: the disk is full or not writable, or ``path`` is not empty.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:

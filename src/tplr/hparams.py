@@ -26,7 +26,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
-# Model types that the tests train, pack, apply and evaluate, and the key of each type's activation function.
+# Model types that tests cover (train, pack, apply, evaluate), and the key of each type's activation function.
 MODEL_TYPES = {
     "gemma3_text": "hidden_activation",
     "llama": "hidden_act",
@@ -35,8 +35,8 @@ MODEL_TYPES = {
     "qwen3": "hidden_act",
     "qwen3_moe": "hidden_act",
 }
-# Keys of configurations that have no effect in a run, or would make it another task: each token is predicted from those
-# before it, without a cache and without an auxiliary loss.
+# Keys of configurations that have no effect in a run or would change its task, which is to predict each token from the
+# earlier ones, without a cache and without an auxiliary loss.
 FIXED_KEYS = frozenset(
     {
         "attn_logit_softcapping",
@@ -54,11 +54,11 @@ FIXED_KEYS = frozenset(
 class ModelParams(_Strict):
     """The model; names are those of the type's configuration in ``transformers``.
 
-    Other keys than these are passed on to the configuration, which must know them.
+    Other keys are passed on to that configuration, which must know them.
 
     Attributes:
         model_type: one of ``MODEL_TYPES``.
-        head_dim: null: ``hidden_size / num_attention_heads``.
+        head_dim: null for ``hidden_size / num_attention_heads``.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -77,12 +77,12 @@ class ModelParams(_Strict):
 
     @property
     def head_size(self) -> int:
-        """Entries of one attention head."""
+        """Dimension of one attention head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with these values; imports ``transformers`` only for keys that are not declared here."""
+        """Return the problems of these values; imports ``transformers`` only for keys that are not declared here."""
         found = []
         if self.model_type not in MODEL_TYPES:
             return [f"model.model_type is {self.model_type!r}; expected one of {', '.join(MODEL_TYPES)}"]
@@ -114,7 +114,7 @@ class ModelParams(_Strict):
         return found
 
     def _known_keys(self) -> frozenset[str]:
-        """The keys of the type's configuration that a run can choose."""
+        """Return the keys of the type's configuration that a run can choose."""
         from transformers import CONFIG_MAPPING
 
         return frozenset(CONFIG_MAPPING[self.model_type].__annotations__) - FIXED_KEYS
@@ -124,8 +124,8 @@ class LearningRate(_Strict):
     """A linear warm-up and cosine cycles (``training/schedule.py``).
 
     Attributes:
-        t_max: steps of the first cycle.
-        start_factor, floor_factor: of ``peak``: where the warm-up begins, and where a cycle ends.
+        t_max: number of steps of the first cycle.
+        start_factor, floor_factor: fractions of ``peak`` at the start of the warm-up and at the end of a cycle.
     """
 
     peak: float = Field(gt=0)
@@ -149,9 +149,9 @@ class SparselocoParams(_Strict):
     Attributes:
         inner_optimizer: ``adamw``, or ``muon`` for hidden matrices and AdamW for the rest
             (``training/inner_optimizers.py``).
-        muon_momentum: of Muon; absent with ``adamw``.
-        inner_steps: of the inner optimizer in a window.
-        batches_per_inner_step: whose gradients are averaged.
+        muon_momentum: momentum of Muon; absent with ``adamw``.
+        inner_steps: number of inner optimizer steps in a window.
+        batches_per_inner_step: number of batches whose gradients are averaged for a step.
         inner_learning_rate: its steps are ``inner_steps`` for each window since the run's start.
         gradient_clip_norm: largest L2 norm of all gradients together.
         outer_momentum: 0 for plain gradient descent.
@@ -174,7 +174,7 @@ class SparselocoParams(_Strict):
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with these values together."""
+        """Return the problems of the combination of these values."""
         found = []
         if self.outer_nesterov and not self.outer_momentum:
             found.append("sparseloco.outer_nesterov without sparseloco.outer_momentum does nothing: set it to false")
@@ -188,11 +188,11 @@ class SparselocoParams(_Strict):
 
 
 class StoreParams(_Strict):
-    """How the sequences of a token store are assigned (``stores/sequences.py``).
+    """Assignment of the sequences of a token store (``stores/sequences.py``).
 
     Attributes:
-        samples_per_window: sequences that a uid trains on in a window.
-        uids: number of uids with assigned sequences; a larger uid has none.
+        samples_per_window: number of sequences that a uid trains on in a window.
+        uids: number of uids with assigned sequences; larger uids have none.
     """
 
     samples_per_window: int = Field(gt=0)
@@ -221,8 +221,8 @@ class Upgrade(_Strict):
     """A change of the run's rules, announced before it takes effect (``docs/upgrades.md``).
 
     Attributes:
-        window: the first one under the new rules.
-        spec_version: in force from that window on.
+        window: the first window under the new rules.
+        spec_version: the version from that window on.
     """
 
     window: int = Field(gt=0)
@@ -233,7 +233,7 @@ class HParams(_Strict):
     """Every constant of a run. Counts are plain integers; other units are in the names.
 
     Attributes:
-        spec_version: part of every object name; nodes of different versions do not see each other.
+        spec_version: part of every object key; nodes of different versions do not see each other.
         upgrades: by ascending window and version.
         profile: the rules of ``documented`` networks, or ``hardened`` (default; see ``seeds.py``).
         data: training data: ``pages`` of text (``pages_per_window``), or sequences of a token ``store``, whose
@@ -242,41 +242,41 @@ class HParams(_Strict):
             dataset's manifest must have the same value.
         time_window_delta_seconds: time after a window's end within which its updates must be written.
         commit_margin_seconds: a miner stops training this long before the window's expected end.
-        gather_patience_seconds: an unreachable bucket is retried this long, for windows of the past.
-        manifest_timeout_seconds: wait for the included set after gathering; 0 if none is published.
+        gather_patience_seconds: for past windows, an unreachable bucket is retried for this long.
+        manifest_timeout_seconds: time to wait for the included set after gathering; 0 if none is published.
         relay_seconds: the longest time from an elector's decision to publish something until all others have read it:
-            to write, to look and to read, and the difference of their clocks (``exchange/election.py``).
-        elector_stake_share: of the stake of the largest validators, with which one is an elector.
+            to write, to poll and to read, and the difference of their clocks (``exchange/election.py``).
+        elector_stake_share: share of the largest validators' stake that makes a validator an elector.
         checkpoint_frequency: windows between two published checkpoints; an elector keeps ``checkpoints_kept``.
-        checkpoint_init_version: start from the newest checkpoint of that version; null: random weights by
+        checkpoint_init_version: start from the newest checkpoint of that version; null for random weights by
             ``init_seed``.
         require_commit: gather only updates whose hash was published before the window ended.
         gradient_retention_windows: windows after which a node deletes its updates, commits and reports. A node that
-            was away for longer cannot replay them.
+            was offline for longer cannot replay them.
         precision: dtype of forward and backward passes, in training and evaluation; weights are float32.
-        outer_delay: 1: a miner trains a window while the updates of the one before are gathered and applied; 0: after
-            that.
+        outer_delay: with 1, a miner trains a window while the previous window's updates are gathered and applied; with
+            0, after that.
         outer: the scheme of the run. The group of its name holds its constants; the other group is absent.
-        topk_compression: values sent for each chunk of ``target_chunk`` squared entries.
-        topk_selection: ``chunk``: the largest, wherever they are; ``group``: the largest of each of so many groups,
-            whose indices cost less (``compress/interleaved.py``).
+        topk_compression: number of values sent for each chunk of ``target_chunk`` squared entries.
+        topk_selection: ``chunk``: the largest values of the chunk; ``group``: the largest value of each of at least
+            ``topk_compression`` groups, whose indices need fewer bits (``compress/interleaved.py``).
         quantization_bits: 1, 2, 4, 8, or 0 for values sent as float32.
         quantization_scale, quantization_codebook, quantization_rounding: see ``compress/quantize.py``.
         stale_after_windows: age at which a miner's error feedback (in windows) and inner optimizer (in outer steps) are
             reset.
-        reserve_peers: peers of a list that replace missing ones.
-        start_horizon_windows: a start window that is further ahead than this does not count.
-        probation_windows: windows in which a miner is only measured before it can be on the peer list, and during which
-            one that breaks a rule stays off it; 0: the list is filled with active miners, whatever they earn.
-        uids_per_window: miners that take the own-pages test in each window. A third of those that are measured: each
-            needs several tests in ``pay_windows`` windows.
+        reserve_peers: number of listed peers that replace missing ones.
+        start_horizon_windows: a start window further ahead than this is ignored.
+        probation_windows: number of windows in which a miner is only measured before it can be on the peer list, and
+            for which a miner that breaks a rule is kept off it; with 0, all active miners can be on the list.
+        uids_per_window: number of miners that take the own-pages test in each window. Choose a third of the measured
+            miners, because each needs several tests in ``pay_windows`` windows.
         validator_sample_rate: fraction of a page list's batches that an evaluation reads.
         evaluation_sequences: minimum number of sequences that an evaluation reads, if the page list has as many.
-        sealed_scores: validators publish the hash of a score report at once, and its content when the weights that
+        sealed_scores: validators publish the hash of a score report at once, and the report when the weights that
             follow from it are in force.
-        pay_windows: scores follow from the evidence of this many last windows.
-        burn_uid: gets all weight when no miner has had a score for ``pay_windows`` windows: the subnet owner's, whose
-            share the chain burns. Without it, weights that pay for older work stay on chain.
+        pay_windows: number of last windows whose evidence determines the scores.
+        burn_uid: the subnet owner's uid, whose share the chain burns; gets all weight when no miner has had a score for
+            ``pay_windows`` windows. Without it, weights that pay for older work stay on chain.
         sync_max_steps_behind: a miner that is more steps behind is out of sync.
         digest_interval_windows: windows between two published digests of the whole model.
     """
@@ -405,11 +405,11 @@ class HParams(_Strict):
 
     @property
     def version(self) -> RunVersion:
-        """``spec_version`` as it appears in object names, with its ``upgrades``."""
+        """``spec_version`` as it appears in object keys, with its ``upgrades``."""
         return RunVersion(str(self.spec_version), [(one.window, str(one.spec_version)) for one in self.upgrades])
 
     def model_config_for_transformers(self) -> PreTrainedConfig:
-        """The model's configuration, built on demand: importing this module does not import transformers.
+        """Build the model's configuration; importing this module does not import transformers.
 
         Raises:
             ConfigError: the activation function is unknown.
@@ -426,16 +426,16 @@ class HParams(_Strict):
         values = model.model_dump(exclude={"model_type", "head_dim"})
         if "head_dim" in config_class.__annotations__:
             values["head_dim"] = model.head_size
-        # Default token ids change the mathematics only through the padding row of an embedding: there is none.
+        # Default token ids affect the computation only through the padding row of an embedding, so there is none.
         values |= {"use_cache": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         return config_class(**values)
 
     def load_tokenizer(self, folder: Path | None = None) -> PreTrainedTokenizerFast:
-        """The run's tokenizer, from a local path (relative ones from ``folder``) or by its hub name.
+        """Load the run's tokenizer from a local path (relative to ``folder``) or by its hub name.
 
         Raises:
             ConfigError: not found, or larger than ``model.vocab_size``.
-            HubUnavailable: it is not here, and the hub can't be reached.
+            HubUnavailable: it is not on this machine, and the hub can't be reached.
         """
         from transformers import AutoTokenizer
 
@@ -461,7 +461,7 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
     """Read and check a hparams file.
 
     Raises:
-        ConfigError: the file is missing or not JSON, or keys are unknown, missing or wrong; all of them at once.
+        ConfigError: the file is missing or not JSON, or keys are unknown, missing or wrong; lists all problems.
     """
     path = Path(path)
     try:

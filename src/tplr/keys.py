@@ -1,4 +1,4 @@
-"""The only place where object names are written and parsed."""
+"""The only module that builds and parses object keys."""
 
 import re
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ _PEERS = re.compile(r"peers_(\d{1,15})_v(.+)\.json")
 
 
 class RunVersion(str):
-    """The version in the names of a run's objects; from the window of each change on, another one.
+    """The version in the keys of a run's objects, which changes with the window of each upgrade.
 
-    As a text it is the run's first version, which names what has no window: the start window.
+    As a text it is the run's first version, which is used for the object without a window: the start window.
 
     Attributes:
         changes: first window and version of each, ascending.
@@ -30,7 +30,7 @@ class RunVersion(str):
 
 
 def version_at(version: str, window: int) -> str:
-    """The version of ``window``'s objects: the one of a ``RunVersion`` that is in force then; any other text itself."""
+    """Return the version of ``window``'s objects: of a ``RunVersion`` the one in force then; another text unchanged."""
     changes = version.changes if isinstance(version, RunVersion) else ()
     return next((then for first, then in reversed(changes) if window >= first), str(version))
 
@@ -41,7 +41,7 @@ def gradient_key(window: int, uid: int, version: str) -> str:
 
 
 def commit_key(window: int, uid: int, version: str) -> str:
-    """Empty object whose metadata holds the hash of the update, written before the window ends."""
+    """Empty object whose metadata contains the hash of the update, written before the window ends."""
     return f"commit-{window}-{uid}-v{version_at(version, window)}"
 
 
@@ -56,7 +56,7 @@ def scores_key(window: int, uid: int, version: str) -> str:
 
 
 def scores_seal_key(window: int, uid: int, version: str) -> str:
-    """Hash of that document, before it is published."""
+    """Hash of the document of ``scores_key``, published before it."""
     return f"scores-seal-{window}-{uid}-v{version_at(version, window)}.json"
 
 
@@ -66,10 +66,10 @@ def evaluation_key(window: int, uid: int, version: str) -> str:
 
 
 def state_key(kind: StateKind, window: int, uid: int, version: str) -> str:
-    """State dict of ``uid`` for ``window``; the name of an aggregate has no uid.
+    """State dict of ``uid`` for ``window``; the key of an aggregate has no uid.
 
     Raises:
-        ValueError: no such kind, uid or window: nobody would find the object, and no clean-up would delete it.
+        ValueError: invalid kind, uid or window: no node would find the object, and no clean-up would delete it.
     """
     if kind not in get_args(StateKind):
         raise ValueError(f"key {kind!r}: expected one of {', '.join(get_args(StateKind))}")
@@ -88,22 +88,22 @@ def included_key(window: int, version: str) -> str:
 
 
 def vote_key(window: int | None, uid: int, version: str) -> str:
-    """Vote of elector ``uid`` on ``window``; None: on the start of the run."""
+    """Vote of elector ``uid`` on ``window``, or on the start of the run if None."""
     return f"vote-{_subject(window)}-{uid}-v{version_at(version, window or 0)}.json"
 
 
 def echo_key(window: int | None, slot: int, uid: int, version: str) -> str:
-    """What elector ``uid`` echoes in a slot of that election."""
+    """Relay of elector ``uid``, with its echo, in a slot of that election."""
     return f"echo-{_subject(window)}-{slot}-{uid}-v{version_at(version, window or 0)}.json"
 
 
 def status_key(window: int | None, slot: int, uid: int, version: str) -> str:
-    """What elector ``uid`` knows when a slot of that election begins."""
+    """Status of elector ``uid`` at the start of a slot of that election."""
     return f"status-{_subject(window)}-{slot}-{uid}-v{version_at(version, window or 0)}.json"
 
 
 def decision_key(window: int | None, version: str) -> str:
-    """What an elector is committed to."""
+    """Decision of an elector: the value that it is committed to."""
     return f"decision-start-v{version}.json" if window is None else included_key(window, version)
 
 
@@ -117,7 +117,7 @@ def checkpoint_prefix(window: int, uid: int, version: str) -> str:
 
 
 class WindowKey(NamedTuple):
-    """The parts of an object's name. ``uid`` is None for an aggregate."""
+    """The parts of an object's key. ``uid`` is None for an aggregate."""
 
     kind: str
     window: int
@@ -134,9 +134,9 @@ _WINDOW_KEY = re.compile(
 
 
 def parse_window_key(key: str, version: str) -> WindowKey | None:
-    """Parse the name of an object of a window: one of the above, or a part of a checkpoint.
+    """Parse the key of an object of a window: one of the above, or a part of a checkpoint.
 
-    None if the key is none of these, or of another version.
+    Returns None for any other key, or one of another version.
     """
     match = _WINDOW_KEY.fullmatch(key)
     if not match:
@@ -173,11 +173,11 @@ PEERS_PREFIX = "peers_"
 
 
 def parse_peers_key(key: str, version: str) -> int | None:
-    """First effective window of a peer list's key, or None if the key is not one of this version."""
+    """Return the first effective window in a peer list's key, or None if the key is not one of this version."""
     match = _PEERS.fullmatch(key)
     return int(match[1]) if match and match[2] == version_at(version, int(match[1])) else None
 
 
 def software_key(uid: int) -> str:
-    """What software ``uid`` runs; of no version, so that nodes of every version find it."""
+    """Software versions of ``uid``; the key has no version, so that nodes of every version find it."""
     return f"software-{uid}.json"

@@ -24,7 +24,7 @@ class _Context(logging.Filter):
 
 
 class _JsonLines(logging.Formatter):
-    """One JSON object a line: ``time`` (unix seconds), ``level``, ``logger``, ``node``, ``window``, ``message``."""
+    """One JSON object per line: ``time`` (Unix seconds), ``level``, ``logger``, ``node``, ``window``, ``message``."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -41,9 +41,9 @@ class _JsonLines(logging.Formatter):
 
 
 def setup_logging(*, debug: bool = False, trace: bool = False, json_lines: bool = False) -> None:
-    """Send this package's log lines to standard error, and of other libraries only warnings.
+    """Send this package's log lines, and other libraries' warnings, to standard error.
 
-    Their DEBUG lines stay off even with ``trace``: some contain whole frames, including credentials.
+    DEBUG lines of other libraries are disabled even with ``trace``: some contain whole frames, including credentials.
     """
     handler = logging.StreamHandler(sys.stderr)
     if json_lines:
@@ -57,9 +57,9 @@ def setup_logging(*, debug: bool = False, trace: bool = False, json_lines: bool 
 
 
 def take_over(*libraries: str) -> None:
-    """Send the lines of these libraries, which have brought handlers of their own, through ours alone.
+    """Remove the handlers that these libraries install, so that their lines use only ours.
 
-    Call it when they are imported: else each line is there twice, and once in a format of its own.
+    Call it after their import. Otherwise each line appears twice, once in the library's format.
     """
     for name in libraries:
         library = logging.getLogger(name)
@@ -74,7 +74,7 @@ def name_node(name: str) -> None:
 
 @contextlib.contextmanager
 def in_window(window: int) -> Iterator[None]:
-    """Show ``window`` in the lines logged inside the block."""
+    """Show ``window`` in the lines that are logged inside the block."""
     token = _window.set(window)
     try:
         yield

@@ -1,10 +1,10 @@
-"""Names of documented networks that are others here: keys of ``hparams.json`` and arguments of nodes."""
+"""Names of documented networks that differ here: keys of ``hparams.json`` and arguments of nodes."""
 
 from collections.abc import Iterable
 
 GUIDE = "docs/migration.md"
 
-# Old key -> what to write instead.
+# Old key -> its replacement.
 HPARAMS = {
     "evaluation_bins": "documented_scores.evaluation_bins",
     "binary_score_ma_alpha": "documented_scores.binary_score_ma_alpha",
@@ -34,7 +34,7 @@ HPARAMS = {
     "inner_learning_rate": "sparseloco.inner_learning_rate.peak",
     "outer_learning_rate": "sparseloco.outer_learning_rate",
 }
-# Old argument of a node -> what to write instead.
+# Old argument of a node -> its replacement.
 ARGUMENTS = {
     "--project": "--wandb.project NAME",
     "--use_wandb": "--wandb.project NAME",
@@ -46,7 +46,7 @@ ARGUMENTS = {
 
 
 def argument_hints(unknown: Iterable[str]) -> str:
-    """A line for each old argument in ``unknown``; "" if there is none."""
+    """Return a line for each old argument in ``unknown``; "" if there is none."""
     old = [name for name in (one.partition("=")[0] for one in unknown) if name in ARGUMENTS]
     lines = [f"\n  {name:28} -> {ARGUMENTS[name]}" for name in dict.fromkeys(old)]
     return "".join([*lines, f"\n  all old names: {GUIDE}"]) if lines else ""

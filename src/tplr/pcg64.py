@@ -1,8 +1,8 @@
 """A random stream that is equal on every machine, in plain integers.
 
-It gives the values of ``numpy.random.default_rng(seed)``: SeedSequence, PCG64 (XSL-RR) and Lemire's bounded integers.
-numpy promises equal streams only between equal builds (NEP 19), and the pages that a node trains on must not depend on
-its build. Sources: O'Neill, "PCG" (2014); Lemire, "Fast random integer generation in an interval"
+Its values are those of ``numpy.random.default_rng(seed)``: SeedSequence, PCG64 (XSL-RR), Lemire's bounded integers.
+numpy guarantees equal streams only between equal builds (NEP 19), and the pages that a node trains on must not depend
+on its build. Sources: O'Neill, "PCG" (2014); Lemire, "Fast random integer generation in an interval"
 (2019); numpy/random/bit_generator.pyx and src/distributions/distributions.c.
 """
 
@@ -49,10 +49,10 @@ class PCG64Stream:
         return self
 
     def integers(self, low: int, high: int) -> int:
-        """A uniform integer of ``[low, high)``; a range of one uses no random bits.
+        """Return a uniform integer in ``[low, high)``; a range of one integer uses no random bits.
 
         Raises:
-            ValueError: the range is empty, or holds more than 2**64 integers.
+            ValueError: the range is empty, or has more than 2**64 integers.
         """
         span = high - low
         if not 0 < span <= 1 << 64:
@@ -60,24 +60,24 @@ class PCG64Stream:
         if span == 1:
             return low
         bits, word = (32, self._next32) if span <= 1 << 32 else (64, self._next64)
-        # Lemire: the product's upper half is uniform once the lower halves below `surplus` are drawn again.
+        # Lemire: the product's upper half is uniform if values with a lower half below `surplus` are rejected.
         surplus = (1 << bits) % span
         while (product := word() * span) & ((1 << bits) - 1) < surplus:
             pass
         return low + (product >> bits)
 
     def random(self) -> float:
-        """A uniform float of ``[0, 1)`` with 53 random bits."""
+        """Return a uniform float in ``[0, 1)`` with 53 random bits."""
         return (self._next64() >> 11) * 2.0**-53
 
     def choice(self, items: Sequence[T]) -> T:
-        """A uniform choice of one item."""
+        """Return one item, chosen uniformly."""
         return items[self.integers(0, len(items))]
 
     def weighted_sample(self, items: Sequence[T], weights: Sequence[float], count: int) -> list[T]:
-        """``count`` different items of positive weight (all, if fewer), sampled one by one in proportion to weight.
+        """Sample ``count`` different items of positive weight (all, if fewer), one by one in proportion to weight.
 
-        Sums run in the order of ``items``, in double precision, so the samples are equal on every machine.
+        Sums are in the order of ``items`` and in double precision, so the samples are equal on every machine.
         """
         pool = [(item, weight) for item, weight in zip(items, weights, strict=True) if weight > 0]
         picked: list[T] = []
@@ -109,7 +109,7 @@ class PCG64Stream:
 
 
 def _seed_words(seed: int, count: int) -> list[int]:
-    """``numpy.random.SeedSequence(seed).generate_state(count)``: 32-bit words."""
+    """Return the 32-bit words of ``numpy.random.SeedSequence(seed).generate_state(count)``."""
     entropy = [seed >> shift & _M32 for shift in range(0, max(seed.bit_length(), 1), 32)]
     constant = 0x43B0D7E5
 

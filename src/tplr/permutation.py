@@ -1,11 +1,11 @@
-"""A random permutation of ``n`` indices in constant memory: each position is computed alone, equal on every machine.
+"""A random permutation of ``n`` indices in constant memory; each position is computed independently.
 
-The rule, in 64-bit unsigned integers. With ``a = ceil(sqrt(n))`` and ``b = ceil(n / a)``, an index ``x < a * b`` is
-the pair ``left = x mod a``, ``right = x div a``. Eight rounds of an additive Feistel network run over the pair: rounds
-0, 2, 4, 6 add ``f(right xor key)`` to ``left`` modulo ``a``, the others ``f(left xor key)`` to ``right`` modulo ``b``,
-where ``f`` takes the upper 32 bits of ``mix`` to the range by multiplication and ``mix`` is splitmix64's finalizer. A
-result of ``n`` or above goes through again ("cycle walking"); fewer than one in ``sqrt(n)`` does. The key of round
-``r`` is ``seeds.derive("permutation", n, seed, epoch, r)``.
+The rule, in 64-bit unsigned integers, so that results are equal on every machine: with ``a = ceil(sqrt(n))`` and
+``b = ceil(n / a)``, an index ``x < a * b`` is the pair ``left = x mod a``, ``right = x div a``. Eight rounds of an
+additive Feistel network transform the pair: rounds 0, 2, 4, 6 add ``f(right xor key)`` to ``left`` modulo ``a``, the
+others add ``f(left xor key)`` to ``right`` modulo ``b``. ``f`` maps the upper 32 bits of ``mix`` to the range by
+multiplication; ``mix`` is splitmix64's finalizer. A result of ``n`` or above is transformed again ("cycle walking");
+fewer than one in ``sqrt(n)`` is. The key of round ``r`` is ``seeds.derive("permutation", n, seed, epoch, r)``.
 
 Sources: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002), methods 2 and 3; Steele, Lea and Flood,
 "Fast Splittable Pseudorandom Number Generators" (2014), with the constants of Stafford's variant 13.
@@ -23,11 +23,11 @@ ROUNDS = 8
 MAX_LENGTH = 1 << 62
 _M64 = (1 << 64) - 1
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_BLOCK = 1 << 16  # indices at a time: temporaries fit the cache, and memory does not grow with the array
+_BLOCK = 1 << 16  # indices per block: temporaries fit the cache, and memory does not grow with the array
 
 
 class Permutation:
-    """The indices ``0 .. length - 1`` in an order that ``seed`` and ``epoch`` determine.
+    """The indices ``0 .. length - 1`` in an order determined by ``seed`` and ``epoch``.
 
     ``permutation[i]`` is the index at position ``i``; ``permutation.take(places)`` does the same for an array.
 
@@ -47,7 +47,7 @@ class Permutation:
         return self._length
 
     def __getitem__(self, place: int) -> int:
-        """Raises IndexError outside ``[-length, length)``."""
+        """Return the index at a position. Raises IndexError outside ``[-length, length)``."""
         if not -self._length <= place < self._length:
             raise IndexError(f"place {place} of a permutation of {self._length}")
         index = place % self._length
@@ -61,7 +61,7 @@ class Permutation:
                 return index
 
     def take(self, places: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The indices, int64, at positions ``places`` in ``[0, length)``, in its shape. Raises IndexError outside."""
+        """Return the int64 indices at positions ``places``, in its shape. Raises IndexError outside ``[0, length)``."""
         asked: npt.NDArray[Any] = np.asarray(places)
         if asked.size and not 0 <= int(asked.min()) <= int(asked.max()) < self._length:
             raise IndexError(f"places {asked.min()} to {asked.max()} of a permutation of {self._length}")
@@ -96,5 +96,5 @@ def _spread(half: npt.NDArray[np.uint64], key: int, size: np.uint64) -> npt.NDAr
 
 
 def _wrapped(value: npt.NDArray[np.uint64], size: np.uint64) -> npt.NDArray[np.uint64]:
-    """``value mod size`` for values below ``2 * size``; the difference of a smaller one wraps to a huge value."""
+    """Return ``value mod size`` for values below ``2 * size``; below ``size``, the difference wraps to a huge value."""
     return np.minimum(value, value - size)

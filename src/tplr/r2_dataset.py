@@ -1,6 +1,6 @@
-"""``R2DatasetLoader``: batches of seeded pages, from the dataset bucket that the environment names.
+"""``R2DatasetLoader``: batches of seeded pages, from the dataset bucket of the environment.
 
-A facade over ``tplr.pages``. Nodes use ``PageDataset``, which reads no environment.
+It is a facade over ``tplr.pages``. Nodes use ``PageDataset``, which does not read the environment.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _STATE_FIELDS = {"version", "of", "page", "token"}
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the environment says that the dataset is, and how much to do at once."""
+    """The location of the dataset by the environment, and the limits on concurrency."""
 
     environment: config.Environment
     buckets: config.DatasetBuckets
@@ -58,15 +58,15 @@ class _Source:
 
 
 class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", None]):
-    """Batches of a list of pages. Each iteration begins again with the first page.
+    """Batches of a list of pages. Each iteration starts with the first page.
 
         pages = await R2DatasetLoader.next_pages(offset=window * 6, n_pages=6, seed=uid)
         async with await R2DatasetLoader.create(6, 2048, pages, tokenizer) as loader:
             async for batch in loader: ...    # (batch_size, sequence_length) int64
 
-    ``for`` works too, also without the context manager, and blocks until the next page is loaded. A thread loads the
-    next pages. It ends after the last page, at ``close``, and when the loader is garbage collected. Loaders share only
-    bounded caches (manifest, footers, tokens), nothing that closing one would close.
+    ``for`` also works, with or without the context manager, and blocks until the next page is loaded. A thread loads
+    the next pages. It ends after the last page, at ``close``, and when the loader is garbage collected. Loaders share
+    only bounded caches (manifest, footers, tokens), which closing a loader does not affect.
 
     The tokenizer is any callable with ``eos_token_id``: ``tokenizer(text, truncation=True, max_length=n,
     padding=False)["input_ids"]``. Those of ``transformers`` are called in batches or replaced by ``tplr.tokenize``.
@@ -92,7 +92,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     token_cache: ClassVar[TokenCache] = TokenCache()
     """Caches pages' tokens; assign ``TokenCache(folder=...)`` to cache them on disk too."""
 
-    # A manifest is fetched once for each place: a run must see the same one from beginning to end.
+    # A manifest is fetched once per location, so that a run uses the same one from beginning to end.
     _manifests: ClassVar[dict[tuple[str, ...], DatasetManifest]] = {}
     _footers: ClassVar[dict[tuple[str, ...], Footers]] = {}
     _filesystems: ClassVar[dict[tuple[Bucket, str, str], s3fs.S3FileSystem]] = {}
@@ -117,7 +117,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         self.num_rows_per_page = ROWS_PER_PAGE
         self.pages: tuple[PageRef, ...] = ()
         self.bytes_read = BytesRead()
-        self._buffer = TokenBuffer()  # holds the streams of pages from ``_first_page`` to before ``_next_page``
+        self._buffer = TokenBuffer()  # holds the streams of pages ``[_first_page, _next_page)``
         self._first_page = self._next_page = 0
         self._resumes = False  # the next iteration begins at the buffer's position
         self._ahead: LoadAhead[PageRef, Ids] | None = None
@@ -130,7 +130,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     async def next_pages(
         cls, offset: int, n_pages: int, seed: int | str, num_rows_per_page: int = ROWS_PER_PAGE
     ) -> list[PageRef]:
-        """The pages ``(config, row, split)`` that ``seed`` draws from ``offset`` on, as ``page_draw.next_pages``."""
+        """Return the pages ``(config, row, split)`` of ``seed`` from ``offset`` on, as ``page_draw.next_pages``."""
         configs = (await cls._manifest(cls._source())).configs.values()
         return [*next_pages(configs, offset=offset, n_pages=n_pages, seed=seed, rows_per_page=num_rows_per_page)]
 
@@ -143,7 +143,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         tokenizer: Any,
         pack_samples: bool = True,
     ) -> Self:
-        """A loader of the pages; returns when the first page is loaded.
+        """Create a loader of the pages; returns when the first page is loaded.
 
         Raises:
             ValueError: a size is below 1, or the tokenizer has no EOS token.
@@ -206,21 +206,21 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         return self._cut()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the next batch, as plain values, for a loader with the same arguments."""
+        """Return the position of the next batch, as plain values, for a loader with the same arguments."""
         page, token = self._position
         return {"version": STATE_VERSION, "of": self._identity, "page": page, "token": token}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin where ``state`` was taken. It loads no earlier page.
+        """Start the next iteration where ``state`` was taken. It loads no earlier page.
 
         Raises:
-            StateError: it is not a state, or one of a loader with other arguments.
+            StateError: it is not a state, or the state of a loader with other arguments.
         """
         self._rewind(*_checked_position(state, self._identity, len(self.pages)))
         self._resumes = True
 
     def close(self) -> None:
-        """End the thread and its connections. The loader may be used again, from the same position. Blocks briefly."""
+        """End the thread and its connections. The loader can be used again, from the same position. Blocks briefly."""
         self._rewind(*self._position)
         for ahead in self._ending:
             ahead.close()
@@ -249,7 +249,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
 
     @property
     def _position(self) -> tuple[int, int]:
-        """Index of the page in which the next batch begins, and how many tokens of its stream are used up."""
+        """The index of the page in which the next batch begins, and the number of used tokens of its stream."""
         return self._first_page + self._buffer.finished, self._buffer.offset
 
     def _add(self, stream: Ids) -> None:
@@ -267,18 +267,18 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         return self._ahead
 
     async def _process_page(self, page: tuple[str, int, str], sem: asyncio.Semaphore) -> list[int]:
-        """The token stream of one page, loaded when ``sem`` allows."""
+        """Load the token stream of one page when ``sem`` allows it."""
         assert self._open_streams is not None
         async with sem, self._open_streams() as load:
             return (await load(PageRef(*page))).tolist()
 
     def get_page_names(self) -> list[str]:
-        """``config_row_split`` of each page."""
+        """Return ``config_row_split`` of each page."""
         return [f"{page.config}_{page.row}_{page.split}" for page in self.pages]
 
     @classmethod
     async def fetch_dataset_configs(cls) -> dict[str, dict[str, Any]]:
-        """Config name -> ``{"num_rows", "split", "shards": [{"path", "num_rows", ...}]}``, in the manifest's order."""
+        """Return ``{"num_rows", "split", "shards": [{"path", "num_rows", ...}]}`` by config name, in manifest order."""
         sizes, _ = await cls._load_r2_metadata()
         return {
             name: {"num_rows": entry["total_rows"], "split": entry["split"], "shards": entry["shards"]}
@@ -287,8 +287,10 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
 
     @classmethod
     async def _load_r2_metadata(cls) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Shard sizes and metadata in the shape of the two manifest objects; each path begins with the bucket's name,
-        as ``_get_fs().open`` takes it."""
+        """Return shard sizes and metadata in the form of the two manifest objects.
+
+        Each path begins with the bucket's name, as ``_get_fs().open`` expects it.
+        """
         source = cls._source()
         manifest = await cls._manifest(source)
         root = f"{source.buckets.replicas[0].name}/{source.buckets.subfolder}"
@@ -312,8 +314,10 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
 
     @classmethod
     def _get_fs(cls) -> s3fs.S3FileSystem:
-        """A file system over the dataset's bucket, at each call of the next replica, for programs that read shards
-        themselves. Pages are read without it."""
+        """Return a file system over the dataset's bucket, at each call over the next replica.
+
+        It is for programs that read shards themselves; pages are read without it.
+        """
         source = cls._source()
         bucket = source.buckets.replicas[cls._next_turn() % len(source.buckets.replicas)]
         url = endpoint_url(bucket, source.environment.endpoint)
@@ -325,7 +329,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
 
     @classmethod
     def _next_turn(cls) -> int:
-        """Number of the replica to begin with: a round robin over all loaders."""
+        """Return the number of the replica to begin with, in round-robin order over all loaders."""
         with cls._fs_lock:
             cls._round_robin_index += 1
             return cls._round_robin_index - 1
@@ -357,7 +361,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
 
     @classmethod
     def _source(cls) -> _Source:
-        """Reads the environment. Raises ConfigError."""
+        """Read the environment. Raises ConfigError."""
         environment, machine = config.Environment.read(), LocalMachine.here()
         resources = Resources.choose(machine, environment.variables, transfers=cls.MAX_CONCURRENT_REQUESTS)
         _log_once(f"page loader: {resources.describe(machine)}")
@@ -388,7 +392,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         pack_samples: bool,
         bytes_read: BytesRead,
     ) -> AsyncIterator[Callable[[PageRef], Awaitable[Ids]]]:
-        """Yields the function that loads a page's token stream; holds no reference to a loader."""
+        """Yield the function that loads a page's token stream; it holds no reference to a loader."""
         async with source.replicas(cls._next_turn()) as replicas:
             reader = PageReader(
                 manifest,
@@ -415,17 +419,17 @@ def _log_once(line: str) -> None:
 
 
 def _check_counts(**counts: int | None) -> None:
-    """Raises ValueError for what is below 1."""
+    """Raise ValueError for counts below 1."""
     for name, count in counts.items():
         if count is not None and count < 1:
             raise ValueError(f"{name}: expected 1 or more, got {count!r}")
 
 
 def _checked_position(state: Mapping[str, Any], of: str, pages: int) -> tuple[int, int]:
-    """Page and token of a saved state.
+    """Return page and token of a saved state.
 
     Raises:
-        StateError: it is no such state, or one of other batches.
+        StateError: it is not a saved state, or the state of other batches.
     """
     if not isinstance(state, Mapping) or set(state) != _STATE_FIELDS or state["version"] != STATE_VERSION:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__

@@ -10,22 +10,22 @@ from tplr.errors import ConfigError
 
 NO_LIMIT = 2**63
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_TRANSFER_BYTES = 64 * 2**20  # a page's column chunk, its texts and tokens, with room for long row groups
-_THREAD_BYTES = 256 * 2**20  # what a decoding and tokenizing thread keeps; about 50 MiB were measured
+_TRANSFER_BYTES = 64 * 2**20  # a page's column chunk, texts and tokens, with a margin for long row groups
+_THREAD_BYTES = 256 * 2**20  # memory of a decoding and tokenizing thread; about 50 MiB were measured
 _MOST_TRANSFERS = 32  # of one node; R2 answers more with 429 and 5xx
 _MOST_DATA_THREADS = 16  # part of the work holds the GIL
 _PART_BYTES = 16 * 2**20  # a part of a checkpoint; a few MiB of it are in memory
 _MOST_PARTS = 16  # of one checkpoint; R2 answers more with 429
-_PEER_BYTES = 16 * 2**20  # a peer's object, and what it is parsed to
+_PEER_BYTES = 16 * 2**20  # a peer's object and its parsed form
 _MOST_PEERS = 128
 
 
 @dataclass(frozen=True)
 class LocalMachine:
-    """What a process may use of its machine.
+    """The resources of its machine that a process may use.
 
     Attributes:
-        cores: by affinity and the control group's quota; shared among the processes of one ``torchrun``.
+        cores: by affinity and the control group's quota, divided among the processes of one ``torchrun``.
         memory: in bytes; the machine's, or the control group's limit.
         device: type of the device that trains, such as ``cuda``.
     """
@@ -36,22 +36,22 @@ class LocalMachine:
 
     @classmethod
     def here(cls, device: str = "cpu") -> Self:
-        """This process's."""
+        """Return the resources of this process."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return cls(available_cores(), min(memory, cgroup_memory()), device)
 
 
 @dataclass(frozen=True)
 class Resources:
-    """How much a process does at once.
+    """The concurrency limits of a process.
 
     Attributes:
-        transfers: pages, or blocks of a store, that are fetched at once.
-        data_threads: threads that decode and tokenize.
-        tensor_threads: threads of PyTorch on the CPU.
-        checkpoint_parts: parts of a large object, such as a checkpoint, that are sent or fetched at once.
-        gather_peers: peers whose objects are fetched at once. From 64 on, which is more than a peer list holds, no peer
-            waits for the slot of a stalled bucket.
+        transfers: number of pages, or blocks of a store, that are fetched at once.
+        data_threads: number of threads that decode and tokenize.
+        tensor_threads: number of PyTorch threads on the CPU.
+        checkpoint_parts: number of parts of a large object, such as a checkpoint, that are sent or fetched at once.
+        gather_peers: number of peers whose objects are fetched at once. With at least 64, which is more than a peer
+            list, no peer waits for the slot of a stalled bucket.
     """
 
     transfers: int
@@ -62,12 +62,12 @@ class Resources:
 
     @classmethod
     def choose(cls, machine: LocalMachine, variables: Mapping[str, str], **given: int) -> Self:
-        """The machine's share; ``given`` replaces fields of it, and ``TPLR_`` + a field's name replaces both.
+        """Choose limits for a machine; ``given`` overrides fields, and variables ``TPLR_`` + field name override both.
 
         PyTorch's ``OMP_NUM_THREADS`` counts as given for ``tensor_threads``.
 
         Raises:
-            ConfigError: a variable is not a number from 1 on; lists all of them.
+            ConfigError: variables are not numbers from 1 on; lists all of them.
         """
         chosen = asdict(cls.of(machine)) | given
         names = {"OMP_NUM_THREADS": "tensor_threads"} | {f"TPLR_{f.name.upper()}": f.name for f in fields(cls)}
@@ -84,9 +84,9 @@ class Resources:
 
     @classmethod
     def of(cls, machine: LocalMachine) -> Self:
-        """What suits a machine."""
+        """Return the default limits for a machine."""
         cores = machine.cores
-        # On an accelerator, a core of three or more is left to the thread that feeds it.
+        # With an accelerator and three or more cores, one core is reserved for the thread that feeds it.
         free = cores if machine.device == "cpu" else max(min(cores, 2), cores - 1)
         return cls(
             transfers=_clamp(4 * cores, 8, min(_MOST_TRANSFERS, machine.memory // _TRANSFER_BYTES)),
@@ -97,7 +97,7 @@ class Resources:
         )
 
     def describe(self, machine: LocalMachine) -> str:
-        """One line for the log."""
+        """Return the limits as one line for the log."""
         return (
             f"{machine.cores} cores, {machine.memory // 2**30} GiB, device {machine.device}: "
             f"{self.transfers} transfers, {self.data_threads} data threads, {self.tensor_threads} tensor threads, "
@@ -106,13 +106,13 @@ class Resources:
 
 
 def available_cores() -> int:
-    """Cores that this process may use, shared among the processes of one ``torchrun``."""
+    """Return the number of cores that this process may use, divided among the processes of one ``torchrun``."""
     cores = min(len(os.sched_getaffinity(0)), cgroup_cores())
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def cgroup_cores(root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int:
-    """Cores that the control groups' quota allows, rounded up; ``NO_LIMIT`` without a quota."""
+    """Return the number of cores of the control groups' quota, rounded up; ``NO_LIMIT`` without a quota."""
     quotas = [text.split() for text in _settings("cpu", "cpu.max", root, own)]
     both = zip(*(_settings("cpu", f"cpu.cfs_{name}_us", root, own) for name in ("quota", "period")), strict=False)
     limits = [(int(quota), int(period)) for quota, period in [*quotas, *both] if quota not in ("max", "-1")]
@@ -120,14 +120,14 @@ def cgroup_cores(root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int:
 
 
 def cgroup_memory(root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int:
-    """Bytes that the control groups may use; ``NO_LIMIT`` without a limit."""
+    """Return the bytes that the control groups may use; ``NO_LIMIT`` without a limit."""
     names = ("memory.max", "memory.limit_in_bytes")
     limits = [text for name in names for text in _settings("memory", name, root, own)]
     return min((int(text) for text in limits if text != "max"), default=NO_LIMIT)
 
 
 def _settings(controller: str, name: str, root: Path, own: Path) -> list[str]:
-    """A setting of this process's control group, of version 2 or 1, and of the groups around it, where they have it."""
+    """Read a setting of this process's control group (version 2 or 1) and of its parent groups that have it."""
     folders = set[Path]()
     try:
         for line in own.read_text().splitlines():

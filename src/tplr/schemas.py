@@ -1,4 +1,4 @@
-"""Frozen records that pass between packages and between nodes."""
+"""Frozen records that are passed between packages and between nodes."""
 
 import hashlib
 import re
@@ -14,7 +14,7 @@ Jurisdiction = Literal["default", "eu", "fedramp"]
 ACCOUNT_ID = re.compile(r"[0-9a-f]{32}")
 ACCESS_KEY_ID = re.compile(r"[0-9a-f]{32}")
 SECRET_ACCESS_KEY = re.compile(r"[0-9a-f]{64}")
-# S3's own rule for bucket names, without the dots that break TLS host names.
+# S3's rule for bucket names, without dots, which break TLS host names.
 BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 
 
@@ -23,8 +23,8 @@ class Bucket:
     """One bucket with one credential. ``repr`` shows neither half of the credential.
 
     Raises:
-        ValueError: a part has the wrong alphabet or length. Host names are built from the account id, so nothing
-            unchecked may get in here (a 32-character "account id" can be ``127.0.0.1:80/...``).
+        ValueError: a part has the wrong alphabet or length. Host names are built from the account id, so it must be
+            checked (a 32-character "account id" can be ``127.0.0.1:80/...``).
     """
 
     name: str
@@ -43,7 +43,7 @@ class Bucket:
         }
         for part, (pattern, expected) in checks.items():
             if not pattern.fullmatch(getattr(self, part)):
-                # The value itself may be half of a secret: say where it is wrong, not what it is.
+                # The value may be half of a secret, so the message does not contain it.
                 raise ValueError(f"bucket {part}: expected {expected}, got {len(getattr(self, part))} characters")
         if self.jurisdiction not in ("default", "eu", "fedramp"):
             raise ValueError(f"bucket jurisdiction: expected default, eu or fedramp, got {self.jurisdiction!r}")
@@ -54,8 +54,8 @@ class ObjectInfo:
     """A store's description of an object, without its bytes.
 
     Attributes:
-        last_modified: unix seconds by the storage server's clock; S3 truncates to whole seconds.
-        etag: as the server gives it, without quotes.
+        last_modified: Unix seconds by the storage server's clock; S3 truncates to whole seconds.
+        etag: as the server sends it, without quotes.
         metadata: user metadata; lower-case keys. Empty in listings.
     """
 
@@ -75,7 +75,7 @@ class PageRef(NamedTuple):
 
 
 class Reason(StrEnum):
-    """Why a peer's update is not part of a window. Every node finds the same reason, except UNAVAILABLE."""
+    """The reason why a peer's update is not part of a window. All nodes find the same one, except UNAVAILABLE."""
 
     NO_BUCKET = "no_bucket"  # the chain holds no valid commitment for this uid
     MISSING = "missing"  # no object when the time bound passed
@@ -87,17 +87,17 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     EMPTY = "empty"  # every value is zero
     DENIED = "denied"  # the credentials on chain do not open the bucket
-    EXCLUDED = "excluded"  # by the leading validator, before the next peer list: it is struck, or earns nothing
+    EXCLUDED = "excluded"  # by electors, before the next peer list: it broke a rule, or does not help
     UNAVAILABLE = "unavailable"  # perhaps our own network: never penalized
 
 
 @dataclass(frozen=True)
 class UploadBounds:
-    """Bounds of an object's time of writing: unix seconds by the chain's clock, inclusive.
+    """Inclusive bounds of an object's time of writing, in Unix seconds by the chain's clock.
 
     ``resolution`` is that of the store's ``LastModified``, which S3 truncates to whole seconds: an object stamped ``s``
-    was written in ``[s, s + resolution)``. Only an object certainly outside the bounds is refused, so that the verdict
-    is the same on every node and for every store of this resolution.
+    was written in ``[s, s + resolution)``. An object is refused only if it is certainly outside the bounds, so that the
+    verdict is the same on every node and for every store of this resolution.
     """
 
     start: float
@@ -105,7 +105,7 @@ class UploadBounds:
     resolution: float = 1.0
 
     def judge(self, last_modified: float) -> Reason | None:
-        """TOO_EARLY, TOO_LATE, or None if the object counts."""
+        """Return TOO_EARLY, TOO_LATE, or None if the time is within the bounds."""
         if last_modified + self.resolution <= self.start:
             return Reason.TOO_EARLY
         if last_modified > self.end:
@@ -127,7 +127,7 @@ UidText = Annotated[
 
 
 ItemT = TypeVar("ItemT")
-# A JSON array; the first wrong entry ends its validation: errors about a million entries take gigabytes.
+# A JSON array whose validation stops at the first wrong entry: errors about a million entries take gigabytes.
 Items = Annotated[tuple[ItemT, ...], FailFast(), Strict(False)]
 ReasonText = Annotated[Reason, Strict(False)]
 
@@ -135,7 +135,7 @@ ReasonText = Annotated[Reason, Strict(False)]
 class Wire(BaseModel):
     """Base of all JSON documents and their parts: strict types, finite numbers, no unknown keys, frozen.
 
-    Parsed JSON is validated as Python objects (``untrusted.py``): arrays are ``Items``, an enumeration is not strict.
+    Parsed JSON is validated as Python objects (``untrusted.py``), so arrays are ``Items`` and enumerations not strict.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -145,8 +145,8 @@ class Document(Wire):
     """Base of whole documents, each in an envelope with its author's signature (``exchange/envelope.py``).
 
     Attributes:
-        kind: in the envelope: a document is never taken for one of another kind.
-        max_bytes: a larger one is no such document. Enough for 256 uids.
+        kind: stored in the envelope, so that a document is never accepted as one of another kind.
+        max_bytes: maximum size of a document; enough for 256 uids.
     """
 
     kind: ClassVar[str]
@@ -163,7 +163,7 @@ class Sealed(Document):
     seal: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
     def sealed(self) -> Self:
-        """This document with its seal."""
+        """Return this document with its seal."""
         text = self.model_copy(update={"seal": ""}).model_dump_json()
         return self.model_copy(update={"seal": hashlib.sha256(text.encode()).hexdigest()})
 
@@ -179,8 +179,8 @@ class StartWindow(Document):
 class PeerList(Document):
     """``peers_{first_effective_window}_v{version}.json``: the uids whose updates are gathered from that window on.
 
-    Each of ``peers`` without a valid update is replaced by the next of ``reserve_peers`` with one. Updates of the uids
-    on ``probation`` are measured, and not applied.
+    Each of ``peers`` without a valid update is replaced by the next of ``reserve_peers`` with one. Updates of uids on
+    ``probation`` are measured, but not applied.
     """
 
     kind: ClassVar[str] = "peers"
@@ -194,7 +194,7 @@ class PeerList(Document):
 
 
 class Software(Document):
-    """``software-{uid}.json``: what a node runs, written at its start.
+    """``software-{uid}.json``: a node's software versions, written at its start.
 
     Attributes:
         package: version of this package.
@@ -215,9 +215,9 @@ class DebugReport(Document):
     """``debug-{window}-{uid}-v{version}.json``: a node's report after it applied a window.
 
     Attributes:
-        fingerprint: hash of entries whose positions nobody knows before the window ends.
-        proof: hash of entries at positions of this uid alone, so that nobody can copy it.
-        digest: hash of the whole model, at intervals; empty between them.
+        fingerprint: hash of entries at positions that are unpredictable before the window ends.
+        proof: hash of entries at positions specific to this uid, so that other uids can't copy it.
+        digest: hash of the whole model, at intervals; empty in other windows.
         included: SHA-256 of each applied update, by uid.
         skipped: reason for each other peer, by uid.
     """
@@ -242,9 +242,10 @@ class LossChange(Wire):
     """Effect of an update on the loss on some sequences: means in nats per token.
 
     Attributes:
-        before, after: a trial step along the update alone; ``after`` is None if the loss was not finite.
+        before, after: mean loss before and after a trial step along this update only; ``after`` is None if the loss was
+            not finite.
         error: standard error of the mean difference over sequences.
-        sequences: their number.
+        sequences: number of sequences.
     """
 
     before: Loss
@@ -257,8 +258,8 @@ class Evaluation(Wire):
     """Effect of one miner's update on the loss.
 
     Attributes:
-        assigned: on the pages that the miner was assigned; None if not measured.
-        held_out: on held-out pages, the same for all miners.
+        assigned: on the miner's assigned pages; None if not measured.
+        held_out: on held-out pages, which are the same for all miners.
     """
 
     assigned: LossChange | None
@@ -274,16 +275,16 @@ class PeerObservation(Wire):
         included: whether its update is in the window's included set.
         sampled: whether it was sampled for evaluation.
         verdict: "valid", or a ``Reason``; None if its update was not requested.
-        assigned_pages: whether the update names the pages that this uid was assigned.
-        assigned_products: of the own-pages test (``scoring/own_pages.py``): the products of all updates of the window's
-            ``Alignment`` with the gradient on the pages that this uid was assigned. Empty if it was not tested.
-        evaluation: losses; None if not measured. Of the sampled miners only some are, unless there are too few updates
-            for the own-pages test.
-        behind: steps behind, by its last true report; ``OUT_OF_SYNC`` if it reports another model, or none; ``UNREAD``
+        assigned_pages: whether the update names the pages assigned to this uid.
+        assigned_products: products of the own-pages test (``scoring/own_pages.py``) of all updates of the window's
+            ``Alignment`` with the gradient on the pages assigned to this uid. Empty if it was not tested.
+        evaluation: losses; None if not measured. They are measured for only some of the sampled miners, unless there
+            are too few updates for the own-pages test.
+        behind: steps behind, by its last valid proof; ``OUT_OF_SYNC`` if it reports another model, or none; ``UNREAD``
             if its bucket refused this validator, or did not answer.
-        copied: documented: rule for the update that it repeats ("copied_indices"); "" if none.
-        copied_from: documented: uid of that update.
-        active: documented: whether it uploaded recently.
+        copied: documented profile: the rule that found a copy ("copied_indices"); "" if none.
+        copied_from: documented profile: uid of the copied update.
+        active: documented profile: whether the uid uploaded recently.
     """
 
     hotkey: str
@@ -307,16 +308,16 @@ UNREAD = -2  # counts as OUT_OF_SYNC
 
 
 class Alignment(Wire):
-    """All measured updates of a window against the validator's gradient g on held-out pages, and against each other.
+    """Products of all measured updates with the validator's gradient g on held-out pages, and with each other.
 
-    d is the step that an update makes as applied, and ``scale`` the window's common scale, by which the median of
-    ``<d, d>`` over the included updates is 1 (``training/alignment.py``). Numbers are as ``published`` makes them.
+    d is the step of an update as it is applied. ``scale`` is common to the window: it makes the median of ``<d, d>``
+    over the included updates 1 (``training/alignment.py``). Numbers are rounded by ``published``.
 
     Attributes:
         uids: ascending.
-        products: ``<g, d_i> / (|g| * scale)`` by uid: the predicted gain.
-        norms: L2 norm of all values that the uid sent.
-        gram: ``<d_i, d_j> / scale**2``: upper triangle with diagonal, row by row.
+        products: ``<g, d_i> / (|g| * scale)`` by uid, the predicted gain.
+        norms: L2 norm of all values sent by the uid.
+        gram: ``<d_i, d_j> / scale**2``, upper triangle with diagonal, row by row.
     """
 
     uids: Items[Uid] = Field(max_length=4096)
@@ -335,12 +336,12 @@ class Alignment(Wire):
 
 
 def published(numbers: Iterable[float]) -> tuple[float, ...]:
-    """Inner products as they are published and scored: ``PRODUCT_DECIMALS`` decimals, at most ``PRODUCT_LIMIT``."""
+    """Round and clip inner products for publication and scoring: ``PRODUCT_DECIMALS``, ``PRODUCT_LIMIT``."""
     return tuple(round(max(-PRODUCT_LIMIT, min(PRODUCT_LIMIT, one)), PRODUCT_DECIMALS) for one in numbers)
 
 
 class Evidence(Wire):
-    """What a validator observed in one window. Scores are a pure function of it (``scoring/board.py``).
+    """A validator's observations of one window. Scores are a pure function of evidence (``scoring/board.py``).
 
     Attributes:
         observations: by uid.
@@ -368,16 +369,16 @@ class PeerScore(Wire):
     """A validator's score of one miner by the evidence of the last windows.
 
     Attributes:
-        hotkey: evidence of another hotkey of the uid does not count.
-        measured: windows in which its update was measured, applied or on probation.
-        mean, error: of the cosine of its step and the gradient over these windows, and the standard error of the mean.
-        presence: part of the windows, without blank ones, that count for it.
-        credit: its part of what all included updates explain, over all windows.
-        merit: what ``final`` would be if every measured update had been included, and windows in which nobody asked for
-            its update did not count. The peer list is ranked by it.
-        tests: own-pages tests.
+        hotkey: the scored hotkey; evidence about another hotkey of the uid does not count.
+        measured: number of windows in which its update was measured, applied or on probation.
+        mean, error: mean cosine of its step and the gradient over these windows, and the standard error of the mean.
+        presence: share of the windows, without blank ones, that count for it.
+        credit: its gain beyond chance over all windows, times the part of it that is its own (``scoring/credit.py``).
+        merit: ``final`` as if every measured update had been included, without windows in which its update was not
+            requested. The peer list is ranked by it.
+        tests: number of own-pages tests.
         own_pages: in [0, 1], from the mean of these tests.
-        calibration: in [0, 1]: measured gain over predicted gain, compared with the other miners'.
+        calibration: in [0, 1], measured gain over predicted gain, compared with the other miners'.
         final: ``credit * own_pages * calibration``.
     """
 
@@ -398,16 +399,16 @@ class DocumentedScore(Wire):
     """A validator's score of one miner in the documented profile.
 
     Attributes:
-        hotkey: a uid with a new hotkey starts again.
-        mu, sigma: rating.
-        gradient_score: of the last evaluation.
+        hotkey: the scored hotkey; a uid with a new hotkey starts from zero.
+        mu, sigma: the rating's mean and uncertainty.
+        gradient_score: score of the last evaluation.
         binary: moving average of the binary indicator, in [-1, 1].
-        sync: in [0, 1], of the last report seen.
+        sync: sync score of the last report that was read, in [0, 1].
         evaluations: number of evaluations.
-        last_evaluated: window of the last one; -1 for none.
-        waiting: windows since the last evaluation, plus one.
-        inactive: consecutive windows without an upload.
-        multipliers: by rule, those below 1.
+        last_evaluated: window of the last evaluation; -1 for none.
+        waiting: number of windows since the last evaluation, plus one.
+        inactive: number of consecutive windows without an upload.
+        multipliers: those below 1, by rule.
         base: rating times binary times sync.
         final: base times all multipliers.
     """
@@ -428,9 +429,9 @@ class DocumentedScore(Wire):
 
 
 class WeightsSet(Wire):
-    """Weights that a validator set on chain in ``block``, and its weights in force then.
+    """Weights that a validator set on chain in ``block``, and its weights in force after that.
 
-    Where the chain seals weights for a while, ``on_chain`` holds the ones set before.
+    If the chain seals weights for some epochs, ``on_chain`` contains earlier ones.
     """
 
     block: int
@@ -439,21 +440,20 @@ class WeightsSet(Wire):
 
 
 class ScoreReport(Sealed):
-    """``scores-{window}-{uid}-v{version}.json``: a validator's observations of a window, and the scores that follow.
+    """``scores-{window}-{uid}-v{version}.json``: a validator's observations of a window, and the resulting scores.
 
-    ``peer_scores`` follow from this report's ``evidence``, the earlier reports named by ``follows_from``, and
-    ``hparams`` alone.
+    ``peer_scores`` depend only on this report's ``evidence``, the earlier reports in ``follows_from``, and ``hparams``.
 
     Attributes:
-        held_out_pages: digest of the held-out page list; "" if nobody was measured.
+        held_out_pages: digest of the held-out page list; "" if no miner was measured.
         faults: failures on the validator's own side.
         observations, alignment: see ``Evidence``.
         follows_from: windows of the earlier reports, ascending.
         peer_scores: by uid.
-        struck: rules that struck in this window, by uid.
-        weights: by uid, as they would be set now.
-        weights_set: the last ones that were set.
-        salt: random, so that nobody can find the report by its hash while it is sealed; "" in the clear.
+        struck: rules that were broken in this window, by uid.
+        weights: weights by uid, as they would be set now.
+        weights_set: the weights that were last set.
+        salt: random, so that the report can't be guessed from its hash while it is sealed; "" if it is not sealed.
     """
 
     kind: ClassVar[str] = "scores"
@@ -480,16 +480,16 @@ class ScoreReport(Sealed):
 
     @property
     def evidence(self) -> Evidence:
-        """What its scores follow from, with the earlier reports."""
+        """The evidence that the scores follow from, together with the earlier reports."""
         return Evidence(window=self.window, observations=self.observations, alignment=self.alignment)
 
 
 class ScoreSeal(Document):
-    """``scores-seal-{window}-{uid}-v{version}.json``: says what a score report holds that is published later.
+    """``scores-seal-{window}-{uid}-v{version}.json``: commits to a score report that is published later.
 
     Attributes:
-        sha256: of the report's bytes.
-        weights_due: window in which the next weights are due, which follow from it.
+        sha256: hash of the report's bytes.
+        weights_due: window in which the next weights are due, which follow from the report.
     """
 
     kind: ClassVar[str] = "scores-seal"
@@ -504,8 +504,8 @@ class TaskResult(Wire):
     """One task's result of an evaluation.
 
     Attributes:
-        task_version: of the task's definition, as its author counts them.
-        fewshot: examples in each prompt.
+        task_version: version of the task's definition, as numbered by its author.
+        fewshot: number of examples in each prompt.
         metrics: by name and filter, as lm-evaluation-harness names them.
         samples: number of questions.
     """
@@ -522,9 +522,9 @@ class HeldOutLoss(Wire):
     Attributes:
         pages: digest of the page list.
         nats_per_token: mean over all predictions.
-        bits_per_byte: of the predictions of text, without special tokens, over the bytes of that text in UTF-8.
+        bits_per_byte: loss of the predictions of text, without special tokens, per byte of that text in UTF-8.
         tokens: number of predictions.
-        bytes: of the predicted text.
+        bytes: size of the predicted text.
     """
 
     pages: Sha256
@@ -535,14 +535,14 @@ class HeldOutLoss(Wire):
 
 
 class EvaluationResult(Sealed):
-    """``evaluation-{window}-{uid}-v{version}.json``: what a model of the run is worth on held-out pages and tasks.
+    """``evaluation-{window}-{uid}-v{version}.json``: an evaluation of a run's model on held-out pages and tasks.
 
     Attributes:
-        window: the last one that the model has applied.
-        uid: who evaluated; None for somebody without a uid.
-        version: of the run's rules, as in object names.
-        global_step: outer steps applied.
-        digest: of the model's float32 weights, as in reports of nodes.
+        window: the last window that the model has applied.
+        uid: of the evaluator; None without a uid.
+        version: of the run's rules, as in object keys.
+        global_step: number of outer steps applied.
+        digest: of the model's float32 weights, as in nodes' reports.
         precision: of the forward passes.
         tasks: by name.
         command: the exact command line.

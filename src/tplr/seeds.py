@@ -1,4 +1,4 @@
-"""Seed rules: how every random choice of the network is derived.
+"""Seed rules: the derivation of every random choice of the network.
 
 A seed is the first 8 bytes, big-endian, of the SHA-256 of its parts, joined as ``len:part`` (``hash_parts``). The first
 part names the rule. Anyone can recompute every seed.
@@ -6,22 +6,22 @@ part names the rule. Anyone can recompute every seed.
 Rules in profile ``hardened``:
 
 =================  ==============================================================================================
-pages              hash of the first block of the window before, and the uid: unknown until one window ahead, so the
-                   next window's pages can be loaded while this one trains, but never earlier
+pages              hash of the first block of the previous window, and the uid: known one window ahead, so that the
+                   next window's pages can be loaded while this one trains, but not earlier
 held-out pages     hash of the first block after the window, and the validator's hotkey: unknown until all updates
                    are committed
-samples            of a token store: hash of the first block of the window before, as for pages; one seed assigns the
-                   window's pool to all uids (``stores/sequences.py``)
+samples            of a token store: hash of the first block of the previous window, as for pages; one seed assigns
+                   the window's pool to all uids (``stores/sequences.py``)
 held-out samples   as held-out pages
 evaluated uids     as held-out pages
 fingerprint        hash of the first block after the window
-proof of sync      as the fingerprint, and the uid: a proof of one node is of no use to another
+proof of sync      as the fingerprint, and the uid, so that one node's proof is useless to another
 compared chunks    as held-out pages: where a validator looks for copies
 first weights      ``init_seed`` of hparams and the name of the module that they belong to
 rounding           uid, window and tensor, so that a repeated window gives the same bytes
 =================  ==============================================================================================
 
-In profile ``documented`` a uid's pages follow from the uid and the window alone: offset = window * pages per window,
+In profile ``documented`` a uid's pages depend only on the uid and the window: offset = window * pages per window,
 seed = uid.
 """
 
@@ -39,63 +39,65 @@ class PageDraw(NamedTuple):
 
 
 def hash_parts(*parts: object) -> str:
-    """SHA-256, in hex, of ``str`` of each part joined as ``len:part``; ``len`` counts characters.
+    """Return the hex SHA-256 of ``str`` of each part joined as ``len:part``; ``len`` counts characters.
 
-    Seeds, page digests, cache keys and saved loader states depend on these bytes: they never change. A part and its
-    text are the same part (``1`` and ``"1"``); lists of other texts never join to the same text.
+    Seeds, page digests, cache keys and saved loader states depend on these bytes, so they must never change. A part and
+    its text are equal (``1`` and ``"1"``); lists of different texts never have the same joined text.
     """
     text = "".join(f"{len(part)}:{part}" for part in map(str, parts))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def derive(*parts: str | int) -> int:
-    """64-bit seed of a list of texts and integers, the same on every machine."""
+    """Return the 64-bit seed of a list of texts and integers, equal on every machine."""
     return int(hash_parts(*parts)[:16], 16)
 
 
 def seed_window(window: int) -> int:
-    """Window whose first block's hash seeds the pages of ``window``."""
+    """Return the window whose first block's hash seeds the pages of ``window``."""
     return window - 1
 
 
 def page_draw(profile: Profile, *, uid: int, window: int, pages_per_window: int, block_hash: str) -> PageDraw:
-    """Which pages ``uid`` trains on in ``window``; ``block_hash`` is that of ``seed_window(window)``'s first block."""
+    """Return the draw of ``uid``'s pages in ``window``; ``block_hash``: of ``seed_window(window)``'s first block."""
     if profile == "documented":
         return PageDraw(offset=window * pages_per_window, seed=uid)
     return PageDraw(offset=0, seed=derive("pages", uid, block_hash))
 
 
 def held_out_page_draw(*, hotkey: str, block_hash: str) -> PageDraw:
-    """Held-out pages of a validator; ``block_hash`` is that of the first block after the window."""
+    """Return the draw of a validator's held-out pages; ``block_hash``: of the first block after the window."""
     return PageDraw(offset=0, seed=derive("random-pages", hotkey, block_hash))
 
 
 def samples_seed(profile: Profile, *, window: int, block_hash: str) -> int:
-    """Seed by which a window's sequences are assigned to uids; ``block_hash`` is that of ``seed_window(window)``'s
-    first block. Profile ``documented`` ignores it."""
+    """Return the seed that assigns a window's sequences to uids.
+
+    ``block_hash`` is that of ``seed_window(window)``'s first block. Profile ``documented`` ignores it.
+    """
     return derive("samples", window, block_hash if profile == "hardened" else "")
 
 
 def held_out_samples_seed(*, hotkey: str, block_hash: str) -> int:
-    """Held-out sequences of a validator; ``block_hash`` is that of the first block after the window."""
+    """Return the seed of a validator's held-out sequences; ``block_hash``: of the first block after the window."""
     return derive("random-samples", hotkey, block_hash)
 
 
 def evaluation_seed(*, hotkey: str, block_hash: str) -> int:
-    """Seed by which a validator picks the uids that it evaluates."""
+    """Return the seed with which a validator chooses the uids that it evaluates."""
     return derive("evaluated-uids", hotkey, block_hash)
 
 
 def rounding_seed(*, window: int, uid: int, name: str) -> int:
-    """Seed by which a miner rounds one tensor's values, where rounding is stochastic."""
+    """Return the seed with which a miner rounds one tensor's values, if rounding is stochastic."""
     return derive("rounding", window, uid, name)
 
 
 def fingerprint_seed(*, window: int, block_hash: str) -> int:
-    """Seed of the fingerprint's positions; ``block_hash`` is that of the first block after the window."""
+    """Return the seed of the fingerprint's positions; ``block_hash``: of the first block after the window."""
     return derive("fingerprint", window, block_hash)
 
 
 def proof_seed(*, uid: int, window: int, block_hash: str) -> int:
-    """Seed of the positions at which ``uid`` proves its weights; ``block_hash`` as for the fingerprint."""
+    """Return the seed of the positions at which ``uid`` proves its weights; ``block_hash`` as for the fingerprint."""
     return derive("proof", uid, window, block_hash)

@@ -1,6 +1,6 @@
-"""How ranks share one order of samples: rank ``r`` of ``W`` takes positions ``r``, ``r + W``, ``r + 2 W``, …
+"""Distributes one order of samples over ranks: rank ``r`` of ``W`` takes positions ``r``, ``r + W``, ``r + 2 W``, …
 
-What all ranks have consumed together is then always the beginning of the order, so a run may resume with another number
+So the samples that all ranks have consumed are always a prefix of the order, and a run may resume with another number
 of ranks. Used by pipelines (``Order.share``, ``stride``, ``shard_by_rank``) and by the stores' sampler.
 """
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, order=True)
 class Share:
-    """Part ``index`` of ``count`` parts of the data: what one rank reads, or one worker of a rank's DataLoader."""
+    """Part ``index`` of ``count`` parts of the data: the part of one rank, or of one worker of a rank's DataLoader."""
 
     index: int
     count: int
@@ -24,25 +24,25 @@ class Share:
         return f"{self.index} of {self.count}"
 
     def of(self, items: Sequence[T]) -> list[T]:
-        """Every ``count``-th item from ``index`` on."""
+        """Return every ``count``-th item from ``index`` on."""
         return [*items[self.index :: self.count]]
 
     def split(self, index: int, count: int) -> "Share":
-        """Part ``index`` of ``count`` parts of this one."""
+        """Return part ``index`` of ``count`` parts of this part."""
         return Share(self.index * count + index, self.count * count)
 
 
 def check_stride(interval: int, offset: int) -> None:
-    """Raises ValueError if ``offset`` is not in ``[0, interval)``."""
+    """Raise ValueError if ``offset`` is not in ``[0, interval)``."""
     if not 0 <= offset < interval:
         raise ValueError(f"stride: expected interval > 0 and 0 <= offset < interval, got {interval} and {offset}")
 
 
 def per_rank(consumed: int, world: int) -> int:
-    """Samples that each rank has consumed when all ``world`` ranks together have consumed ``consumed``.
+    """Return the number of samples per rank if all ``world`` ranks together have consumed ``consumed``.
 
     Raises:
-        StateError: ``world`` does not divide it.
+        StateError: ``world`` does not divide ``consumed``.
     """
     share, rest = divmod(consumed, world)
     if rest:

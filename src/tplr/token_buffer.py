@@ -1,4 +1,4 @@
-"""A first-in, first-out buffer of token arrays: where batches of pages and chunks of streams are cut from."""
+"""A FIFO buffer of token arrays, from which batches of pages and chunks of streams are cut."""
 
 from collections import deque
 
@@ -9,15 +9,15 @@ Tokens = npt.NDArray[np.int64]
 
 
 class TokenBuffer:
-    """Arrays that are put in are joined to one stream; each token is copied once, when it is taken.
+    """Concatenates arrays to one stream; each token is copied once, when it is taken.
 
     Args:
-        skip: tokens at the beginning of the first array that are never taken.
+        skip: number of tokens at the beginning of the stream that are skipped.
 
     Attributes:
-        length: tokens that can be taken; below 0 until as many were put in as are skipped.
-        finished: number of arrays that are used up.
-        offset: tokens of the next array that are used up.
+        length: number of tokens that can be taken; negative until ``skip`` tokens have been added.
+        finished: number of arrays that have been used up.
+        offset: number of used tokens of the next array.
     """
 
     def __init__(self, skip: int = 0) -> None:
@@ -27,15 +27,15 @@ class TokenBuffer:
         self._arrays: deque[npt.NDArray[np.integer]] = deque()
 
     def put(self, tokens: npt.NDArray[np.integer]) -> None:
-        """Append an array, which must not change any more."""
+        """Append an array, which must not be changed afterwards."""
         self._arrays.append(tokens)
         self.length += len(tokens)
 
     def take(self, count: int) -> Tokens:
-        """The next ``count <= length`` tokens, as an array of their own."""
+        """Remove and return the next ``count <= length`` tokens, as a new array."""
         self.length -= count
         end = self.offset + count
-        if self._arrays and end < len(self._arrays[0]):  # most often: one slice is much faster
+        if self._arrays and end < len(self._arrays[0]):  # the usual case: one slice is much faster
             start, self.offset = self.offset, end
             return self._arrays[0][start:end].astype(np.int64)
         taken = np.empty(count, np.int64)
@@ -52,5 +52,5 @@ class TokenBuffer:
         return taken
 
     def peek(self) -> Tokens:
-        """A copy of all tokens that can be taken."""
+        """Return a copy of all tokens that can be taken."""
         return np.concatenate([np.empty(0, np.int64), *self._arrays], dtype=np.int64)[self.offset :]

@@ -1,4 +1,4 @@
-"""The border for JSON that somebody else wrote: its bytes become a record, or there is one documented error."""
+"""Parses JSON from other nodes: the bytes become a record, or one documented error is raised."""
 
 from typing import TypeVar
 
@@ -9,22 +9,22 @@ from tplr.errors import PayloadError
 from tplr.schemas import Wire
 
 WireT = TypeVar("WireT", bound=Wire)
-# Naming one problem means building all of them.
+# Pydantic builds all problems to name one of them.
 NAMED_PROBLEMS = 100
 
 
 def parse_untrusted(body: bytes, schema: type[WireT], name: str) -> WireT:
-    """The record in these bytes, whose number the caller has bounded (``Wire.max_bytes``).
+    """Parse a record from bytes, whose number the caller has bounded (``Document.max_bytes``).
 
-    Time and memory stay in proportion to ``len(body)``, some 30 bytes for each: a schema's containers stop at their
-    first wrong entry (``FailFast``; ``tests/test_untrusted.py`` holds every schema to it). Pydantic's own parser would
-    copy the input into each error: of a document without its keys, as often as it has keys.
+    Time and memory are proportional to ``len(body)``, about 30 bytes per byte, because a schema's containers stop at
+    their first wrong entry (``FailFast``; ``tests/test_untrusted.py`` checks this for every schema). Pydantic's JSON
+    parser would copy the input into each error, for example once for each missing key.
 
     Args:
-        name: what it is called in errors.
+        name: name of the record in errors.
 
     Raises:
-        PayloadError: the bytes are no such record, whatever they are.
+        PayloadError: the bytes are not such a record; no other error is raised.
     """
     try:
         return schema.model_validate(from_json(body, allow_inf_nan=False))

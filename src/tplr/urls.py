@@ -1,4 +1,4 @@
-"""Where files are, in words: braces and globs expanded, schemes and kinds told from names."""
+"""URLs and paths of files: expands braces and globs, and derives schemes, names and versions."""
 
 import glob
 import os
@@ -28,24 +28,24 @@ class StoreKey(NamedTuple):
 
 
 def expand_braces(urls: Url | Sequence[Url]) -> list[str]:
-    """``{00..99}`` and ``{a,b}`` of one URL or path or several, in the order written."""
+    """Expand ``{00..99}`` and ``{a,b}`` in one or several URLs or paths, in the written order."""
     given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
     return [expanded for url in given for expanded in braceexpand(os.fspath(url))]
 
 
 def scheme_of(url: str) -> str:
-    """``file`` for a plain path."""
+    """Return the scheme of a URL; ``file`` for a plain path."""
     match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
     return match[1].lower() if match else "file"
 
 
 def local_path(url: str) -> Path:
-    """The path of a plain one or a ``file://`` URL."""
+    """Return the path of a plain path or a ``file://`` URL."""
     return Path(url.removeprefix("file://")).expanduser()
 
 
 def store_key(url: str) -> StoreKey:
-    """Bucket and key of ``s3://bucket/key``. Raises DataError if one is missing."""
+    """Return bucket and key of ``s3://bucket/key``. Raises DataError if one is missing."""
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket or not key:
         raise DataError(f"{url}: expected {scheme_of(url)}://bucket/key")
@@ -53,22 +53,22 @@ def store_key(url: str) -> StoreKey:
 
 
 def file_name(url: str) -> str:
-    """The part that tells a file's kind, in lower case: without query and folders."""
+    """Return the name that shows a file's type, in lower case, without query and folders."""
     path = urlsplit(url).path if scheme_of(url) in ("http", "https") else url
     return path.rsplit("/", 1)[-1].lower()
 
 
 def relative_names(urls: Sequence[str]) -> tuple[str, list[str]]:
-    """The folder that all files share, and their names in it, without queries: equal for copies of a folder."""
+    """Return the common folder of all files, and their names in it without queries, which are equal in copies."""
     paths = [url.partition("?")[0] if scheme_of(url) in ("http", "https") else url for url in urls]
-    first, last = min(paths, default=""), max(paths, default="")  # what these share, all others share
+    first, last = min(paths, default=""), max(paths, default="")  # their common prefix is that of all paths
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     root = first[: first.rfind("/", 0, same) + 1]
     return root, [path[len(root) :] for path in paths]
 
 
 def is_pattern(url: str) -> bool:
-    """Whether a glob has to be looked up; a local file of just that name is meant itself."""
+    """Return whether a URL is a glob pattern; a local file with exactly that name is not."""
     scheme = scheme_of(url)
     if scheme == "file":
         return bool(_WILD.search(url)) and not local_path(url).exists()
@@ -76,7 +76,7 @@ def is_pattern(url: str) -> bool:
 
 
 def local_matches(url: str) -> list[str]:
-    """Files that match a local pattern (``**``: any folders), sorted. Raises FileNotFoundError if there is none."""
+    """List files that match a local pattern (``**``: any folders), sorted. Raises FileNotFoundError if none does."""
     found = sorted(path for path in glob.glob(str(local_path(url)), recursive=True) if Path(path).is_file())  # noqa: PTH207
     if not found:
         raise FileNotFoundError(f"{url}: no file matches")
@@ -84,24 +84,24 @@ def local_matches(url: str) -> list[str]:
 
 
 def fixed_prefix(key: str) -> str:
-    """What comes before a pattern's first wildcard."""
+    """Return the part of a pattern before its first wildcard."""
     return _WILD.split(key, maxsplit=1)[0]
 
 
 def key_matches(pattern: str, key: str) -> bool:
-    """As a glob: ``*`` and ``?`` stay within a folder, ``**/`` is any number of folders."""
+    """Match a key as a glob: ``*`` and ``?`` match within a folder, ``**/`` matches any number of folders."""
     return re.fullmatch(_regex(pattern), key) is not None
 
 
 def version_of(size: int, etag: str = "") -> str:
-    """Identifies a file's content: its size, and its ETag if it has one."""
+    """Return the version that identifies a file's content: its size, and its ETag if it has one."""
     return f"{size}:{etag}" if etag else str(size)
 
 
 def local_version(file: int) -> str:
-    """The version of a local file, of its open descriptor: its size, and the BLAKE3 of its first and last 64 KiB.
+    """Return the version of a local file (descriptor): its size, and the BLAKE3 of its first and last 64 KiB.
 
-    Neither a copy nor a move changes it. An edit in the middle of a larger file that keeps its size does not either.
+    Copies and moves do not change it. An edit in the middle of a larger file that keeps its size is not detected.
     """
     size = os.fstat(file).st_size
     ends = os.pread(file, _HASHED_END, 0) + os.pread(file, _HASHED_END, max(_HASHED_END, size - _HASHED_END))
@@ -109,13 +109,13 @@ def local_version(file: int) -> str:
 
 
 def version_of_copy(version: str, url: str) -> str:
-    """What of a version a copy at ``url`` shares: an ETag is only of its bucket, the hash only of local files."""
+    """Return the part of a version that a copy at ``url`` shares: ETags are per bucket, hashes only for local files."""
     size, _, tag = version.partition(":")
     return version if tag.startswith(_LOCAL) and scheme_of(url) == "file" else size
 
 
 def check_version(url: str, expected: str, found: str) -> None:
-    """Raise DataError if a file is not the one that a state was taken in. A version without ETag is a size alone."""
+    """Raise DataError if a file is not the one of a saved state. A version without ETag is only a size."""
     if ":" not in expected:
         found = found.partition(":")[0]
     if expected and expected != found:

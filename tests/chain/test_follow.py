@@ -50,6 +50,28 @@ async def test_a_silent_subscription_is_left_even_if_it_does_not_want_to_go(monk
         assert [await anext(blocks) for _ in range(3)] == [1, 2, 3]
 
 
+async def test_a_node_that_says_only_blocks_from_before_is_left_as_a_silent_one_is():
+    """It lags behind the node that was followed before it: each of its blocks is an old one for hours."""
+    recovered = []
+
+    async def subscribe():
+        if len(recovered) == 1:
+            for number in range(4000):
+                yield number
+                await asyncio.sleep(0.001)
+        yield 5000 + len(recovered)
+
+    async def recover(last):
+        recovered.append(last)
+
+    async with aclosing(follow(subscribe, recover, block_time=0.02)) as blocks, asyncio.timeout(30):
+        assert await anext(blocks) == 5000
+        began = time.monotonic()
+        assert await anext(blocks) == 5001
+    assert recovered == [5000, 5000]
+    assert time.monotonic() - began < 2
+
+
 async def test_a_deadline_holds_for_a_call_that_hangs_in_its_clean_up(monkeypatch):
     monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.02)
 

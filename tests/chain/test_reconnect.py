@@ -121,6 +121,21 @@ async def test_a_read_at_a_node_that_falls_mute_ends_early_and_the_next_node_ser
     await chain.close()
 
 
+async def test_a_block_is_final_only_if_the_node_that_answers_says_so(world, impatience):
+    """The next node lags: it may still replace a block that was final at the one before."""
+    second = await world.second_node()
+    second._finality_lag = 1000
+    chain = await world.connect("me", f"{world.node.url},{second.url}")
+    number = await world.pass_blocks(1)
+    assert (await chain.block(number)).number == number
+    world.node.faults.mute = True
+    with pytest.raises(ChainUnavailable, match="is mute: changed to"):
+        await chain.head()
+    with pytest.raises(ChainUnavailable, match="is not final yet"):
+        await chain.block(number)
+    await chain.close()
+
+
 async def test_blocks_continue_from_the_next_node_when_the_stream_falls_mute(world, impatience):
     second = await world.second_node()
     chain = await world.connect("me", f"{world.node.url},{second.url}")

@@ -79,7 +79,7 @@ class Seat:
         if not await box.restore(election):
             feed(election, await box.vote(vote(found)))
         run = ElectionRun(election, box, self.delta, opens)
-        assert await run.finish(until=60.0, committed=self._note)
+        assert await run.finish(until=90.0, committed=self._note)
         return run
 
     async def _note(self, proof: CheckedProof) -> None:
@@ -174,7 +174,7 @@ async def test_alone_an_elector_commits_without_a_read(council: Opening) -> None
 
 async def test_one_silent_one_hanging_one_lying_and_one_equivocating_stop_nobody(council: Opening) -> None:
     """Of nine, the first four: more than 44 % of the stake."""
-    async with council(9) as nine:
+    async with council(9, delta=1.0) as nine:
         silent, hanging, lying, two_faced = range(4)
         honest = range(4, 9)
         slow = nine.seats[hanging].account.name

@@ -2,28 +2,38 @@
 
 import asyncio
 import io
+import json
 import os
 import pty
+import pwd
 import re
 import shlex
+import shutil
 import stat
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 from forked import ForkedCommands, forked_commands, unframed
 from guides import GuideCommand, from_guide
 from rich.console import Console
 
+from tplr.hparams import load_hparams
 from tplr.join import steps
 from tplr.join.description import load_description
 from tplr.join.env_file import read_env_file
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
 from tplr.localnet.network import HOTKEY, NETUID, Network, create_chain, lay_out, node_environment
-from tplr.localnet.plan import make_plan
+from tplr.localnet.plan import make_plan, scheme_constants
+from tplr.planner import Host
+from tplr.planner import make_plan as plan_of
+from tplr.telemetry import JsonlListener
 from tplr.testing.s3server import serve
 
 JOIN = from_guide("docs/run.md", ".venv/bin/tplr join run.toml")
@@ -34,6 +44,7 @@ INIT = from_guide(
     ".venv/bin/tplr run init --name NAME --netuid 3 --hparams hparams.json --link website=https://example.org",
     {"NAME": "toy", "3": NETUID},
 )
+CPU = torch.device("cpu")
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -147,6 +158,50 @@ async def test_a_dry_run_shows_the_costs_and_writes_nothing(world: World, tmp_pa
     assert status == 0
     assert "a validator on 1 x CPU" in said
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_saved_states_of_the_same_node_make_room_for_the_next_ones(tmp_path: Path, monkeypatch) -> None:
+    """Who joins again, to change an option, needs no more room than before."""
+    (tmp_path / "hparams.json").write_text(json.dumps(scheme_constants("sparseloco")))
+    needed = plan_of(load_hparams(tmp_path / "hparams.json"), Host.here(CPU, tmp_path, down=1.0, up=1.0)).disk
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed // 2))
+    run = SimpleNamespace(hparams=SimpleNamespace(file="hparams.json"), netuid=NETUID)
+    answers = steps.Answers(role="miner", wallet_path=tmp_path, device="cpu", down=100, up=100, node_options=[])
+
+    def fits() -> bool:
+        return steps._show_costs(run, tmp_path / "run.toml", answers, tmp_path, Console(file=io.StringIO()))
+
+    for other in (f"{NETUID}-a-b-validator", f"{NETUID + 1}-a-b-miner", f"{NETUID}-a-b-miner"):
+        assert not fits()
+        shard = tmp_path / "state" / other / "window-5/shard-00000-00000.safetensors"
+        shard.parent.mkdir(parents=True)
+        with shard.open("wb") as file:
+            file.truncate(needed)
+    assert fits()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+async def test_what_the_checks_of_root_have_written_is_the_service_user_s(tmp_path: Path) -> None:
+    """The check opens the file of events, as the node will."""
+    nobody = pwd.getpwnam("nobody")
+    os.chown(tmp_path, nobody.pw_uid, nobody.pw_gid)
+    run: Any = SimpleNamespace(name="toy", netuid=NETUID, network="local:chain", hparams=SimpleNamespace(file="h.json"))
+    answers = steps.Answers(
+        role="miner",
+        wallet_name="a",
+        wallet_hotkey="b",
+        wallet_path=tmp_path,
+        device="cpu",
+        down=100,
+        up=100,
+        node_options=[],
+    )
+    options = steps._node_options(run, tmp_path / "run.toml", answers, tmp_path, steps.Questions(silent=True))
+    with JsonlListener(Path(options[options.index("--events") + 1])):
+        pass
+    (tmp_path / "state").mkdir()
+    steps._serve(run, answers, options, tmp_path, Console(file=io.StringIO()))
+    assert {path.stat().st_uid for path in tmp_path.iterdir()} == {nobody.pw_uid}
 
 
 async def test_a_person_is_asked_and_a_mistake_stops_the_rest(world: World, tmp_path: Path) -> None:

@@ -52,6 +52,21 @@ def test_what_systemd_expands_is_escaped(tmp_path: Path) -> None:
     assert "Description=a 100%% test\n" in text
 
 
+@needs_systemd
+def test_a_folder_with_a_space_a_dollar_and_a_percent_sign_is_named_as_it_is(tmp_path: Path) -> None:
+    """Of these, systemd expands variables only in command lines."""
+    for folder in (Path("/var/lib/my $run/100%"), tmp_path / "my $run" / "100%"):
+        folder.mkdir(parents=True) if folder.is_relative_to(tmp_path) else None
+        place = folder.relative_to("/var/lib") if folder.is_relative_to("/var/lib") else folder
+        text = unit(folder).text()
+        key = "StateDirectory" if place != folder else "ReadWritePaths"
+        assert re.findall(f"^{key}=(.*)$", text, re.M) == ['"' + str(place).replace("%", "%%") + '"']
+        assert f'Environment="TPLR_CACHE_FOLDER={folder}/cache/tplr"'.replace("%", "%%") in text
+        install(unit(folder), tmp_path)
+        done = verified(tmp_path / "tplr-test-miner.service")
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
     text = unit(tmp_path).text()
     assert f"\nRestartPreventExitStatus={MISCONFIGURED} {OUTDATED}\n" in text

@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+import shutil
 import socket
 import threading
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from faulty import FaultyChain
 
 from tplr.chain.hotkeys import new_hotkey
@@ -20,11 +23,12 @@ from tplr.config import Environment
 from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, ObjectNotFound, StoreUnavailable, TplrError
 from tplr.hparams import HParams
 from tplr.localnet.network import node_command, node_environment
+from tplr.localnet.plan import scheme_constants
 from tplr.node import checks as checks_module
 from tplr.node import startup
 from tplr.node.arguments import node_arguments
 from tplr.node.checks import MISCONFIGURED, OUTSIDE_DOWN, Checks, answers_due
-from tplr.node.startup import check_answers, in_daemon_thread
+from tplr.node.startup import check_answers, check_fits, in_daemon_thread
 
 
 def fail(error: TplrError) -> None:
@@ -239,3 +243,27 @@ async def test_a_dataset_is_reached_if_one_replica_answers(monkeypatch: pytest.M
     await check_answers([down, Store(ObjectNotFound("no such key"))])  # type: ignore[list-item]
     with pytest.raises(StoreUnavailable, match=r"the dataset's bucket does not answer: .*503"):
         await check_answers([down, down])
+
+
+def test_a_disk_that_sufficed_at_the_first_start_suffices_beside_the_saved_states(tmp_path, monkeypatch) -> None:
+    """The two states that are there make room for the next ones."""
+    hparams, taken = HParams.model_validate(scheme_constants("sparseloco")), 0
+    args = node_arguments(parse_arguments(["miner", "--device", "cpu", "--state", str(tmp_path)]))
+    needed = check_fits(hparams, args, torch.device("cpu")).disk
+    state = needed // 3
+
+    def usage(_: Path) -> SimpleNamespace:
+        held = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+        return SimpleNamespace(free=needed + state - held - taken)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    check_fits(hparams, args, torch.device("cpu"))
+    for window in (5, 6):
+        folder = args.state_folder / f"window-{window}"
+        folder.mkdir(parents=True)
+        with (folder / "shard-00000-00000.safetensors").open("wb") as file:
+            file.truncate(state)
+    check_fits(hparams, args, torch.device("cpu"))
+    taken = 2 * state
+    with pytest.raises(ConfigError, match="saved states take"):
+        check_fits(hparams, args, torch.device("cpu"))

@@ -6,8 +6,9 @@ from guides import from_guide
 from tplr.exchange.scores import seal_of
 from tplr.node.audit import Auditor, Difference
 from tplr.node.inspect_cli import AGREES, DIFFERS, UNKNOWN
-from tplr.schemas import PeerObservation, PeerScore, ScoreReport
-from tplr.scoring.explain import explain
+from tplr.schemas import VALID, Alignment, Evaluation, Evidence, LossChange, PeerObservation, PeerScore, ScoreReport
+from tplr.scoring.board import Board
+from tplr.scoring.explain import explain, measured_window, shares_of
 
 MINER, WINDOW = 1, 7
 
@@ -42,7 +43,8 @@ async def test_explain(stage, command, capsys, caplog) -> None:
     assert await command("explain", "--window", WINDOW, "--uid", MINER) == UNKNOWN
     assert f"due in window {WINDOW + 3}, and the scores are readable by window" in caplog.text
     await validator.put_scores(made)
-    expected = explain(made, MINER, power=stage.hparams.power_normalisation)
+    shares = shares_of(made, [measured_window(made, stage.hparams)])
+    expected = explain(made, MINER, power=stage.hparams.power_normalisation, shares=shares)
     assert "out_of_sync: it reports another model, is too far behind" in expected
     windows = (("--window", WINDOW), ())  # the newest one that is published
     for asked in (*windows, ("--validator", validator.uid)):
@@ -54,6 +56,53 @@ async def test_explain(stage, command, capsys, caplog) -> None:
     assert f"knows no such miner in window {WINDOW}; it knows {MINER}" in caplog.text
     assert await command("explain", "--window", WINDOW + 1, "--uid", MINER) == UNKNOWN
     assert f"validator {validator.uid} has published no scores of window {WINDOW + 1}" in caplog.text
+
+
+def scored(board: Board, window: int, uid: int) -> ScoreReport:
+    """Of a window in which two miners sent useful updates."""
+    change = LossChange(before=4.0, after=3.9, error=0.001, sequences=64)
+    evaluation = Evaluation(assigned=change, held_out=change)
+    good = PeerObservation(
+        hotkey="somebody", listed=True, included=True, verdict=VALID, assigned_pages=True, evaluation=evaluation
+    )
+    seen = {str(MINER): good, str(MINER + 1): good.model_copy(update={"hotkey": "another"})}
+    aligned = Alignment(uids=(MINER, MINER + 1), products=(0.3, 0.2), norms=(1.0, 1.0), gram=(1.0, 0.1, 1.0))
+    outcome = board.see(Evidence(window=window, observations=seen, alignment=aligned))
+    changes = {
+        "window": window,
+        "observations": seen,
+        "alignment": aligned,
+        "follows_from": board.follows_from,
+        "peer_scores": {str(miner): one for miner, one in outcome.peer_scores.items()},
+        "struck": {},
+    }
+    return report(uid).model_copy(update=changes).sealed()
+
+
+async def test_explain_reads_the_reports_that_a_credit_follows_from(stage, command, capsys) -> None:
+    validator = (await stage.context(stage.setup("validator"))).comms
+    board = Board(stage.hparams)
+    first, second = (scored(board, window, validator.uid) for window in (WINDOW, WINDOW + 1))
+    assert second.follows_from == (WINDOW,)
+
+    async def publish(made: ScoreReport) -> None:
+        await validator.put_scores_seal(seal_of(made, weights_due=made.window + 1))
+        await validator.put_scores(made)
+
+    async def credit(window: int) -> str:
+        capsys.readouterr()
+        assert await command("explain", "--window", window, "--uid", MINER) == AGREES
+        [row] = [line[18:] for line in capsys.readouterr().out.splitlines() if line.startswith("credit ")]
+        return row
+
+    await publish(second)
+    found = second.peer_scores[str(MINER)]
+    assert isinstance(found, PeerScore)
+    assert found.credit > 0
+    unread = "what it follows from is not known: an earlier report cannot be read"
+    assert await credit(WINDOW + 1) == f"{found.credit:.6f}; {unread}"
+    await publish(first)
+    assert await credit(WINDOW + 1) == f"{0.3:.6f} x {1.0:.6f} = {found.credit:.6f}"
 
 
 async def test_a_window_that_can_not_be_audited_is_an_error(stage, command, capsys, caplog, tmp_path) -> None:

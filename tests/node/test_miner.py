@@ -72,14 +72,10 @@ async def test_an_update_that_did_not_get_out_returns_to_the_error_feedback(trou
     model = build_model(hparams)
     parameters = dict(model.named_parameters())
 
-    async def wait_for_save() -> None:
-        """Nothing is being saved."""
-
     train_state = TrainState(model, hparams, tmp_path)
     train_state.global_step = 2
-    replica = SimpleNamespace(
-        train_state=train_state, wait_for_save=wait_for_save, times=WindowTime(), model=ModelLock()
-    )
+    lock = ModelLock()  # nothing is being saved
+    replica = SimpleNamespace(train_state=train_state, model_to_change=lambda: lock, times=WindowTime(), model=lock)
     pages = WindowBatches("0" * 64, np.random.default_rng(0).integers(0, 64, (2, 2, 12)))
 
     async def assigned(uid: int, window: int) -> WindowBatches:

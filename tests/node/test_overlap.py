@@ -1,11 +1,24 @@
 """Miners that train a window while the one before is gathered and applied (``outer_delay`` 1)."""
 
+import asyncio
+import threading
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+from tplr.exchange.gather import GatherResult
+from tplr.hparams import HParams
+from tplr.localnet.plan import scheme_constants
+from tplr.node import failpoints
+from tplr.node.data_loader import WindowBatches
 from tplr.node.miner import Miner
+from tplr.node.replica import Replica
+from tplr.node.state import SnapshotDraft
 from tplr.node.validator import Validator
+from tplr.training.model import build_model
 
 # Windows of 8 s: four nodes in one process keep up.
 CONSTANTS = {
@@ -83,3 +96,61 @@ async def test_nodes_hold_equal_models_and_a_newcomer_catches_up(staged):
         assert not any(event["struck"] for event in stage.of("scores", "validator"))
         # A miner loses no window but those before it had caught up.
         assert [event["cause"] for event in stage.of("missed", "miner-2")] in ([], ["behind"])
+
+
+async def test_an_update_is_packed_only_when_the_save_that_began_before_it_is_written(monkeypatch, tmp_path):
+    """The window before is applied, and its state is saved, in the moment in which the training has ended."""
+    raw = scheme_constants("sparseloco") | {"outer_delay": 1}
+    raw["model"] |= {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    hparams, written, applied = HParams.model_validate(raw), threading.Event(), asyncio.Event()
+    write = SnapshotDraft.write
+
+    def write_late(draft: SnapshotDraft) -> None:
+        assert written.wait(60)
+        write(draft)
+
+    async def answer(*_: object, **__: object) -> str:
+        return "0" * 64
+
+    monkeypatch.setattr(SnapshotDraft, "write", write_late)
+    pages = WindowBatches("0" * 64, np.random.default_rng(0).integers(0, 64, (2, 2, 12)))
+
+    async def assigned(uid: int, window: int) -> WindowBatches:
+        return pages
+
+    metagraph = SimpleNamespace(uid_of=lambda hotkey: None)
+    comms = SimpleNamespace(uid=3, hotkey="", metagraph=metagraph, window_hash=answer, put_report=answer)
+    clock = SimpleNamespace(window=5, seconds_left=lambda: 100.0, wait_for_window=answer)
+    context = SimpleNamespace(comms=comms, clock=clock, telemetry=SimpleNamespace(emit=lambda *_, **__: None))
+    replica = Replica(build_model(hparams), hparams, context, tmp_path)
+    miner = Miner(replica, SimpleNamespace(assigned=assigned, read_ahead=lambda *_: None), context, hparams)
+    replica.window, replica.train_state.start_window = 5, 0
+    applying: list[asyncio.Task[None]] = []
+
+    def error_feedback() -> dict[str, torch.Tensor]:
+        tensors = replica.train_state.outer.state_dict()["tensors"]
+        return {name: one for name, one in tensors.items() if not name.startswith("shared.")}
+
+    async def hold(name: failpoints.FailpointName) -> None:
+        if name == "trained" and replica.window == 5 and before:
+            applying.append(asyncio.create_task(replica.apply(GatherResult(window=5, updates=(), skipped={}))))
+            await applied.wait()  # it holds the model
+        elif name == "applied":
+            applied.set()
+            await asyncio.sleep(0.05)  # until the miner waits for the model
+
+    before: dict[str, torch.Tensor] = {}
+    token = failpoints.hook.set(hold)
+    try:
+        assert await miner._make_update(5)
+        before = error_feedback()
+        asyncio.get_running_loop().call_later(0.5, written.set)
+        assert await miner._make_update(6)
+        await asyncio.gather(*applying)
+        await replica.wait_for_save()
+    finally:
+        failpoints.hook.reset(token)
+    saved = await asyncio.to_thread(replica.train_state.saved)
+    assert saved is not None
+    assert all(torch.equal(one, before[name]) for name, one in saved.tensors("own").items())
+    assert any(not torch.equal(one, before[name]) for name, one in error_feedback().items())

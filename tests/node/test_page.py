@@ -29,7 +29,7 @@ from tplr.page.document import RunDocument
 from tplr.page.sentences import unpack
 from tplr.run.results import result_path, write_result
 from tplr.schemas import EvaluationResult, HeldOutLoss, PeerObservation, PeerScore, ScoreReport, WeightsSet
-from tplr.scoring.explain import explain
+from tplr.scoring.explain import explain, measured_window, shares_of
 from tplr.storage.base import ObjectStore
 from tplr.telemetry import Telemetry
 from tplr.telemetry.jsonl import JsonlListener
@@ -163,7 +163,9 @@ async def test_what_is_read_of_a_run(scene) -> None:
     shown = unpack(found.explanations, 1, 0)
     assert shown
     power = scene.stage.hparams.power_normalisation
-    assert explain(made, 1, power=power).splitlines()[2:] == [f"{name:<18}{text}" for name, text in shown]
+    shares = shares_of(made, [measured_window(made, scene.stage.hparams)])
+    expected = explain(made, 1, power=power, shares=shares).splitlines()[2:]
+    assert expected == [f"{name:<18}{text}" for name, text in shown]
     assert found.windows.sealed[START + 1].startswith(f"the scores of window {START + 1} are sealed")
     assert found.windows.sealed[START + 2] == f"validator 0 has published no scores of window {START + 2}"
     assert found.miners[0].pay == (1.0, None, None)

@@ -49,7 +49,8 @@ class Till:
         self, payment: Payment, weights: dict[int, float] = WEIGHTS, scored: int = 0, nobody_for: int = 0
     ) -> None:
         window = self.node.clock.window
-        await self._time.drive(payment.pay(window, weights, scored=scored, nobody_for=nobody_for))
+        # Slowly: no epoch may end while a busy machine reads the weights back.
+        await self._time.drive(payment.pay(window, weights, scored=scored, nobody_for=nobody_for), step=0.5)
 
     async def pass_blocks(self, number: int) -> None:
         goal = self.node.clock.block + number

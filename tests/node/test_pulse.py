@@ -56,6 +56,27 @@ async def test_each_window_has_one_pulse_with_the_requests_since_the_last(tmp_pa
     assert second["free_bytes"] > 0
 
 
+async def test_a_disk_that_does_not_answer_ends_no_node(tmp_path: Path) -> None:
+    """A save that fails ends none either."""
+
+    async def blocks() -> AsyncIterator[int]:
+        yield 8
+        await asyncio.Event().wait()
+
+    clock = WindowClock(blocks, blocks_per_window=4, block_time=0.5)
+    events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    telemetry = Telemetry(role="miner", uid=3, listeners=(lambda event: events.put_nowait(dict(event)),))
+    context: Any = SimpleNamespace(clock=clock, telemetry=telemetry)
+    connections: Any = SimpleNamespace(results={})
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        running = [
+            group.create_task(one) for one in (clock.run(), beat(context, connections, tmp_path / "not mounted"))
+        ]
+        assert (await events.get())["free_bytes"] is None
+        for task in running:
+            task.cancel()
+
+
 def test_gpus_are_told_by_index_and_none_without_a_driver() -> None:
     found = read_gpus()
     driver = Path("/proc/driver/nvidia/version").exists()

@@ -10,6 +10,7 @@ from tplr.node.train_state import TrainState
 from tplr.planner.memory import activations_per_token, device_memory
 from tplr.planner.plan import USABLE
 from tplr.planner.workload import Workload
+from tplr.training.alignment import probe_gradient
 from tplr.training.device import DeviceSettings
 from tplr.training.loss import batch_loss
 from tplr.training.model import build_model
@@ -21,6 +22,7 @@ SHAPES = {
     "every head its own keys": {**SMALL, "hidden_size": 256, "intermediate_size": 1024, "num_key_value_heads": 8},
     "four heads share keys": {**SMALL, "hidden_size": 256, "intermediate_size": 768, "num_key_value_heads": 2},
     "wider": {**SMALL, "hidden_size": 512, "intermediate_size": 2048, "num_key_value_heads": 8},
+    "large heads": {**SMALL, "hidden_size": 256, "intermediate_size": 768, "num_key_value_heads": 4, "head_dim": 96},
 }
 
 
@@ -73,6 +75,25 @@ def test_persistent_kinds_are_the_tensors_of_a_training_state(request, sized, tm
     own = {name: one for name, one in kept.items() if not name.startswith("shared.caps.")}  # 32 bytes each
     assert planned["error feedback"] == _bytes(own)
     assert planned.get("moments", 0) == _bytes(state.local.state_dict(copies=False)["tensors"])
+
+
+def test_a_validator_has_room_for_the_backward_pass_that_aligns_updates(sized, sparseloco):
+    """Only the profile ``documented`` measures by forward passes alone."""
+    hparams = sized(sparseloco, **SHAPES["four heads share keys"], precision="float32")
+    batches = np.zeros((1, hparams.batch_size, hparams.sequence_length), np.int64)
+    found = probe_gradient(build_model(hparams), batches, "float32")
+    miner, validator, documented = (
+        device_memory(Workload.of(one), role, DeviceSettings(), ranks=1, on_cpu=True)
+        for one, role in (
+            (hparams, "miner"),
+            (hparams, "validator"),
+            (hparams.model_copy(update={"profile": "documented"}), "validator"),
+        )
+    )
+    assert validator.device["gradients"] == _bytes(found.tensors)
+    for kind in ("activations", "loss"):
+        assert validator.device[kind] == miner.device[kind] > documented.device[kind]
+    assert validator.peak > documented.peak
 
 
 def _bytes(tensors) -> int:

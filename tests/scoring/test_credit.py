@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tplr.scoring.credit import MOST_EVEN, PRIOR_WINDOWS, credit, even_scales, means_and_errors, non_negative
+from tplr.scoring.credit import MOST_EVEN, PRIOR_WINDOWS, Credit, credit, even_scales, means_and_errors, non_negative
 from tplr.training.alignment import Alignment
 
 ENTRIES, WINDOWS = 20_000, 20
@@ -78,7 +78,7 @@ def test_near_clones_are_paid_as_little_more_than_one():
     assert sum(found[uid] for uid in range(3, 11)) < 1.2 * np.mean([found[uid] for uid in range(3)])
 
 
-def test_a_copy_with_noise_earns_nothing_and_takes_nothing():
+def test_a_copy_with_noise_earns_little_and_takes_nothing():
     world = World()
     for _ in range(WINDOWS):
         updates = {uid: world.honest() for uid in range(4)}
@@ -136,7 +136,25 @@ def test_without_evidence_there_is_no_credit():
     assert credit([], []) == {}
     empty = Alignment((), (), (), ())
     assert credit([empty], [{}]) == {}
-    assert credit([empty], [{4: False, 5: None}]) == {4: (0.0, 0.0, 0.0), 5: (0.0, 0.0, 0.0)}
+    assert credit([empty], [{4: False, 5: None}]) == {4: Credit(0.0, 0.0, 0.0), 5: Credit(0.0, 0.0, 0.0)}
+
+
+def test_own_part_and_those_of_others_sum_to_one():
+    """Clones share with each other, and with nobody else; who comes after another one gets nothing of what it says."""
+    world = World()
+    for _ in range(WINDOWS):
+        one = world.honest()
+        world.see({1: one, 2: one, 3: world.honest(), 4: world.honest()})
+    counted = [dict.fromkeys(range(1, 5), True)] * WINDOWS
+    found = credit(world.windows, counted)
+    for uid, one in found.items():
+        assert one.value == one.beyond * one.own
+        assert one.own + sum(one.shared.values()) == pytest.approx(1.0), uid
+    assert (found[1].own, found[1].shared[2]) == pytest.approx((0.5, 0.5), abs=0.05)
+    after = credit(world.windows, counted, first=(1,))
+    assert 2 not in after[1].shared
+    assert (after[1].own, after[2].own) == pytest.approx((1.0, 0.0), abs=0.05)
+    assert after[2].shared[1] > 0.95
 
 
 def test_non_negative_least_squares_meets_its_conditions():

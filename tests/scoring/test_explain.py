@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tplr.errors import PayloadError
-from tplr.schemas import OUT_OF_SYNC, UNREAD, ScoreReport, WeightsSet
-from tplr.scoring.explain import explain
+from tplr.schemas import OUT_OF_SYNC, UNREAD, Evidence, PeerScore, ScoreReport, WeightsSet
+from tplr.scoring.board import CreditShares, MeasuredWindow
+from tplr.scoring.explain import explain, shares_of
 from tplr.scoring.profiles import score_board
 from tplr.seeds import Profile
 
@@ -48,7 +49,7 @@ def report(constants, observation, evidence):
 
 def test_every_factor_is_named(report) -> None:
     made = report()
-    text = explain(made, 1, power=2.0)
+    text = explain(made, 1, power=2.0, shares=None)
     for part in (
         "uid 1 (hotkey-1) in window 2",
         "valid; on the peer list, sampled for evaluation",
@@ -57,7 +58,7 @@ def test_every_factor_is_named(report) -> None:
         "own-pages test    +1.000 of 1",
         "its update is in the included set, and was measured",
         "of 3 windows; its update was measured in 3 of them",
-        "+0.3000 for a step of length 1, standard error 0.0000",
+        "+0.3000 in the windows that were measured, standard error 0.0000; for the peer list alone",
         "1.0000 after 3 tests (0 at a mean of 0.25, 1 at 0.5; by loss -0.2 and 0, less chance)",
         "0.250000 set in block 77, 0.249900 read back",
         "who is in sync is not known: no answer: nobody is judged by it",
@@ -76,7 +77,7 @@ def test_every_factor_is_named(report) -> None:
 def test_a_report_that_contradicts_itself_is_one_error(report) -> None:
     """Its author alone has checked how its parts fit together."""
     with pytest.raises(PayloadError, match="contradicts itself, and explains nothing: KeyError"):
-        explain(report().model_copy(update={"observations": {}}), 1, power=2.0)
+        explain(report().model_copy(update={"observations": {}}), 1, power=2.0, shares=None)
 
 
 @pytest.mark.parametrize(
@@ -94,17 +95,19 @@ def test_a_report_that_contradicts_itself_is_one_error(report) -> None:
     ],
 )
 def test_every_reason_is_named(report, seen, part) -> None:
-    assert part in explain(report(**seen), 1, power=2.0)
+    assert part in explain(report(**seen), 1, power=2.0, shares=None)
 
 
 def test_a_window_that_was_not_measured_is_blank(report) -> None:
     blind = report(changes={"alignment": None})
-    assert "blank: its update is in the included set, and this validator could not" in explain(blind, 1, power=2.0)
+    assert "blank: its update is in the included set, and this validator could not" in explain(
+        blind, 1, power=2.0, shares=None
+    )
 
 
 def test_documented_factors(report) -> None:
     made = report("documented", copied="copied_indices", copied_from=7, evaluation=None)
-    text = explain(made, 1, power=2.0)
+    text = explain(made, 1, power=2.0, shares=None)
     for part in (
         "copied_indices: repeats the update of uid 7",
         "copied_indices x 0.5000 (struck in this window): its update has the coordinates of another one",
@@ -117,7 +120,7 @@ def test_documented_factors(report) -> None:
 
 
 def test_unknown_uid_names_those_that_are_known(report) -> None:
-    assert "knows no such miner in window 2; it knows 1, 2, 3, 4, 5, 6" in explain(report(), 9, power=2)
+    assert "knows no such miner in window 2; it knows 1, 2, 3, 4, 5, 6" in explain(report(), 9, power=2, shares=None)
 
 
 def test_a_seal_fits_one_report_alone(report) -> None:
@@ -125,3 +128,147 @@ def test_a_seal_fits_one_report_alone(report) -> None:
     assert sealed == sealed.sealed()
     assert ScoreReport.model_validate_json(sealed.model_dump_json()).sealed() == sealed
     assert sealed.model_copy(update={"window": 3}).sealed().seal != sealed.seal
+
+
+# --- credit: every number leads to the next one, and to what the report pays ------------------------------------------
+
+WINDOWS = 5
+NUMBER = r"([+-]?[\d.]+)"
+
+
+@pytest.fixture
+def explained(constants, observation, evaluation, evidence):
+    """Rows of uid 1 by name, after some windows in which uids 1 and 2 send the same update (``alike``: with uid 2)."""
+
+    def make(
+        *, alike: float = 0.1, gains: tuple[float, ...] = (0.3,) * WINDOWS, readable: bool = True, **first: Any
+    ) -> tuple[dict[str, str], PeerScore]:
+        hparams = constants()
+        board, windows, outcome = score_board(hparams), [], None
+        for window, gain in enumerate(gains):
+            seen = {uid: observation(uid, **(first if uid == 1 else {})) for uid in UIDS}
+            made: Evidence = evidence(window, seen, uid_1=gain)
+            assert made.alignment is not None
+            gram = list(made.alignment.gram)
+            gram[1] = alike  # of uids 1 and 2
+            made = made.model_copy(update={"alignment": made.alignment.model_copy(update={"gram": tuple(gram)})})
+            windows.append(MeasuredWindow(made, hparams))
+            outcome = board.see(made)
+        assert outcome is not None
+        report = ScoreReport(
+            window=len(gains) - 1,
+            uid=0,
+            profile="hardened",
+            held_out_pages="",
+            faults=(),
+            observations=windows[-1].evidence.observations,
+            alignment=windows[-1].alignment,
+            follows_from=board.follows_from,
+            peer_scores={str(uid): one for uid, one in outcome.peer_scores.items()},
+            struck={},
+            weights={},
+            weights_set=None,
+        )
+        text = explain(report, 1, power=2.0, shares=shares_of(report, windows if readable else windows[1:]))
+        score = report.peer_scores["1"]
+        assert isinstance(score, PeerScore)
+        return {line[:18].strip(): line[18:] for line in text.splitlines()}, score
+
+    return make
+
+
+def multiplied(rows: dict[str, str], score: PeerScore) -> tuple[float, float]:
+    """Checks every step from the mean gain to the credit; returns what is beyond chance and the own part."""
+    chance = re.fullmatch(rf"{NUMBER} x \(1 - \(2 x {NUMBER} / {NUMBER}\)\^2\) = {NUMBER}", rows["beyond chance"])
+    assert chance is not None
+    mean, error, same, beyond = map(float, chance.groups())
+    assert rows["mean gain"].startswith(f"+{mean:.6f}, standard error {error:.6f}: of the windows that count")
+    assert mean == same
+    assert mean * (1 - (2 * error / mean) ** 2) == pytest.approx(beyond, abs=5e-6)
+    credit = re.fullmatch(rf"{NUMBER} x {NUMBER} = {NUMBER}", rows["credit"])
+    assert credit is not None
+    assert float(credit[1]) == beyond
+    assert rows["own part"].startswith(credit[2])
+    assert beyond * float(credit[2]) == pytest.approx(score.credit, abs=2e-6)
+    assert float(credit[3]) == pytest.approx(score.credit, abs=1e-6)
+    assert rows["final score"].startswith(f"{credit[3]} x ")
+    return beyond, float(credit[2])
+
+
+def test_the_credit_of_an_honest_miner(explained) -> None:
+    """Its gain is of the windows that count, scaled; not the cosine of the measured ones."""
+    rows, score = explained(gains=(0.31, 0.26, 0.33, 0.27, 0.3))
+    beyond, own = multiplied(rows, score)
+    assert 0.2 < beyond < 0.294
+    assert own == 1.0
+    assert rows["own part"] == "1.000000 of what is beyond chance: nobody says the same"
+    assert rows["trust"] == "step 4 of 4: its own-pages factor is at least 1"
+    assert "this one's by 1.0000" in rows["mean gain"]
+
+
+def test_the_credit_of_a_miner_whose_windows_do_not_all_count(explained) -> None:
+    rows, score = explained(included=False, listed=False)
+    assert rows["mean cosine"].startswith("+0.3000 in the windows that were measured")
+    assert rows["beyond chance"] == "0: the mean gain is not above 2 standard errors"
+    assert rows["credit"] == "0: no gain beyond chance"
+    assert score.credit == 0.0
+
+
+@pytest.mark.parametrize("tested", [True, False])
+def test_the_credit_of_a_miner_without_trust_has_a_reason(explained, evaluation, tested) -> None:
+    fails = evaluation(assigned=0.005, held_out=0.01)
+    rows, score = explained(**({"evaluation": fails} if tested else {"evaluation": None}))
+    assert score.own_pages == 0.0
+    assert rows["trust"] == "step 0 of 4: its own-pages factor is 0, so it has no part in the sharing"
+    assert rows["credit"] == "0: no trust"
+    assert rows["own pages"].startswith("0.0000 after 5 tests" if tested else "0: not tested")
+    assert "beyond chance" not in rows
+
+
+def test_the_credit_of_a_clone_is_shared_with_whom_it_repeats(explained) -> None:
+    rows, score = explained(alike=1.0)
+    _, own = multiplied(rows, score)
+    assert own == pytest.approx(0.5, abs=0.02)
+    part = re.search(
+        rf"; {NUMBER} of it is also the work of equally trusted miners \(uid 2: {NUMBER}\)$", rows["own part"]
+    )
+    assert part is not None
+    assert part[1] == part[2]
+    assert own + float(part[1]) == pytest.approx(1.0, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("assigned", "trust"),
+    [
+        (0.0096, "step 1 of 4: its own-pages factor is above 0"),
+        (0.0097, "step 3 of 4: its own-pages factor is at least 0.5"),
+    ],
+)
+def test_who_repeats_a_more_trusted_miner_is_told_who_is_paid_before_it(explained, evaluation, assigned, trust) -> None:
+    rows, score = explained(alike=1.0, evaluation=evaluation(assigned=assigned, held_out=0.01))
+    assert 0 < score.own_pages < 1
+    _, own = multiplied(rows, score)
+    assert own < 0.05
+    assert rows["trust"] == trust
+    assert re.search(
+        rf"; {NUMBER} of it is also the work of more trusted miners \(uid 2: {NUMBER}\)$", rows["own part"]
+    )
+
+
+def test_a_credit_whose_evidence_is_gone_says_so(explained) -> None:
+    rows, score = explained(readable=False)
+    told = "what it follows from is not known: an earlier report cannot be read"
+    assert rows["credit"] == f"{score.credit:.6f}; {told}"
+    assert not {"mean gain", "beyond chance", "own part"} & rows.keys()
+
+
+def test_a_credit_that_does_not_follow_is_named(report) -> None:
+    made = report()
+    shares = CreditShares(credits={}, steps=dict.fromkeys(UIDS, 0), scale=1.0)
+    text = explain(made, 1, power=2.0, shares=shares)
+    credit = made.peer_scores["1"].credit
+    assert f"{credit:.6f}, but 0.000000 follows from the published evidence: see tplr audit" in text
+
+
+def test_documented_scores_share_no_credit(report) -> None:
+    assert shares_of(report("documented"), []) is None

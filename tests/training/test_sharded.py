@@ -109,6 +109,13 @@ def test_inner_products_of_several_ranks_are_those_of_one_but_for_rounding(schem
             np.testing.assert_allclose(found[size][what], alone[what], atol=1e-5)
 
 
+def test_all_ranks_refuse_a_state_of_which_one_can_not_read_its_part(written, tmp_path):
+    ended = run_ranks(2, tmp_path, "unreadable", hparams=written("sparseloco"), folder=str(tmp_path / "state"))
+    own, shared = ended_well(ended, 2)["refused"]
+    assert "shard-00001-" in own
+    assert "shard-00001-" in shared
+
+
 def test_tensors_of_few_rows_go_to_each_rank_and_come_back(tmp_path):
     for size in (2, 4):
         ended = run_ranks(size, tmp_path / str(size), "uneven", rows=[1, 2, 3, 5, 8])

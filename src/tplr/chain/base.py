@@ -7,7 +7,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Block:
-    """A final block. ``hash`` is 0x-hex; ``time`` is the on-chain timestamp in unix seconds (block 0: 1970)."""
+    """A final block. ``hash`` is 0x-hex; ``time`` is the on-chain timestamp in Unix seconds (block 0: 1970)."""
 
     number: int
     hash: str
@@ -35,11 +35,11 @@ class Metagraph:
     neurons: tuple[Neuron, ...]
 
     def by_hotkey(self) -> dict[str, Neuron]:
-        """Neurons by hotkey, in uid order."""
+        """Return the neurons by hotkey, in uid order."""
         return {neuron.hotkey: neuron for neuron in self.neurons}
 
     def uid_of(self, hotkey: str) -> int | None:
-        """The uid that ``hotkey`` holds, or None if it holds none."""
+        """Return the uid that ``hotkey`` holds, or None if it holds none."""
         return next((neuron.uid for neuron in self.neurons if neuron.hotkey == hotkey), None)
 
 
@@ -58,8 +58,8 @@ class Chain(Protocol):
     Every method may raise ``ChainUnavailable``: try again later. Reads of a given ``block`` raise it if the block does
     not exist yet, or is so old that an ordinary node has dropped its state (about 256 blocks).
 
-    ``head`` and ``blocks`` follow the best block, which another block of the same number may replace. ``block`` answers
-    for final blocks only: every value that all nodes must agree on comes from it.
+    ``head`` and ``blocks`` follow the best block, which another block of the same number may replace. ``block`` returns
+    final blocks only: every value that all nodes must agree on comes from it.
     """
 
     netuid: int
@@ -67,27 +67,27 @@ class Chain(Protocol):
     block_time: float
 
     async def head(self) -> int:
-        """Number of the newest block; may step back by one between calls."""
+        """Return the number of the newest block; it may step back by one between calls."""
         ...
 
     def blocks(self) -> AsyncGenerator[int, None]:
-        """Every block number once, ascending, without gaps, from the present head on; endless, reconnects by itself."""
+        """Yield every block number once, ascending, without gaps, from the present head on; endless, reconnects."""
         ...
 
     async def block(self, number: int) -> Block:
-        """Hash and timestamp. Raises ``ChainUnavailable``, named ``NotFinal`` while the block may still be replaced."""
+        """Read a block. Raises ``ChainUnavailable``, named ``NotFinal`` while the block may still be replaced."""
         ...
 
     async def metagraph(self, block: int | None = None) -> Metagraph:
-        """Neurons registered at ``block`` (default: head)."""
+        """Read the neurons registered at ``block`` (default: head)."""
         ...
 
     async def commitments(self, block: int | None = None) -> dict[str, Commitment]:
-        """Latest commitment of every hotkey that ever made one, registered or not."""
+        """Read the latest commitment of every hotkey that ever made one, registered or not."""
         ...
 
     async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:
-        """``{validator uid: {uid: fraction}}``: weights in force; each validator's fractions sum to 1."""
+        """Read the weights in force, ``{validator uid: {uid: fraction}}``; each validator's fractions sum to 1."""
         ...
 
     async def commit(self, data: str) -> int:
@@ -103,19 +103,19 @@ class Chain(Protocol):
     async def set_weights(self, weights: Mapping[int, float]) -> int:
         """Set this validator's weights (relative, at least 0); waits for inclusion and returns its block.
 
-        Where the subnet seals weights, they come into force some epochs later.
+        If the subnet seals weights (commit-reveal), they come into force some epochs later.
 
         Raises:
             NotRegistered, NotPermitted, RateLimited: the chain refused.
-            Rejected: an unknown uid, too few uids, or nothing but zeros.
+            Rejected: an unknown uid, too few uids, or only zeros.
             ChainUnavailable: with ``fate_unknown`` if it may have landed.
         """
         ...
 
     def sign(self, message: bytes) -> bytes:
-        """This hotkey's signature, 64 bytes, as ``hotkeys.verify`` accepts it. Raises ConfigError without its key.
+        """Sign with this hotkey: 64 bytes, for ``hotkeys.verify``. Raises ConfigError without its private key.
 
-        Messages are shorter than 256 bytes: a longer payload of a transaction is signed as its bare hash.
+        Messages must be shorter than 256 bytes, because a longer transaction payload is signed as its bare hash.
         """
         ...
 

@@ -1,13 +1,12 @@
-"""A chain in one SQLite file: its blocks, made lazily, and the state at each of them.
+"""A chain in one SQLite file: its blocks, created on demand, and the state at each block.
 
 The first reader after a block is due inserts it and runs its calls, in one ``BEGIN IMMEDIATE`` transaction. So any
-number of processes share the file and see the same chain, none has to keep it running, and each may be killed at any
-moment. All tables are append-only and keyed by block: the state at block N is the latest rows up to N, and never
-changes.
+number of processes can share the file and see the same chain, no process has to keep it running, and each process may
+be killed at any moment. All tables are append-only and keyed by block: the state at block N consists of the latest rows
+up to N, and never changes.
 
-Hashes are random, so nobody knows one before its block exists. Timestamps are in milliseconds, strictly increasing,
-with skipped slots; block 0 is 1970. The reported head sometimes steps back. Old state is unavailable. The file must be
-on a local disk.
+Hashes are random, so they can't be predicted. Timestamps are in milliseconds, strictly increasing, with skipped slots;
+block 0 is 1970. The reported head sometimes steps back. Old state is unavailable. The file must be on a local disk.
 """
 
 import dataclasses
@@ -45,15 +44,15 @@ CREATE TABLE weights (id INTEGER PRIMARY KEY, block INTEGER NOT NULL, visible IN
 CREATE TABLE call (id INTEGER PRIMARY KEY, hotkey TEXT NOT NULL, kind TEXT NOT NULL, payload TEXT NOT NULL);
 CREATE TABLE receipt (call INTEGER PRIMARY KEY, block INTEGER NOT NULL, error TEXT, message TEXT, retry_at INTEGER);
 """
-# Seconds that a process waits for another one's transaction.
+# Seconds that a process waits for another process's transaction.
 BUSY_TIMEOUT = 30.0
-# A chain that nobody reads for longer stops meanwhile: making this many blocks takes some seconds.
+# A chain that is not read for longer than this pauses: creating this many blocks takes some seconds.
 MAX_CATCH_UP_SLOTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Genesis:
-    """Constants of a chain, fixed when it is made.
+    """Constants of a chain, fixed at its creation.
 
     Attributes:
         block_time: seconds per slot.
@@ -87,7 +86,7 @@ class Head(NamedTuple):
 
 
 class _Seat(NamedTuple):
-    """Who holds a uid, since the block of its registration."""
+    """The holder of a uid, since the block of its registration."""
 
     hotkey: str
     coldkey: str
@@ -123,7 +122,7 @@ class BlockFile(ABC):
     def create(
         path: str | Path, *, limits: ChainLimits | None = None, clock: Clock | None = None, **constants: Any
     ) -> None:
-        """Make a chain file with block 0; its first slot begins now. The file appears complete or not at all.
+        """Create a chain file with block 0; its first slot begins now. The file appears complete or not at all.
 
         Args:
             constants: fields of ``Genesis``.
@@ -138,7 +137,7 @@ class BlockFile(ABC):
         draft.unlink(missing_ok=True)
         db = sqlite3.connect(draft, isolation_level=None)
         try:
-            # WAL is a property of the file: readers and the one writer do not wait for each other.
+            # WAL is stored in the file; with it, readers and the one writer do not block each other.
             db.execute("PRAGMA journal_mode=WAL")
             db.executescript(SCHEMA)
             db.execute("INSERT INTO genesis VALUES (?)", [json.dumps(dataclasses.asdict(genesis))])
@@ -147,7 +146,7 @@ class BlockFile(ABC):
         finally:
             db.close()
         try:
-            # Unlike a rename, a link never replaces a chain that another process has just made.
+            # Unlike a rename, a link never replaces a chain that another process has just created.
             os.link(draft, path)
         finally:
             draft.unlink()
@@ -160,7 +159,7 @@ class BlockFile(ABC):
     # Time
 
     def look(self) -> tuple[int, float]:
-        """Make the blocks that are due; returns the newest block's number, and when the next is due (unix seconds)."""
+        """Create due blocks; return the number of the newest, and when the next is due (Unix seconds)."""
         with self._session():
             head = self._advance()
             return head.number, self._next(head).time_ms / 1000
@@ -173,7 +172,7 @@ class BlockFile(ABC):
             return self._make_due_blocks()
 
     def _make_due_blocks(self) -> Head:
-        """In a transaction, so that blocks of another process count."""
+        """Create due blocks; call it in a transaction, so that another process's blocks are taken into account."""
         now = _milliseconds(self._clock)
         head = self._head()
         idle_slots = int((now - self.genesis.start_ms) / (self.genesis.block_time * 1000)) - head.slot
@@ -187,19 +186,19 @@ class BlockFile(ABC):
 
     @abstractmethod
     def _enact(self, block: int) -> None:
-        """Everything that happens in a new block."""
+        """Apply all effects of a new block."""
 
     def _head(self) -> Head:
         return Head(*self._db.execute("SELECT * FROM block ORDER BY number DESC LIMIT 1").fetchone())
 
     def _next(self, head: Head) -> Head:
-        """The block after ``head``; everything but its hash is known in advance."""
+        """Return the block after ``head``; all its fields except the hash are known in advance."""
         genesis = self.genesis
         slot = head.slot + 1
         while derive("skipped-slot", genesis.seed, slot) / 2**64 < genesis.skipped_slots:
             slot += 1
         slot_ms = genesis.block_time * 1000
-        # An author takes some time to make its block, up to a twentieth of a slot here.
+        # A block is delayed after the start of its slot, by up to a twentieth of a slot.
         moment = derive("author", genesis.seed, slot) % max(1, int(slot_ms / 20))
         return Head(head.number + 1, slot, _new_hash(head.hash), genesis.start_ms + round(slot * slot_ms) + moment)
 
@@ -251,7 +250,7 @@ class BlockFile(ABC):
             )
 
     def _latest(self, table: str, key: str, columns: str, block: int) -> list[tuple]:
-        """The newest row of each key up to ``block``, by key. SQLite takes bare columns from the row of the MAX."""
+        """Read the newest row of each key up to ``block``. SQLite takes bare columns from the row of the MAX."""
         sql = f"SELECT {columns}, MAX(id) FROM {table} WHERE block <= ? GROUP BY {key} ORDER BY {key}"  # noqa: S608
         return [row[:-1] for row in self._db.execute(sql, [block])]
 
@@ -277,7 +276,7 @@ class BlockFile(ABC):
         )
 
     def _seats(self, block: int) -> dict[int, _Seat]:
-        """Who holds each uid."""
+        """Return the holder of each uid."""
         rows = self._latest("neuron", "uid", "uid, hotkey, coldkey, block", block)
         return {uid: _Seat(hotkey, coldkey, since) for uid, hotkey, coldkey, since in rows if hotkey is not None}
 
@@ -290,7 +289,7 @@ class BlockFile(ABC):
         in_force: dict[int, dict[int, float]] = {}
         for hotkey, block, row in rows:
             uid = uids.get(hotkey)
-            # A neuron that was replaced and came back starts without weights.
+            # A neuron that was replaced and registered again starts without weights.
             if uid is not None and block >= seats[uid].since:
                 in_force[uid] = rules.fractions(json.loads(row))
         return dict(sorted(in_force.items()))
@@ -304,7 +303,7 @@ class BlockFile(ABC):
 
     @contextmanager
     def _session(self) -> Iterator[None]:
-        """One thread at a time on this connection; SQLite's "busy" and "disk full" become ours."""
+        """Lock this connection for one thread; translate SQLite's "busy" and "disk full" to ChainUnavailable."""
         with self._lock:
             try:
                 yield
@@ -313,7 +312,7 @@ class BlockFile(ABC):
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """A transaction; one at a time among all processes."""
+        """Run a transaction; only one at a time among all processes."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield

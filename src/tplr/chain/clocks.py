@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Time in unix seconds, and sleep."""
+    """Time in Unix seconds, and sleep."""
 
     def now(self) -> float: ...
 
@@ -27,7 +27,7 @@ class WallClock:
 
 
 class ManualClock:
-    """Virtual time for chains within one process: only ``advance`` moves it, so hours pass in milliseconds."""
+    """Virtual time for chains in one process: only ``advance`` changes it, so hours pass in milliseconds."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self._now = now
@@ -38,7 +38,7 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move time forward and wake sleepers whose time has come."""
+        """Move time forward and wake all sleepers that are due."""
         self._now += seconds
         self._moved.set()
         self._moved = asyncio.Event()
@@ -53,11 +53,11 @@ class ManualClock:
             self._sleepers -= 1
 
     async def drive(self, awaitable: Awaitable[T], *, step: float = 12.0) -> T:
-        """Await ``awaitable``, and advance time by ``step`` whenever somebody sleeps."""
+        """Await ``awaitable``, and advance time by ``step`` whenever a task sleeps."""
         task = asyncio.ensure_future(awaitable)
         try:
             while not task.done():
-                # Real time, for the threads that do the file work.
+                # Real time for the threads that access the file.
                 await asyncio.wait([task], timeout=0.002)
                 if self._sleepers:
                     self.advance(step)

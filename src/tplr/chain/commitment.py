@@ -1,4 +1,4 @@
-"""The 128 characters of a commitment ↔ a read-only bucket: 32 account id, 32 access key id, 64 secret."""
+"""Converts a commitment's 128 characters to and from a read-only bucket: 32 account id, 32 access key id, 64 secret."""
 
 from dataclasses import fields
 
@@ -8,13 +8,13 @@ LENGTH = 128
 
 
 def encode_commitment(bucket: Bucket) -> str:
-    """The text that goes on chain, which everybody can read: encode read-only credentials only.
+    """Encode a bucket for the chain, where anybody can read it: pass read-only credentials only.
 
     Raises:
-        ValueError: the text can't express this bucket's name, jurisdiction or keys.
+        ValueError: a commitment can't express this bucket's name, jurisdiction or keys.
     """
     try:
-        # A bucket of another kind of server passes no check of its own.
+        # ``Bucket`` validates its fields; subclasses for other servers skip that.
         Bucket(**{field.name: getattr(bucket, field.name) for field in fields(Bucket)})
     except ValueError as error:
         raise ValueError(f"a commitment has room for R2's ids and keys only: {error}") from None
@@ -32,10 +32,10 @@ def encode_commitment(bucket: Bucket) -> str:
 
 
 def decode_commitment(text: str) -> Bucket:
-    """The bucket in a commitment, with every part checked against its alphabet and length.
+    """Decode the bucket in a commitment; every part is checked against its alphabet and length.
 
     Raises:
-        ValueError: the text names no bucket; the message does not contain it.
+        ValueError: the text is not a bucket; the message does not contain the text.
     """
     if len(text) != LENGTH:
         raise ValueError(f"commitment: expected {LENGTH} characters, got {len(text)}")

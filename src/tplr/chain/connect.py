@@ -21,11 +21,11 @@ async def open_chain(
     hotkey: str | None,
     archive: Sequence[str] = (),
 ) -> AsyncIterator[Chain]:
-    """An open chain, accessed by one hotkey; closed at the end.
+    """Open a chain for one hotkey; it is closed when the block ends.
 
     Args:
         network: ``local:<file>`` for a chain file, else a network's name (``finney``, ``test``) or a node's URL.
-        hotkey: name of the hotkey's file in the wallet; None: to read only, as nobody.
+        hotkey: name of the hotkey's file in the wallet; None for read-only access without a hotkey.
         archive: URLs of nodes that keep old state. Any value opens a chain file as an archive.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The electors of a window: the validators whose stake decides what all nodes apply."""
+"""The electors of a window: the validators that decide, by stake, which updates all nodes apply."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from functools import cached_property
 
 from tplr.chain.base import Metagraph
 
-RAO = 10**9  # of one alpha
-PARTS = 10**6  # a share is compared in millionths: no float takes part
+RAO = 10**9  # per alpha
+PARTS = 10**6  # shares are compared in millionths, without floating point
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Elector:
 
 @dataclass(frozen=True)
 class Electors:
-    """All electors of a window, in rank order: by falling stake, among equals by hotkey."""
+    """All electors of a window in rank order: by descending stake, ties by hotkey."""
 
     ranked: tuple[Elector, ...]
 
     @cached_property
     def uids(self) -> tuple[int, ...]:
-        """In rank order."""
+        """The electors' uids in rank order."""
         return tuple(one.uid for one in self.ranked)
 
     @cached_property
@@ -43,33 +43,33 @@ class Electors:
         return uid in self._by_uid
 
     def hotkey(self, uid: int) -> str:
-        """Of the elector ``uid``. Raises KeyError."""
+        """Return the hotkey of elector ``uid``. Raises KeyError."""
         return self._by_uid[uid].hotkey
 
     def stake(self, uids: Iterable[int]) -> int:
-        """The stake of these uids together; others have none."""
+        """Return the total stake of these uids; a uid that is not an elector has none."""
         return sum(self._by_uid[uid].stake for uid in {*uids} if uid in self._by_uid)
 
     def outweighs(self, uids: Iterable[int]) -> bool:
-        """Whether these uids have more than half of the electors' stake."""
+        """Return whether these uids have more than half of the electors' stake."""
         return 2 * self.stake(uids) > self.total
 
     def turned(self, places: int) -> "Electors":
-        """The same electors, with another one first: so that a silent one does not cost the first slot always."""
+        """Return the electors rotated by ``places``, so that a silent one does not cost the first slot every time."""
         places %= max(1, len(self.ranked))
         return Electors(self.ranked[places:] + self.ranked[:places])
 
     def proposer(self, slot: int) -> int:
-        """The uid whose turn it is in ``slot``. Raises ZeroDivisionError without electors."""
+        """Return the proposer's uid in ``slot``. Raises ZeroDivisionError without electors."""
         return self.ranked[slot % len(self.ranked)].uid
 
 
 def electors_of(metagraph: Metagraph, buckets: Collection[int], share: float) -> Electors:
-    """The electors, as of one block.
+    """Return the electors as of one block.
 
     Candidates are the ``1 / share`` permit holders with a bucket that have the most stake. A candidate with at least
-    ``share`` of the candidates' stake is an elector. So the largest candidate always is one, and there are at most
-    ``1 / share``.
+    ``share`` of the candidates' stake is an elector. So the largest candidate is always an elector, and there are at
+    most ``1 / share`` electors.
 
     Args:
         buckets: uids with a valid bucket on chain.

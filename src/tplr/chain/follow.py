@@ -1,4 +1,4 @@
-"""An endless stream of block numbers from subscriptions that break, fall silent, skip and repeat."""
+"""Yields an endless stream of block numbers from subscriptions that break, stop, skip and repeat."""
 
 import asyncio
 import logging
@@ -11,9 +11,9 @@ from tplr.errors import ChainUnavailable
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# Block times without a block after which another node is tried.
+# Number of block times without a new block after which another node is tried.
 STALL_BLOCKS = 5
-# Between two attempts to subscribe. The longest one bounds how late blocks continue after the node's return.
+# Pauses between two attempts to subscribe. The longest bounds the delay of blocks after a node's recovery.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 3.0
 # Seconds for the clean-up of a cancelled call, such as closing the connection to a node that no longer answers.
 CLOSE_TIMEOUT = 1.0
@@ -25,7 +25,7 @@ async def follow(
     *,
     block_time: float,
 ) -> AsyncGenerator[int, None]:
-    """Every number once, ascending, without gaps, from the first one of a subscription on.
+    """Yield every number once, ascending, without gaps, from the first number of a subscription on.
 
     Args:
         subscribe: opens a subscription; its numbers may skip, repeat and step back, and it may raise
@@ -34,17 +34,18 @@ async def follow(
         block_time: expected seconds between blocks.
     """
     last: int | None = None
+    now = asyncio.get_running_loop().time
     first_pause = pause = min(block_time, FIRST_PAUSE_SECONDS)
     while True:
-        headers = subscribe()
+        headers, heard = subscribe(), now()
         try:
             while True:
-                number = await within(STALL_BLOCKS * block_time, anext(headers))
-                if last is None or number > last:
-                    pause = first_pause
+                # Numbers from before are no news: a node that lags says them for as long as it lags.
+                number = await within(heard + STALL_BLOCKS * block_time - now(), anext(headers))
                 for missing in range(number if last is None else last + 1, number + 1):
-                    last = missing
+                    last, pause = missing, first_pause
                     yield missing
+                    heard = now()
         except (StopAsyncIteration, TimeoutError, ChainUnavailable) as error:
             reason = str(error) or "the node fell silent"
             logger.warning("no blocks after %s, reconnecting in %.1f s: %s", last, pause, reason)
@@ -57,7 +58,7 @@ async def follow(
 
 
 async def within(seconds: float, coming: Awaitable[T]) -> T:
-    """Await ``coming`` with a time limit that holds even if it does not end when it is cancelled.
+    """Await ``coming`` with a time limit that holds even if it ignores cancellation.
 
     Raises:
         TimeoutError: not within ``seconds``.
@@ -73,4 +74,4 @@ async def within(seconds: float, coming: Awaitable[T]) -> T:
             task.cancel()
             await asyncio.wait({task}, timeout=CLOSE_TIMEOUT)
         if not task.cancelled():
-            task.exception()  # retrieved: one that came too late is nobody's
+            task.exception()  # retrieve a late error, so that asyncio does not log it

@@ -8,17 +8,17 @@ from bittensor_core import KeyfileError, Keypair
 
 from tplr.errors import ConfigError
 
-# An address does not say which of the two its key is for; the chain accepts a signature of either.
+# An address does not show which of the two its key type is; the chain accepts a signature of either.
 CRYPTO_TYPES = (bittensor_core.CRYPTO_SR25519, bittensor_core.CRYPTO_ED25519)
 
 
 def new_hotkey() -> Keypair:
-    """A random key pair."""
+    """Return a random key pair."""
     return Keypair.create_from_seed(secrets.token_bytes(32))
 
 
 def sign(keypair: Keypair, message: bytes) -> bytes:
-    """64 bytes; another signature at each call, for sr25519. Raises ConfigError without a private key."""
+    """Sign: 64 bytes; sr25519 gives a different signature each call. Raises ConfigError without a private key."""
     try:
         return keypair.sign(message)
     except ValueError:
@@ -29,20 +29,20 @@ def sign(keypair: Keypair, message: bytes) -> bytes:
 
 
 def verify(hotkey: str, message: bytes, signature: bytes) -> bool:
-    """Whether the owner of the address ``hotkey`` signed ``message``; False for anything that is no signature."""
+    """Return whether the owner of the address ``hotkey`` signed ``message``; False for malformed signatures."""
     try:
         return any(Keypair(ss58_address=hotkey, crypto_type=kind).verify(message, signature) for kind in CRYPTO_TYPES)
     except ValueError:
-        return False  # another length, or no address
+        return False  # wrong length, or not an address
 
 
 def hotkey_file(wallet_path: str | Path, wallet_name: str, hotkey: str) -> Path:
-    """Path of a hotkey's file in a wallet."""
+    """Return the path of a hotkey's file in a wallet."""
     return Path(wallet_path).expanduser() / wallet_name / "hotkeys" / hotkey
 
 
 def load_hotkey(wallet_path: str | Path, wallet_name: str, hotkey: str) -> Keypair:
-    """A hotkey, from its file without a password.
+    """Load a hotkey from its file, which must not have a password.
 
     Raises:
         ConfigError: there is no such file, or it holds no key.
@@ -51,7 +51,7 @@ def load_hotkey(wallet_path: str | Path, wallet_name: str, hotkey: str) -> Keypa
     try:
         return bittensor_core.deserialize_keypair_from_keyfile_data(path.read_bytes())
     except (OSError, ValueError, KeyfileError) as error:
-        # An unreadable file may hold key material: name only the kind of failure.
+        # An unreadable file may contain key material, so name only the kind of failure.
         raise ConfigError(
             f"no hotkey in {path} ({type(error).__name__}): check --wallet.path, --wallet.name, --wallet.hotkey, and "
             "that it has no password"
@@ -59,7 +59,7 @@ def load_hotkey(wallet_path: str | Path, wallet_name: str, hotkey: str) -> Keypa
 
 
 def save_hotkey(wallet_path: str | Path, wallet_name: str, hotkey: str, keypair: Keypair) -> None:
-    """Write a hotkey's file, with its private key and without a password, as ``load_hotkey`` and wallets read it."""
+    """Write a hotkey's file, with its private key and no password, in the format of ``load_hotkey`` and wallets."""
     path = hotkey_file(wallet_path, wallet_name, hotkey)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)

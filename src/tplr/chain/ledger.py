@@ -1,7 +1,7 @@
 """Calls, epochs and administrator's changes in the blocks of a chain file, by ``rules.py``.
 
-Calls wait in a pool. The next block runs them, even if their caller is dead by then. Not imitated: signatures, fees,
-forks.
+Calls wait in a pool. The next block runs them, even if their caller has ended by then. Signatures, fees and forks are
+not simulated.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class Ledger(BlockFile):
     # Calls
 
     def submit(self, hotkey: str, kind: Kind, payload: str | Sequence[tuple[int, int]]) -> int:
-        """Put a call into the pool; the next block runs it even if this process dies. Returns its number.
+        """Put a call into the pool and return its number; the next block runs it even if this process ends.
 
         Raises:
             ChainError: the pool refuses it.
@@ -50,7 +50,7 @@ class Ledger(BlockFile):
         return number
 
     def receipt(self, call: int) -> Receipt | None:
-        """The receipt of a call, or None while it waits in the pool."""
+        """Return the receipt of a call, or None while it waits in the pool."""
         with self._session():
             self._advance()
             sql = "SELECT block, error, message, retry_at FROM receipt WHERE call = ?"
@@ -119,7 +119,7 @@ class Ledger(BlockFile):
     def register(self, hotkey: str, coldkey: str = "", *, stake: float | None = None, permit: bool = False) -> int:
         """Give ``hotkey`` a uid, possibly a replaced neuron's (``rules.uid_for_newcomer``), and return it.
 
-        Its stake does not change unless given. A permit lasts until the next epoch decides.
+        Its stake changes only if ``stake`` is given. A permit lasts until the next epoch.
 
         Raises:
             Rejected: the hotkey is registered already.
@@ -145,12 +145,12 @@ class Ledger(BlockFile):
         return uid
 
     def set_stake(self, hotkey: str, amount: float) -> None:
-        """Set the stake of a hotkey, registered or not, in alpha. Permits follow at the next epoch."""
+        """Set the stake of a hotkey, registered or not, in alpha. Permits change at the next epoch."""
         with self._change() as block:
             self._insert("stake", block, hotkey=hotkey, amount=amount)
 
     def set_permit(self, hotkey: str, granted: bool = True) -> None:
-        """Set a permit until the next epoch decides."""
+        """Set a permit until the next epoch."""
         with self._change() as block:
             self._insert("permit", block, uid=self._uid_of(hotkey, block), granted=int(granted))
 
@@ -167,12 +167,12 @@ class Ledger(BlockFile):
         return uid
 
     def _insert(self, table: str, block: int, **values: object) -> None:
-        """Add a row that holds from ``block`` on."""
+        """Add a row that is valid from ``block`` on."""
         columns, marks = ", ".join(["block", *values]), ", ".join("?" * (1 + len(values)))
         self._db.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", [block, *values.values()])  # noqa: S608
 
     @contextmanager
     def _change(self) -> Iterator[int]:
-        """A transaction of the administrator; yields the block in which it takes effect, the next one."""
+        """Run a transaction of the administrator; yields the next block, in which it takes effect."""
         with self._session(), self._transaction():
             yield self._make_due_blocks().number + 1

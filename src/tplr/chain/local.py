@@ -25,8 +25,8 @@ class LocalChain:
     open. Cancelling a write does not withdraw it, as on any chain.
 
     Args:
-        hotkey: an address alone cannot sign.
-        netuid: must be the file's; None accepts any.
+        hotkey: a key pair, or only an address, which cannot sign.
+        netuid: must equal the file's; None accepts any.
         archive: also read the state that ordinary nodes have dropped.
     """
 
@@ -56,7 +56,7 @@ class LocalChain:
         number, _ = await asyncio.to_thread(self._ledger.look)
         genesis = self._ledger.genesis
         self._asked += 1
-        # A best block may be replaced by another, for a moment shorter branch; state is always the newest block's.
+        # The best block may be replaced by a branch that is shorter for a moment; state is always the newest block's.
         stale = derive("stale-head", genesis.seed, self._asked) / 2**64 < genesis.stale_heads
         return max(0, number - stale)
 
@@ -121,5 +121,5 @@ class LocalChain:
         return receipt.block
 
     async def _until(self, due: float) -> None:
-        # At most a block: the machine's clock may be set back meanwhile.
+        # Sleep for at most one block, because the machine's clock may be set back.
         await self._clock.sleep(min(due - self._clock.now(), self.block_time))

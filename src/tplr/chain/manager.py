@@ -1,4 +1,4 @@
-"""``ChainManager``: a cached directory of the chain, window times, and two writes that are safe to repeat."""
+"""``ChainManager``: a cached directory of the chain, window times, and two writes with safe retries."""
 
 import asyncio
 import logging
@@ -16,12 +16,12 @@ from tplr.seeds import derive
 
 logger = logging.getLogger(__name__)
 
-# Windows whose first block and directory are cached: final blocks never change.
+# Number of windows whose first block and directory are cached; final blocks never change.
 REMEMBERED_WINDOWS = 64
 WRITE_ATTEMPTS = 5
 
 T = TypeVar("T")
-# Blocks after which a write of unknown fate has landed or is lost.
+# Number of blocks after which a write with unknown outcome has been included or is lost.
 INCLUSION_BLOCKS = 3
 
 
@@ -31,7 +31,7 @@ class ChainManager:
     Args:
         fetch_interval: seconds between refreshes in ``run_refresh``.
         retry_interval: seconds before the first retry, doubled with every failure; default: one block.
-        elector_share: of the validators' stake, with which one is an elector; as in ``electors_of``.
+        elector_share: share of the validators' stake that makes a validator an elector; as in ``electors_of``.
 
     Attributes:
         commitments: buckets by uid, as of the last refresh.
@@ -68,7 +68,7 @@ class ChainManager:
 
     @property
     def metagraph(self) -> Metagraph:
-        """As of the last refresh. Raises ``ChainUnavailable`` before the first one."""
+        """The metagraph as of the last refresh. Raises ``ChainUnavailable`` before the first one."""
         if self._metagraph is None:
             raise ChainUnavailable("the metagraph has not been read yet: await refresh() first")
         return self._metagraph
@@ -85,55 +85,55 @@ class ChainManager:
         return uid
 
     def get_bucket(self, uid: int) -> Bucket | None:
-        """The bucket that ``uid`` committed, or None without a valid one."""
+        """Return the bucket that ``uid`` committed, or None without a valid one."""
         return self.commitments.get(uid)
 
     def get_hotkey(self, uid: int) -> str | None:
-        """The hotkey that holds ``uid``, or None."""
+        """Return the hotkey that holds ``uid``, or None."""
         return next((neuron.hotkey for neuron in self.metagraph.neurons if neuron.uid == uid), None)
 
     def get_all_buckets(self) -> dict[int, Bucket]:
-        """All valid buckets by uid, ascending."""
+        """Return all valid buckets by uid, ascending."""
         return dict(self.commitments)
 
     async def get_commitments(self) -> dict[int, Bucket]:
-        """All valid buckets by uid, read from the chain now. Raises as ``refresh``."""
+        """Read all valid buckets by uid from the chain now. Raises as ``refresh``."""
         await self.refresh()
         return self.get_all_buckets()
 
     async def get_commitment(self, uid: int) -> Bucket | None:
-        """The bucket that ``uid`` committed, read from the chain now. Raises as ``refresh``."""
+        """Read the bucket that ``uid`` committed from the chain now. Raises as ``refresh``."""
         return (await self.get_commitments()).get(uid)
 
     async def get_bucket_for_neuron(self, hotkey: str | None = None) -> Bucket | None:
-        """The bucket that ``hotkey`` (default: this node's), registered or not, committed; read from the chain now.
+        """Read the bucket that ``hotkey`` (default: this node's), registered or not, committed, from the chain now.
 
         Raises:
             ChainUnavailable: the chain does not answer.
-            ValueError: its commitment names no bucket.
+            ValueError: its commitment does not contain a bucket.
         """
         commitment = (await self.chain.commitments()).get(hotkey or self.hotkey)
         return None if commitment is None else decode_commitment(commitment.data)
 
     def validators(self) -> list[int]:
-        """Permit holders with a valid bucket, by falling stake; among equals the lower uid first."""
+        """Return the permit holders with a valid bucket, by descending stake, then ascending uid."""
         able = [neuron for neuron in self.metagraph.neurons if neuron.permit and neuron.uid in self.commitments]
         return [neuron.uid for neuron in sorted(able, key=lambda neuron: (-neuron.stake, neuron.uid))]
 
     def highest_stake_validator(self) -> int | None:
-        """The leading validator, the first of ``validators``, or None."""
+        """Return the leading validator, the first of ``validators``, or None."""
         return next(iter(self.validators()), None)
 
     async def refresh(self) -> None:
         """Read metagraph and commitments of one block.
 
         Raises:
-            ChainUnavailable: the known values have not changed.
+            ChainUnavailable: the previous values are kept.
         """
         self._metagraph, self.commitments = await self._directory(None)
 
     async def buckets_in(self, window: int) -> dict[int, Bucket]:
-        """Buckets by uid at the end of ``window``: the same for every node at any time.
+        """Return the buckets by uid at the end of ``window``, which are equal for every node at any time.
 
         Raises:
             ChainUnavailable: the window has not ended, or the chain does not answer; named ``StateDiscarded`` if it
@@ -143,14 +143,14 @@ class ChainManager:
         return buckets
 
     async def hotkeys_in(self, window: int) -> dict[int, str]:
-        """Hotkeys by uid at the end of ``window``. Raises as ``buckets_in``."""
+        """Return the hotkeys by uid at the end of ``window``. Raises as ``buckets_in``."""
         metagraph, _ = await self._directory_at(window + 1)
         return {neuron.uid: neuron.hotkey for neuron in metagraph.neurons}
 
     async def electors_in(self, window: int) -> Electors:
-        """The electors of ``window``, as of its first block: the same for every node at any time.
+        """Return the electors of ``window``, as of its first block, which are equal for every node at any time.
 
-        A node that asks for a window whose state its chain node has dropped judges by the present directory.
+        If the chain node has dropped the state of that window, the present electors are returned instead.
 
         Raises:
             ChainUnavailable: the window has not begun, or the chain does not answer.
@@ -170,20 +170,20 @@ class ChainManager:
         return electors_of(self.metagraph, self.commitments, self._elector_share)
 
     async def _directory_at(self, window: int) -> tuple[Metagraph, dict[int, Bucket]]:
-        """Metagraph and buckets at the first block of ``window``, cached. Raises as ``window_start``."""
+        """Return metagraph and buckets at the first block of ``window``, cached. Raises as ``window_start``."""
         if window not in self._directories:
             block = await self.window_start(window)
             _remember(self._directories, window, await self._directory(block.number))
         return self._directories[window]
 
     async def _directory(self, block: int | None) -> tuple[Metagraph, dict[int, Bucket]]:
-        """Metagraph and buckets at ``block`` (default: head)."""
+        """Read metagraph and buckets at ``block`` (default: head)."""
         metagraph = await self.chain.metagraph(block)
         if not metagraph.neurons:
             raise ChainUnavailable(
                 f"subnet {self.chain.netuid} has no neurons at block {metagraph.block}: answer ignored"
             )
-        # A commitment outlives its registration: only neurons registered at that block have a bucket.
+        # Commitments remain after a registration ends, so use only those of neurons registered at that block.
         committed = await self.chain.commitments(metagraph.block)
         buckets = {
             neuron.uid: bucket
@@ -193,7 +193,7 @@ class ChainManager:
         return metagraph, buckets
 
     async def run_refresh(self) -> None:
-        """Refresh for ever, in the node's task group. Errors of the chain are logged and retried."""
+        """Refresh until cancelled, in the node's task group. Errors of the chain are logged and retried."""
         pause = self.retry_interval
         while True:
             try:
@@ -220,11 +220,11 @@ class ChainManager:
     # Windows
 
     def block_to_window(self, block: int) -> int:
-        """Window that ``block`` belongs to."""
+        """Return the window that ``block`` belongs to."""
         return block_to_window(block, self.blocks_per_window)
 
     async def window_start(self, window: int) -> Block:
-        """First block of ``window``. If the window has just begun, waits until that block is final.
+        """Return the first block of ``window``. If the window has just begun, wait until that block is final.
 
         Raises:
             ChainUnavailable: the window has not begun, or began too long ago for an ordinary node.
@@ -236,15 +236,17 @@ class ChainManager:
         return block
 
     async def window_hash(self, window: int) -> str:
-        """Hash of the window's first block, unknown before and equal for all. Raises as ``window_start``."""
+        """Return the hash of the window's first block, equal on all nodes. Raises as ``window_start``."""
         return (await self.window_start(window)).hash
 
     async def window_to_seed(self, window: int) -> int:
-        """64 random bits, equal for all nodes and unknown before the window begins. Raises as ``window_start``."""
+        """Return 64 random bits, equal on all nodes, unknown before the window begins. Raises as ``window_start``."""
         return derive("window", await self.window_hash(window))
 
     async def upload_bounds(self, window: int, delta_seconds: float) -> UploadBounds:
-        """Time bounds of the updates of ``window``: from the next window's first block on, by the chain's time.
+        """Return the time bounds of the updates of ``window``, by the chain's time.
+
+        They begin with the next window's first block and last ``delta_seconds``.
 
         Raises:
             ChainUnavailable: the window has not ended, or the chain does not answer.
@@ -270,14 +272,14 @@ class ChainManager:
     # Writes
 
     async def try_commit(self, bucket: Bucket) -> bool:
-        """Commit ``bucket`` as this hotkey's bucket; returns whether that took a write.
+        """Commit ``bucket`` as this hotkey's bucket; return whether a write was needed.
 
-        Reads before every attempt and after the last, so a write of unknown fate is found, and an existing commitment
-        is not written again.
+        It reads before every attempt and after the last one. So it finds a write with unknown outcome, and does not
+        write an existing commitment again.
 
         Raises:
-            ValueError: the bucket can't be committed to.
-            ChainUnavailable: outcome still unknown after some attempts.
+            ValueError: a commitment can't express the bucket.
+            ChainUnavailable: the outcome is still unknown after some attempts.
             NotRegistered, RateLimited: the chain refused.
         """
         wanted = encode_commitment(bucket)
@@ -291,7 +293,7 @@ class ChainManager:
                 block = await self.chain.commit(wanted)
                 if await self._committed(block) == wanted:
                     return written
-                # Included without error, but the chain has another value: another process writes for this hotkey.
+                # The commit was included, but the chain has another value: another process writes for this hotkey.
                 logger.warning("the commitment made in block %d is not what the chain holds", block)
             except ChainUnavailable as error:
                 logger.warning("commitment not confirmed (attempt %d of %d): %s", attempt, WRITE_ATTEMPTS, error)
@@ -307,11 +309,11 @@ class ChainManager:
         )
 
     async def set_weights(self, weights: Mapping[int, float]) -> int:
-        """Set weights and return the block; looks for a write of unknown fate before repeating it.
+        """Set weights and return the block; before a retry, check whether the last write took effect.
 
         Raises:
-            ChainUnavailable: outcome still unknown after some attempts.
-            NotRegistered, NotPermitted, RateLimited, Rejected: the chain refused; a repetition can't help.
+            ChainUnavailable: the outcome is still unknown after some attempts.
+            NotRegistered, NotPermitted, RateLimited, Rejected: the chain refused; a retry can't help.
         """
         pause = self.retry_interval
         before: int | None = None
@@ -323,7 +325,7 @@ class ChainManager:
                 before = updated
                 return await self.chain.set_weights(weights)
             except RateLimited:
-                # The attempt before may have landed after all.
+                # The previous attempt may have been included after all.
                 if attempt > 1 and before is not None and (updated := await self._last_update()) > before:
                     return updated
                 raise
@@ -337,7 +339,7 @@ class ChainManager:
         raise AssertionError("the last attempt returns or raises")
 
     async def _wait_for_inclusion(self, error: ChainUnavailable) -> None:
-        """After a write of unknown fate, wait until blocks would include it."""
+        """After a write with unknown outcome, wait until it has been included or is lost."""
         if not error.fate_unknown:
             return
         async with aclosing(self.chain.blocks()) as blocks:
@@ -358,7 +360,7 @@ class ChainManager:
 
 
 def _remember(by_window: dict[int, T], window: int, value: T) -> None:
-    """Cache ``value``, and drop the oldest entry."""
+    """Cache ``value``, and drop the oldest entry if the cache is full."""
     by_window[window] = value
     if len(by_window) > REMEMBERED_WINDOWS:
         del by_window[next(iter(by_window))]

@@ -1,4 +1,4 @@
-"""The chain's own rules as pure functions, with its own error names, for imitations of a chain.
+"""The chain's rules as pure functions, with the chain's error names, for simulated chains.
 
 Source: the chain's pallets at runtime spec 425. Simplified: epochs come at fixed blocks (newer runtimes can move
 them), and incentive is a stake-weighted mean without Yuma's clipping, bonds and dividends.
@@ -13,10 +13,10 @@ from tplr.errors import ChainError, NotPermitted, NotRegistered, RateLimited, Re
 
 U16_MAX = 65535
 COMMITMENT_BYTES = 128
-# Least charge of a commitment, in bytes of the quota.
+# Minimum charge of a commitment, in bytes of the quota.
 MIN_COMMITMENT_CHARGE = 100
 
-# By the chain's own name; the SDK's coarser error codes mislead (``SpaceLimitExceeded`` is "limit_exceeded").
+# By the chain's name; the SDK's coarser error codes are misleading (``SpaceLimitExceeded`` is "limit_exceeded").
 ERRORS: dict[str, type[ChainError]] = {
     "AccountNotAllowedCommit": NotRegistered,
     "HotKeyAccountNotExists": NotRegistered,
@@ -37,7 +37,7 @@ ERRORS: dict[str, type[ChainError]] = {
 
 
 def refusal(name: str, message: str, *, retry_at: int | None = None) -> ChainError:
-    """The error for one of the chain's error names; ``Rejected`` for a name that is not in ``ERRORS``."""
+    """Return the error for one of the chain's error names; ``Rejected`` for a name that is not in ``ERRORS``."""
     kind = ERRORS.get(name, Rejected)
     text = f"{name}: {message}"
     return RateLimited(text, name=name, retry_at=retry_at) if kind is RateLimited else kind(text, name=name)
@@ -45,17 +45,18 @@ def refusal(name: str, message: str, *, retry_at: int | None = None) -> ChainErr
 
 @dataclass(frozen=True, kw_only=True)
 class ChainLimits:
-    """Settings of the subnet's owner. Numbers of blocks unless another unit is named; defaults of a new subnet.
+    """Settings of the subnet's owner, in blocks unless another unit is named. The defaults are those of a new subnet.
 
     Attributes:
         tempo: an epoch lasts ``tempo + 1`` blocks.
-        max_uids, max_validators: uids on the subnet, and permits that an epoch gives to the highest stakes.
-        immunity_period: for this time after registration a neuron is replaced only if all others are immune too.
-        min_stake: alpha needed for a permit and for weights.
-        weights_rate_limit: least time from one setting of weights, or from registration, to the next.
-        min_allowed_weights: uids with weight, at least; capped at the number of neurons.
+        max_uids, max_validators: number of uids on the subnet, and of permits that an epoch gives to the highest
+            stakes.
+        immunity_period: for this time after registration a neuron is replaced only if all others are immune, too.
+        min_stake: alpha required for a permit and for setting weights.
+        weights_rate_limit: minimum time between two settings of weights, and after registration.
+        min_allowed_weights: minimum number of uids with weight; capped at the number of neurons.
         commit_reveal: weights are sealed, and take effect ``reveal_epochs`` epochs later.
-        max_unrevealed: sealed weights of one hotkey that may wait at the same time.
+        max_unrevealed: maximum number of pending sealed weights of one hotkey.
         commitment_quota: bytes of commitments per hotkey and epoch.
     """
 
@@ -77,12 +78,12 @@ class ChainLimits:
 
 
 def epoch_of(block: int, limits: ChainLimits, netuid: int) -> int:
-    """Epoch that ``block`` belongs to; subnets are staggered by their number."""
+    """Return the epoch that ``block`` belongs to; subnets are staggered by their number."""
     return (block + netuid + 1) // (limits.tempo + 1)
 
 
 def epoch_start(epoch: int, limits: ChainLimits, netuid: int) -> int:
-    """First block of ``epoch``, in which permits and incentives are computed and sealed weights take effect."""
+    """Return the first block of ``epoch``, which computes permits and incentives and applies sealed weights."""
     return max(0, epoch * (limits.tempo + 1) - netuid - 1)
 
 
@@ -100,20 +101,20 @@ def check_commitment(data: bytes, *, registered: bool, used: int, limits: ChainL
 
 
 def check_commitment_size(data: bytes) -> None:
-    """Raise unless the SDK has a variant for this many bytes; it refuses before anything is sent."""
+    """Raise unless the SDK has a variant for this many bytes; the SDK refuses others before it sends anything."""
     if len(data) > COMMITMENT_BYTES:
         raise refusal("TooLong", f"a commitment holds {COMMITMENT_BYTES} bytes, got {len(data)}")
 
 
 def commitment_charge(data: bytes) -> int:
-    """Bytes of the quota that a commitment uses."""
+    """Return the bytes of the quota that a commitment uses."""
     return max(MIN_COMMITMENT_CHARGE, len(data))
 
 
 def quantize_weights(weights: Mapping[int, float]) -> list[tuple[int, int]]:
-    """``(uid, u16)`` by uid: the largest becomes 65535, the others in proportion; what rounds to zero is dropped.
+    """Return ``(uid, u16)`` by uid: weights in proportion to the largest, which becomes 65535; zeros are dropped.
 
-    Same arithmetic as ``bittensor.intents.weights.normalize``.
+    The arithmetic is that of ``bittensor.intents.weights.normalize``.
     """
     if any(not isfinite(weight) or weight < 0 for weight in weights.values()):
         raise refusal("InvalidWeight", "weights must be finite and at least 0")
@@ -127,16 +128,16 @@ def quantize_weights(weights: Mapping[int, float]) -> list[tuple[int, int]]:
 
 
 def fractions(row: Iterable[tuple[int, int]]) -> dict[int, float]:
-    """Weights as read back: shares that sum to 1."""
+    """Convert quantized weights to shares that sum to 1."""
     pairs = list(row)
     total = sum(value for _, value in pairs)
     return {uid: value / total for uid, value in pairs}
 
 
 def check_weights_rate(neuron: Neuron, *, limits: ChainLimits, block: int, error: str) -> None:
-    """Raise unless the rate limit has passed since the neuron's last update; its registration counts as one."""
+    """Raise unless the rate limit has passed since the neuron's last update; registration counts as an update."""
     retry_at = neuron.last_update + limits.weights_rate_limit
-    # LastUpdate 0 means "never": the chain's own first blocks are exempt.
+    # LastUpdate 0 means "never", so the chain's first blocks are exempt.
     if neuron.last_update > 0 and block < retry_at:
         raise refusal(
             error, f"uid {neuron.uid} was updated at {neuron.last_update}: wait until {retry_at}", retry_at=retry_at
@@ -144,7 +145,7 @@ def check_weights_rate(neuron: Neuron, *, limits: ChainLimits, block: int, error
 
 
 def check_weights_at_pool(neuron: Neuron | None, *, limits: ChainLimits, block: int) -> None:
-    """Raise what a node refuses before any block; for plain weights only."""
+    """Raise the errors with which a node refuses a call before it enters a block; for plain weights only."""
     if neuron is None or limits.commit_reveal:
         return
     check_weights_rate(neuron, limits=limits, block=block, error="RateLimitExceeded")
@@ -155,7 +156,7 @@ def check_weights_at_pool(neuron: Neuron | None, *, limits: ChainLimits, block: 
 def check_weights(
     row: Sequence[tuple[int, int]], *, hotkey: str, metagraph: Metagraph, limits: ChainLimits, unrevealed: int
 ) -> None:
-    """Raise what a block refuses: the call is included, and fails. ``metagraph`` is that of the block."""
+    """Raise the errors with which an included call fails; ``metagraph``: of the block."""
     neuron = metagraph.by_hotkey().get(hotkey)
     if neuron is None:
         raise refusal("HotKeyNotRegisteredInSubNet", f"hotkey {hotkey} has no uid: register it first")
@@ -184,14 +185,14 @@ def check_weights(
 
 
 def permitted(neurons: Iterable[Neuron], limits: ChainLimits) -> set[int]:
-    """Uids with a permit after an epoch: the highest stakes; of equal ones the lowest uids."""
+    """Return the uids with a permit after an epoch: the highest stakes; ties go to the lowest uids."""
     staked = [neuron for neuron in neurons if neuron.stake > 0 and neuron.stake >= limits.min_stake]
     ranked = sorted(staked, key=lambda neuron: (-neuron.stake, neuron.uid))
     return {neuron.uid for neuron in ranked[: limits.max_validators]}
 
 
 def incentives(metagraph: Metagraph, weights: Mapping[int, Mapping[int, float]]) -> dict[int, float]:
-    """Stake-weighted mean of the permit holders' weights, by uid; sums to 1, or all 0 without weights."""
+    """Return the stake-weighted mean of the permit holders' weights, by uid; sums to 1, or all 0 without weights."""
     voters = [neuron for neuron in metagraph.neurons if neuron.permit and neuron.uid in weights]
     total = sum(neuron.stake for neuron in voters)
     shares = dict.fromkeys((neuron.uid for neuron in metagraph.neurons), 0.0)
@@ -205,9 +206,9 @@ def incentives(metagraph: Metagraph, weights: Mapping[int, Mapping[int, float]])
 def uid_for_newcomer(
     neurons: Sequence[Neuron], registered_at: Mapping[int, int], *, limits: ChainLimits, block: int
 ) -> int:
-    """The uid of a new registration: the lowest free one or, on a full subnet, that of the least incentive.
+    """Return the uid of a new registration: the lowest free one or, on a full subnet, the one with least incentive.
 
-    Immune neurons are replaced only if all are immune; of equal ones the earliest registered is.
+    An immune neuron is replaced only if all are immune; ties go to the earliest registration.
     """
     taken = {neuron.uid for neuron in neurons}
     free = next((uid for uid in range(limits.max_uids) if uid not in taken), None)

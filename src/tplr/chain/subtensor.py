@@ -1,7 +1,7 @@
 """``Chain`` on a real subtensor node: the only file that imports bittensor (11.3).
 
-Every call has a deadline, and every error of the SDK becomes one of ours. A failed read may be repeated. A write that
-failed without an error of the chain may have landed (``fate_unknown``): the SDK never sends one again.
+Every call has a deadline, and every error of the SDK is translated to one of ours. A failed read may be retried. A
+write that failed without an error of the chain may have been included (``fate_unknown``): the SDK never retries it.
 """
 
 import asyncio
@@ -37,18 +37,18 @@ logger = logging.getLogger(__name__)
 logging.getLogger("bittensor.transport.raw_websocket").setLevel(logging.INFO)
 
 READ_SECONDS = 30.0
-# Signing and the pool take seconds; the rest is waiting for a block or two.
+# Signing and the pool take seconds; the rest of the time is for one or two blocks.
 WRITE_SECONDS = 60.0
 WRITE_BLOCKS = 10
-# A node that says nothing for the first time is asked for its head. Without an answer in the second it counts as mute,
-# and the next one is dialled, for the third at most if there are several.
+# A node that sends nothing for QUIET_SECONDS is asked for its head. If it does not answer within PROBE_SECONDS, another
+# node is dialled, for at most DIAL_SECONDS if there are several.
 QUIET_SECONDS, PROBE_SECONDS, DIAL_SECONDS = 4.0, 5.0, 9.0
-HEAD_START_SECONDS = 2.0  # of a node that is dialled, before the next
+HEAD_START_SECONDS = 2.0  # from dialling one node to dialling the next
 RAO_PER_ALPHA = 1e9
 
 # Errors that the SDK raises; a storage item that the runtime lacks is a ValueError.
 SDK_ERRORS = (bt.BittensorError, ValueError, OSError, TimeoutError)
-# Errors of the pool about the envelope (nonce, age, priority), not about the call: it may land, or be sent again.
+# Errors of the pool about the extrinsic (nonce, age, priority), not the call: it may be included or sent again.
 PASSING = frozenset(
     {
         "AlreadyImported",
@@ -64,9 +64,9 @@ PASSING = frozenset(
         "Usurped",
     }
 )
-# Words of the SDK's ValueErrors about something that the connected runtime does not have.
+# Texts of the SDK's ValueErrors about something that the connected runtime lacks.
 LACKING = ("not found in registry", "not found in this runtime", "this runtime does not declare")
-# Failed reads that the SDK leaves without a name, by their text.
+# Names for failed reads that the SDK raises without a name, by their text.
 NAMELESS = {"State discarded": "StateDiscarded", "no block at height": "UnknownBlock"}
 BY_CODE: dict[bt.ErrorCode, type[ChainError]] = {
     bt.ErrorCode.NOT_REGISTERED: NotRegistered,
@@ -78,7 +78,7 @@ BY_CODE: dict[bt.ErrorCode, type[ChainError]] = {
 
 
 def translate(error: Exception, *, sent: bool) -> ChainError | UnsupportedRuntime:
-    """One of our errors for one of the SDK's: by the chain's own name, then by code, else unavailable.
+    """Translate an SDK error to one of ours: by the chain's name, then by code, else to ChainUnavailable.
 
     Args:
         sent: the call may have reached a node before it failed.
@@ -97,30 +97,30 @@ def translate(error: Exception, *, sent: bool) -> ChainError | UnsupportedRuntim
         advice = ": ask a node that keeps it (--subtensor.archive)" if name == "StateDiscarded" else ""
         return ChainUnavailable(f"{name or 'no answer'}: {error.message}{advice}", name=name, fate_unknown=sent)
     if type(error) is bt.BittensorError:
-        # Raised bare by the SDK's own checks of arguments, before anything is sent.
+        # The SDK's argument checks raise this base class, before anything is sent.
         return Rejected(str(error), name="InvalidArgument")
     return _unnamed(error, sent=sent)
 
 
 def _unnamed(error: Exception, *, sent: bool) -> ChainUnavailable | UnsupportedRuntime:
-    """For an error that is not the chain's: the runtime lacks something, or there was no answer."""
+    """Translate an error that is not the chain's: the runtime lacks something, or there was no answer."""
     detail = str(error) or "no answer in time"
     if type(error).__name__ == "StorageFunctionNotFound" or any(words in detail for words in LACKING):
         return UnsupportedRuntime(
             f"the chain's runtime lacks something that tplr needs: {detail}: update tplr and bittensor "
             f"({bt.__version__} is installed), or check --subtensor.network"
         )
-    # The SDK raises a ValueError while it puts a call together, before anything is sent.
+    # The SDK raises ValueError while it composes a call, before anything is sent.
     unknown = sent and not isinstance(error, ValueError)
     return ChainUnavailable(f"{type(error).__name__}: {detail}", name=type(error).__name__, fate_unknown=unknown)
 
 
 class SubtensorChain:
-    """One hotkey's access to a subnet through the SDK. Made by ``open``; bound to the loop that opened it.
+    """One hotkey's access to a subnet through the SDK. Created by ``open``; bound to the loop that opened it.
 
     Args:
-        substrate: connected; ``bt.RpcSubstrate`` or any other ``bt.Substrate``.
-        endpoints: URLs to change to, in this order, if the node is silent; the first is the present one.
+        substrate: a connected ``bt.RpcSubstrate`` or other ``bt.Substrate``.
+        endpoints: URLs to switch to, in this order, if the node does not answer; the first is the present one.
         archive: URLs of nodes that keep old state.
     """
 
@@ -141,10 +141,9 @@ class SubtensorChain:
         self._endpoints = list(endpoints)
         self._archive = list(archive)
         self._wallet = wallet
-        # The SDK caches nonces: one writer at a time per hotkey.
+        # The SDK caches nonces, so only one write at a time per hotkey.
         self._writing = asyncio.Lock()
         self._dialling = asyncio.Lock()
-        self._final = -1
         self._use(substrate)
 
     @classmethod
@@ -161,9 +160,9 @@ class SubtensorChain:
         """Connect to a network by name (``finney``, ``test``) or to nodes by URL.
 
         Args:
-            network: a name, or URLs separated by commas: the first, and fallbacks.
-            hotkey: None: to read only, as nobody.
-            archive: URLs of nodes that keep old state; a named network has its own.
+            network: a name, or URLs separated by commas: the first one, then fallbacks.
+            hotkey: None for read-only access without a hotkey.
+            archive: URLs of nodes that keep old state; default: those of a named network.
 
         Raises:
             ConfigError: there is no such network or hotkey.
@@ -258,13 +257,13 @@ class SubtensorChain:
             raise await self._with_retry_block(error) from error
 
     async def set_weights(self, weights: Mapping[int, float]) -> int:
-        rules.quantize_weights(weights)  # raises the SDK's refusals by name
+        rules.quantize_weights(weights)  # raises the errors with which the SDK would refuse, by name
         version = await self._read(self._query("WeightsVersionKey")) or 0
         intent = bt.SetWeights(netuid=self.netuid, weights=dict(weights), version_key=version)
         try:
             return await self._write(self._client.execute(intent, self._wallet, wait_for_finalization=False, retries=2))
         except UnsupportedRuntime:
-            # The intent reads storage that came with about spec 474.
+            # The intent reads storage that exists since about spec 474.
             logger.debug("the runtime does not serve the SDK's SetWeights", exc_info=True)
         call = await self._read(self._weights_call(weights, version))
         return await self._submit(call)
@@ -278,7 +277,7 @@ class SubtensorChain:
     # Weights for runtimes that the SDK's intent does not serve
 
     async def _weights_call(self, weights: Mapping[int, float], version: int) -> Any:
-        """The call that ``bt.SetWeights`` would send: plain, or sealed if the subnet requires it."""
+        """Compose the call that ``bt.SetWeights`` would send: plain, or sealed if the subnet requires it."""
         uid = await self._substrate.query("SubtensorModule", "Uids", [self.netuid, self.hotkey])
         own_only = [to for to, weight in weights.items() if weight > 0] == [uid]
         limit = await self._query("MaxWeightsLimit")
@@ -288,7 +287,7 @@ class SubtensorChain:
         row = rules.quantize_weights(weights)
         needed = await self._query("MinAllowedWeights") or 0
         if len(row) < needed and not own_only:
-            # Of sealed weights, the chain would only find out when it opens them.
+            # The chain would detect this in sealed weights only when it opens them.
             raise rules.refusal("WeightVecLengthIsLow", f"{len(row)} uids with weight, at least {needed} are needed")
         uids, values = [to for to, _ in row], [value for _, value in row]
         calls = bt.calls.SubtensorModule
@@ -306,7 +305,7 @@ class SubtensorChain:
         )
 
     async def _seal(self, uids: list[int], values: list[int], version: int) -> tuple[bytes, int]:
-        """Sealed weights, and the drand round of the epoch that opens them."""
+        """Return sealed weights, and the drand round of the epoch that opens them."""
         head = await self._substrate.block_number()
         at = await self._substrate.block_hash(head)
         items = ("Tempo", "RevealPeriodEpochs", "LastEpochBlock", "PendingEpochAt", "SubnetEpochIndex")
@@ -335,6 +334,7 @@ class SubtensorChain:
     def _use(self, substrate: bt.Substrate) -> None:
         self._substrate = substrate
         self._client = bt.Client(substrate=substrate)
+        self._final = -1  # the last final block, as this node has said
 
     async def _subscribe(self) -> AsyncGenerator[int, None]:
         try:
@@ -347,7 +347,7 @@ class SubtensorChain:
             raise translate(error, sent=False) from error
 
     async def _recover(self, last: int | None) -> None:
-        """Change to another node unless the present one has newer blocks."""
+        """Switch to another node unless the present one has newer blocks."""
         client = self._client
         try:
             head = await within(PROBE_SECONDS, _owned(client.block()))
@@ -363,7 +363,7 @@ class SubtensorChain:
             await self._dial_next(client)
 
     async def _watched(self, call: Awaitable[T]) -> T:
-        """Await ``call`` while the node is alive: one that falls silent has to return its head. ChainUnavailable."""
+        """Await ``call`` while the node is alive: after a silence it must return its head. Raises ChainUnavailable."""
         client, task = self._client, asyncio.ensure_future(_owned(call))
         try:
             while not (await asyncio.wait({task}, timeout=QUIET_SECONDS))[0]:
@@ -378,10 +378,10 @@ class SubtensorChain:
             task.cancel()
 
     async def _dial_next(self, silent: bt.Client) -> None:
-        """Connect to another node, or to the only one again, and leave the ``silent`` client only then.
+        """Connect to another node, or to the only one again; close the ``silent`` client only after that.
 
         Raises:
-            ChainUnavailable: no node could be reached; the client stays, and dials again at its next call.
+            ChainUnavailable: no node could be reached; the client is kept, and dials again at its next call.
         """
         async with self._dialling:
             if self._client is not silent or not self._endpoints:
@@ -401,9 +401,9 @@ class SubtensorChain:
             raise translate(error, sent=False) from error
 
     async def _with_retry_block(self, error: RateLimited) -> RateLimited:
-        """``error`` with the block from which on the quota of commitments starts again: the next epoch's first.
+        """Return ``error`` with the block at which the quota of commitments is reset: the next epoch's first block.
 
-        Older runtimes limit commitments by time, under another name; that error stays as it is.
+        Older runtimes limit commitments by time, under another name; that error is returned unchanged.
         """
         if error.name != "SpaceLimitExceeded":
             return error
@@ -423,7 +423,7 @@ class SubtensorChain:
         return await self._write(sending)
 
     async def _write(self, call: Awaitable[bt.ExtrinsicResult]) -> int:
-        """Block of inclusion. Cancelling does not withdraw the call."""
+        """Send a call and return its block of inclusion. Cancelling does not withdraw the call."""
         async with self._writing:
             self._forget_nonce()
             try:
@@ -436,24 +436,24 @@ class SubtensorChain:
         return int(result.extrinsic_id.split("-")[0])
 
     def _forget_nonce(self) -> None:
-        """Clear the SDK's nonce: it would count on from an abandoned call, for which the pool would wait for ever."""
+        """Clear the SDK's nonce: it would continue after an abandoned call, for which the pool would wait forever."""
         if isinstance(self._substrate, bt.RpcSubstrate):
             with suppress(bt.ConnectionNotReady):
                 self._substrate.raw.clear_nonce_cache_for_account(self.hotkey)
 
 
 class EndpointHead(NamedTuple):
-    """What a node of the chain says: its newest block, and the unix time in it."""
+    """The newest block of a chain node, and the Unix time in it."""
 
     number: int
     time: float
 
 
 async def probe_endpoints(network: str, archive: Sequence[str] = ()) -> list[tuple[str, EndpointHead | str]]:
-    """Ask every node of ``network``, and those of ``archive``, all at once; arguments as in ``SubtensorChain.open``.
+    """Ask all nodes of ``network`` and ``archive`` concurrently; arguments as in ``SubtensorChain.open``.
 
     Returns:
-        For each, in order, its scheme and host, and its head or why there is none.
+        For each node, in order: its scheme and host, and its head or the reason why there is none.
 
     Raises:
         ConfigError: there is no such network.
@@ -484,7 +484,7 @@ class _Endpoints(NamedTuple):
 
 
 def _endpoints(network: str) -> _Endpoints:
-    """Those of ``--subtensor.network``. Raises ConfigError."""
+    """Return the endpoints of ``--subtensor.network``. Raises ConfigError."""
     if "://" in network:
         return _Endpoints([url.strip() for url in network.split(",")], default_archive_endpoints(network))
     try:
@@ -501,12 +501,12 @@ def _substrate(endpoints: Sequence[str], archive: Sequence[str]) -> bt.RpcSubstr
 
 
 async def _dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[bt.RpcSubstrate, list[str]]:
-    """A connection to the first node that serves one, and the endpoints with that node in front.
+    """Return a connection to the first node that accepts one, and the endpoints with that node first.
 
-    Each is dialled as soon as the one before has failed, or has said nothing for ``HEAD_START_SECONDS``.
+    Each node is dialled when the previous one has failed, or has not answered for ``HEAD_START_SECONDS``.
 
     Raises:
-        ChainUnavailable: none does.
+        ChainUnavailable: no node accepts a connection.
     """
     seconds = DIAL_SECONDS if len(endpoints) > 1 else READ_SECONDS
     waiting = [[*endpoints[turn:], *endpoints[:turn]] for turn in range(len(endpoints))]
@@ -531,14 +531,14 @@ async def _dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[b
         for task in dialling:
             task.cancel()
         for late in await asyncio.gather(*dialling, return_exceptions=True):
-            if isinstance(late, bt.RpcSubstrate):  # it was connected at the same moment
+            if isinstance(late, bt.RpcSubstrate):  # it connected at the same time
                 await _close(late)
     assert failed is not None
     raise failed
 
 
 async def _dial(rotated: Sequence[str], archive: Sequence[str], seconds: float) -> bt.RpcSubstrate:
-    """A connection to the first of ``rotated``. Raises as ``translate``."""
+    """Return a connection to the first of ``rotated``. Raises as ``translate``."""
     substrate = _substrate(rotated, archive)
     try:
         await within(seconds, _owned(substrate.connect()))
@@ -552,13 +552,13 @@ async def _dial(rotated: Sequence[str], archive: Sequence[str], seconds: float) 
 
 
 async def _owned(call: Awaitable[T]) -> T:
-    """Await a call of the SDK, and retrieve the error of the connection that it may open for it.
+    """Await a call of the SDK, and retrieve the error of the connection that the SDK may open for it.
 
-    Nobody else awaits the task of a connection: the loop would complain about each that ends with an error.
+    The SDK never awaits the task of a connection, so asyncio would log each one that ends with an error.
     """
     task = asyncio.ensure_future(call)
     try:
-        await asyncio.sleep(0)  # the call's first step opens the connection
+        await asyncio.sleep(0)  # the first step of the call opens the connection
         for session in asyncio.all_tasks():
             if session.get_name() == "rpc-session":
                 session.remove_done_callback(_retrieve)  # a connection serves many calls, and needs one callback
@@ -579,5 +579,5 @@ async def _close(connection: bt.RpcSubstrate | bt.Client) -> None:
 
 
 def _origin(url: str) -> str:
-    """Scheme and host: an endpoint's path may hold an access key."""
+    """Return only scheme and host, because an endpoint's path may contain an access key."""
     return "/".join(url.split("/")[:3])

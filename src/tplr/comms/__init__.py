@@ -1,4 +1,4 @@
-"""A neuron's access to the chain's directory and to everyone's buckets, by what is exchanged."""
+"""A neuron's access to the chain's directory and to all buckets; one module for each kind of object."""
 
 from tplr.comms.neuron import Comms, Wallet
 

@@ -1,4 +1,4 @@
-"""The buckets that the chain names, this node's own ones, and who signs what is in them."""
+"""The buckets committed on chain, this node's own buckets, and the authors of signed documents."""
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from pathlib import Path
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class NodeBuckets(ChainManager):
-    """The chain's directory and clock (inherited), and the buckets that it names.
+    """The chain's directory and clock (inherited), and the buckets in the directory.
 
     The caller owns ``connections``; ``run_refresh`` and ``run_cleanup`` run in the node's task group.
 
@@ -40,24 +40,24 @@ class NodeBuckets(ChainManager):
         folder: Path | None = None,
         resources: Resources | None = None,
     ) -> None:
-        """Asks neither the chain nor a bucket.
+        """Does no I/O with the chain or a bucket.
 
         Args:
             connections: open connections to the endpoint of all buckets.
             own_bucket: this node's gradients bucket, with its write key.
-            aggregator_bucket: is asked first for aggregates; None: only electors' buckets are.
-            checkpoints_bucket: holds this node's checkpoints, and is read first for the leading validator's; None: each
-                node's checkpoints are in its own bucket.
-            folder: of local states and checkpoints; default: ``states/NETUID`` in ``TPLR_CACHE_FOLDER``.
-            resources: parts of checkpoints and peers of a gather at once; default: as this machine and the environment
-                say.
+            aggregator_bucket: asked first for aggregates; None to ask only validators' buckets.
+            checkpoints_bucket: holds this node's checkpoints, and is read first for other nodes' checkpoints; None if
+                each node's checkpoints are in its own bucket.
+            folder: for local states and checkpoints; default: ``states/NETUID`` in ``TPLR_CACHE_FOLDER``.
+            resources: numbers of concurrent checkpoint parts and gathered peers; default: chosen by machine and
+                environment.
         """
         per_window = hparams.blocks_per_window
         super().__init__(
             chain,
             blocks_per_window=per_window,
             fetch_interval=per_window * chain.block_time,
-            # Where no included sets are published, the leading validator decides alone.
+            # In a run without included sets, the leading validator decides alone.
             elector_share=hparams.elector_stake_share if hparams.manifest_timeout_seconds else 1.0,
         )
         self._hparams = hparams
@@ -72,11 +72,11 @@ class NodeBuckets(ChainManager):
 
     @property
     def own_stores(self) -> list[ObjectStore]:
-        """The buckets that this node writes to: its gradients bucket, and the one for checkpoints, if any."""
+        """The buckets that this node writes to: its gradients bucket, and the checkpoints bucket, if any."""
         return [self.own_store, *([self._checkpoints] if self._checkpoints else [])]
 
     def store_of(self, uid: int) -> ObjectStore | None:
-        """The bucket that ``uid`` committed on chain, read-only; None if there is none."""
+        """Return the bucket that ``uid`` committed on chain, read-only; None if there is none."""
         bucket = self.get_bucket(uid)
         return self._connections.store(bucket) if bucket else None
 
@@ -88,26 +88,26 @@ class NodeBuckets(ChainManager):
         return store
 
     def leader_store(self) -> ObjectStore | None:
-        """The leading validator's bucket, which holds peer lists and the start window; None if nobody leads."""
+        """Return the leading validator's bucket, with peer lists and start window; None without a validator."""
         leader = self.highest_stake_validator()
         return None if leader is None else self.store_of(leader)
 
     def local_store(self, uid: int) -> ObjectStore:
-        """The subfolder that is the bucket of ``uid`` on this machine."""
+        """Return the subfolder that serves as the bucket of ``uid`` on this machine."""
         return DirectoryStore(self._folder / str(uid))
 
     def get_own_bucket(self, bucket_type: Kind, access_type: Access = "read") -> Bucket:
-        """A bucket of this process's environment, read at each call. Raises ConfigError, as ``Environment.bucket``."""
+        """Read a bucket from this process's environment. Raises ConfigError as ``Environment.bucket``."""
         return Environment.read().bucket(bucket_type, access_type)
 
     def author(self, uid: int, version: str | None = None) -> Author:
-        """Who signs the documents of ``uid``, as of the last refresh.
+        """Return the author of the documents of ``uid``, as of the last refresh.
 
         Args:
             version: of the run's rules; default: this run's.
 
         Raises:
-            ObjectNotFound: nobody holds ``uid``, and so it has no bucket.
+            ObjectNotFound: ``uid`` is not registered, and so has no bucket.
         """
         hotkey = self.get_hotkey(uid)
         if hotkey is None:
@@ -116,16 +116,16 @@ class NodeBuckets(ChainManager):
 
     @property
     def signer(self) -> Signer:
-        """Signs this node's documents. Raises NotRegistered if it has no uid."""
+        """The signer of this node's documents. Raises NotRegistered if this node has no uid."""
         return Signer(self._run, self.uid, self.hotkey, self.chain.sign)
 
     async def agreed(self, ask: Callable[[int], Awaitable[T]], *, key: Callable[[T], Hashable] = repr) -> T | None:
-        """The answer of the present electors; as ``exchange.agreed.agreed``. None also if there are no electors."""
+        """Return the answer of the present electors as ``exchange.agreed.agreed``; None also without electors."""
         return await agreed(self.electors, ask, key=key)
 
     @property
     def alone(self) -> bool:
-        """Whether this node is the only elector, as of the last refresh: what it says counts at once."""
+        """Whether this node is the only elector, as of the last refresh: then it decides alone."""
         return self.electors.uids == (self.uid,)
 
     # Old objects
@@ -139,7 +139,7 @@ class NodeBuckets(ChainManager):
         await self._cleanup(self.own_store, uid, current_window - stale_retention)
 
     async def run_cleanup(self) -> None:
-        """Once a window, for ever, delete objects older than ``gradient_retention_windows``."""
+        """Delete objects older than ``gradient_retention_windows`` once a window, until cancelled."""
         async for tick in self.clock.ticks():
             await self.cleanup_s3_data(self.uid, tick.window, self._hparams.gradient_retention_windows)
 

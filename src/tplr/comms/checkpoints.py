@@ -31,7 +31,7 @@ class CheckpointExchange(NodeBuckets):
 
     @property
     def checkpoints_store(self) -> ObjectStore:
-        """Holds this node's checkpoints."""
+        """The bucket with this node's checkpoints."""
         return self._checkpoints or self.own_store
 
     async def save_checkpoint(
@@ -46,16 +46,16 @@ class CheckpointExchange(NodeBuckets):
         start_window: int,
         local: bool = False,
     ) -> SnapshotManifest:
-        """Publish a program's model and states as this node's checkpoint of ``current_window``, in place of another.
+        """Publish a program's model and states as this node's checkpoint of ``current_window``; replaces another one.
 
-        The tensors must not change before it returns. Their files are in the folder of local states meanwhile.
+        The tensors must not change before it returns. It writes temporary files to the folder of local states.
 
         Args:
             momentum: by parameter.
-            local: in the node's local folder instead of the bucket.
+            local: publish in the node's local folder instead of the bucket.
 
         Raises:
-            StateError: a state is not of tensors and plain values, or the disk is full.
+            StateError: a state contains anything but tensors and plain values, or the disk is full.
             StoreError: the checkpoint is not published.
         """
         await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class CheckpointExchange(NodeBuckets):
         checkpoint: Checkpoint | None = None,
         version: str | None = None,
     ) -> LoadedCheckpoint | None:
-        """Restore a model, and the optimizer and scheduler that are given, from a checkpoint of a program or a node.
+        """Restore a model, and the given optimizer and scheduler, from a checkpoint of a program or a node.
 
         Args:
             checkpoint: one of ``checkpoints``; default: ``get_latest_checkpoint(version)``.
@@ -91,7 +91,7 @@ class CheckpointExchange(NodeBuckets):
             None if there is no checkpoint.
 
         Raises:
-            StateError: it is of another model, optimizer or scheduler, or is not what its manifest says.
+            StateError: it is of another model, optimizer or scheduler, or does not match its manifest.
             StoreError: it can't be downloaded. Nothing was restored.
         """
         found = checkpoint or await self.get_latest_checkpoint(version)
@@ -109,11 +109,11 @@ class CheckpointExchange(NodeBuckets):
         return LoadedCheckpoint(found.uid, manifest.window, manifest.start_window, manifest.global_step, momentum)
 
     async def publish_checkpoint(self, folder: Path, *, local: bool = False, replace: bool = False) -> SnapshotManifest:
-        """Publish the snapshot in ``folder`` as this node's checkpoint; as ``checkpoints.publish``.
+        """Publish the snapshot in ``folder`` as this node's checkpoint, as ``checkpoints.publish``.
 
         Args:
-            local: in the node's local folder instead of the bucket.
-            replace: another checkpoint of that window.
+            local: publish in the node's local folder instead of the bucket.
+            replace: replace another checkpoint of that window.
         """
         return await checkpoints.publish(
             self.local_store(self.uid) if local else self.checkpoints_store,
@@ -125,17 +125,18 @@ class CheckpointExchange(NodeBuckets):
         )
 
     async def get_latest_checkpoint(self, version: str | None = None) -> Checkpoint | None:
-        """The first of ``checkpoints``, or None. StoreError if a place can't be listed: the first may be there."""
+        """Return the first of ``checkpoints``, or None. Raises StoreError if any place can't be listed."""
         return next(iter(await self.checkpoints(version, everywhere=True)), None)
 
     async def checkpoints(self, version: str | None = None, *, everywhere: bool = False) -> list[Checkpoint]:
-        """Checkpoints of ``version`` (default: this run's).
+        """List checkpoints of ``version`` (default: this run's) in the order in which to try them.
 
-        The electors' come first, then those in this node's bucket, then those in its local folder. Of the electors',
-        everybody's newest come first, then everybody's second: who names many false ones delays others by a few.
+        The electors' checkpoints come first, then those in this node's bucket, then those in its local folder. Among
+        the electors', the newest of each elector comes first, then the second newest of each, so that an elector with
+        many false ones delays the others only a little.
 
         Args:
-            everywhere: raise StoreError for a place that can't be listed, instead of a warning.
+            everywhere: raise StoreError for a place that can't be listed, instead of logging a warning.
         """
         places = [(uid, store) for uid in self.electors.uids if uid != self.uid for store in self._public_stores(uid)]
         places += [(self.uid, self.checkpoints_store), (self.uid, self.local_store(self.uid))]
@@ -148,7 +149,7 @@ class CheckpointExchange(NodeBuckets):
                     raise
                 logger.warning("checkpoints of uid %d not listed: %s", uid, error)
         own = [one for one in found if one.uid == self.uid]
-        turns: Counter[int] = Counter()  # by uid; one elector's may be in two places
+        turns: Counter[int] = Counter()  # by uid, because one elector's checkpoints may be in two places
         others: list[tuple[int, Checkpoint]] = []
         for one in sorted((one for one in found if one.uid != self.uid), key=lambda one: -one.window):
             others.append((turns[one.uid], one))
@@ -156,7 +157,7 @@ class CheckpointExchange(NodeBuckets):
         return [one for _, one in sorted(others, key=lambda turn: turn[0])] + own
 
     async def leaders_checkpoints(self, version: str | None = None) -> list[Checkpoint]:
-        """The leading validator's published checkpoints, newest first. Raises StoreError."""
+        """List the leading validator's published checkpoints, newest first. Raises StoreError."""
         leader = self.highest_stake_validator()
         if leader is None:
             return []
@@ -166,7 +167,7 @@ class CheckpointExchange(NodeBuckets):
         return sorted(found, key=lambda one: one.window, reverse=True)
 
     def _public_stores(self, uid: int) -> list[ObjectStore]:
-        """The buckets that may hold checkpoints of ``uid``."""
+        """Return the buckets that may hold checkpoints of ``uid``."""
         return [store for store in (self._checkpoints, self.store_of(uid)) if store]
 
     async def fetch_checkpoint(

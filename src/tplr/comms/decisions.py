@@ -1,4 +1,4 @@
-"""Decisions of electors about windows: the included sets."""
+"""Decisions of electors about windows, with the included sets."""
 
 from functools import cached_property
 from pathlib import Path
@@ -18,21 +18,21 @@ from tplr.logging import logger
 
 
 class Decisions(NodeBuckets):
-    """What electors decide, and the ballots of an election."""
+    """The decisions of electors, and the ballots of an election."""
 
     @cached_property
     def _decisions(self) -> dict[int, DecisionReader | Value]:
-        """By window: what was decided, or who looks for it."""
+        """By window: the decided value, or the reader that looks for it."""
         return {}
 
     async def get_included(self, window: int) -> IncludedSet | None:
-        """The decided set of a window; None if it is not decided (yet), or its electors do not answer.
+        """Return the decided set of a window; None if it is not decided (yet), or its electors do not answer.
 
-        A set that a later window's decision voids is empty. What electors decided is read once.
+        A set that a later window's decision voids is returned empty. A decision is read only once.
 
         Raises:
             ChainUnavailable: the window's electors are not known.
-            PayloadError: what electors publish instead of decisions leaves no majority.
+            PayloadError: electors without valid decisions leave no majority.
         """
         nothing = void(window, version_at(self._version, window)).included
         if self.is_voided(window):
@@ -48,12 +48,12 @@ class Decisions(NodeBuckets):
         return nothing if self.is_voided(window) else value.included
 
     def is_voided(self, window: int) -> bool:
-        """Whether a later window's decision that this node has read voids ``window``."""
+        """Return whether a later window's decision that this node has read voids ``window``."""
         later = map(self._decisions.get, range(window + 1, window + 1 + VOID_WITHIN))
         return any(isinstance(known, Value) and window in known.voided for known in later)
 
     async def get_decision(self, window: int) -> Value | None:
-        """What was decided with a window; arguments, None and errors as ``get_included``."""
+        """Return the value decided with a window; arguments, None and errors as ``get_included``."""
         known = self._decisions.get(window)
         if known is None:
             known = await self._decision_reader(window)
@@ -66,7 +66,7 @@ class Decisions(NodeBuckets):
         return value
 
     async def get_election(self, window: int) -> ElectionResult:
-        """What its electors show of the election of a window. Raises ChainUnavailable: they are not known."""
+        """Return the published result of a window's election. Raises ChainUnavailable if its electors are unknown."""
         return await (await self._decision_reader(window)).result()
 
     async def _decision_reader(self, window: int) -> DecisionReader:
@@ -74,18 +74,18 @@ class Decisions(NodeBuckets):
         return DecisionReader(BallotReader(electors, self._run, window), self.store_of, window)
 
     def _remember_decision(self, window: int, known: DecisionReader | Value) -> None:
-        """Forget the one that was asked for longest ago: who replays old windows must see what later ones void."""
+        """Cache an entry and drop the least recently used one: a replay of old windows needs later decisions, too."""
         self._decisions.pop(window, None)
         self._decisions[window] = known
         if len(self._decisions) > REMEMBERED_WINDOWS:
             del self._decisions[next(iter(self._decisions))]
 
     def ballot_box(self, window: int | None, electors: Electors, folder: Path) -> BallotBox:
-        """The ballots of an election.
+        """Return the ballot box of an election.
 
         Args:
-            window: None: the election of the run's start.
-            folder: for what this node signs in it.
+            window: None for the election of the run's start.
+            folder: for the ballots that this node signs.
         """
         others = [uid for uid in electors.uids if uid != self.uid]
         return BallotBox(

@@ -1,4 +1,4 @@
-"""``Comms``: a neuron's access to the chain's directory and to everyone's buckets."""
+"""``Comms``: a neuron's access to the chain's directory and to all buckets."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +19,7 @@ from tplr.storage import S3Connections
 
 
 class Wallet(Protocol):
-    """What of a wallet of the chain's SDK says where its hotkey is."""
+    """The attributes of an SDK wallet that locate its hotkey."""
 
     @property
     def path(self) -> str: ...
@@ -32,11 +32,11 @@ class Wallet(Protocol):
 
 
 class Comms(UpdateExchange, IncludedUpdates, CheckpointExchange, StateExchange, PeerLists, ReportExchange):
-    """All that a node, or a program of its own, exchanges over chain and buckets.
+    """Everything that a node, or another program, exchanges over chain and buckets.
 
-    Each base class exchanges one kind of objects, over the same ``NodeBuckets``. They are base classes, not parts,
-    because the methods of this one object are what documented programs call: a part would need a method here that only
-    passes its arguments on. Nothing is looked up in a sibling: what a base class uses is its own, or its base's.
+    Each base class exchanges one kind of object, over the same ``NodeBuckets``. They are base classes, not components,
+    because documented programs call the methods of this one object: a component would need forwarding methods here. No
+    base class uses a sibling: it uses only its own attributes and its base's.
     """
 
     @classmethod
@@ -50,19 +50,19 @@ class Comms(UpdateExchange, IncludedUpdates, CheckpointExchange, StateExchange, 
         network: str = "finney",
         archive: Sequence[str] = (),
     ) -> AsyncIterator[Self]:
-        """``Comms`` with the buckets of this process's environment, for the ``async with`` block.
+        """Open ``Comms`` with the buckets of this process's environment, for an ``async with`` block.
 
             async with Comms.from_env(hparams, wallet=bt.Wallet("NAME", "HOTKEY")) as comms: ...
 
-        The chain's directory is read once, as with ``refresh``. A program that runs for long also runs ``clock.run()``
-        and ``run_refresh()`` in a task group, as nodes do.
+        The chain's directory is read once, as with ``refresh``. A long-running program also runs ``clock.run()`` and
+        ``run_refresh()`` in a task group, as nodes do.
 
         Args:
-            wallet: a wallet of the chain's SDK. Only its names and path are read here.
+            wallet: a wallet of the chain's SDK. Only its names and path are read.
             network, archive: as in ``chain.connect.open_chain``.
 
         Raises:
-            ConfigError: all that is wrong with the environment; or there is no such hotkey.
+            ConfigError: lists all problems of the environment; or there is no such hotkey.
             ChainError: the chain can't be reached.
         """
         environment = Environment.read()

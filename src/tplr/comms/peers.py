@@ -1,4 +1,4 @@
-"""Who is gathered: active peers, peer lists, and the start of the run."""
+"""Active peers, peer lists, and the start of the run."""
 
 import asyncio
 import contextlib
@@ -21,12 +21,12 @@ from tplr.schemas import PeerList, StartWindow
 
 
 class PeerLists(NodeBuckets):
-    """Active peers, and what electors publish about the run: its start, and a list of peers from each window on.
+    """Active peers, and the electors' documents about the run: its start window and its peer lists.
 
     Attributes:
         peers: uids to gather from, of the list that ``get_peer_list`` returned last.
-        peer_groups: active, evaluated and newly inactive uids, as of the last look; also ``active_peers``,
-            ``eval_peers`` and ``inactive_peers``.
+        peer_groups: active, evaluated and newly inactive uids, as of the last update; also available as
+            ``active_peers``, ``eval_peers`` and ``inactive_peers``.
     """
 
     peers: tuple[int, ...] = ()
@@ -44,11 +44,11 @@ class PeerLists(NodeBuckets):
 
     @property
     def inactive_peers(self) -> tuple[int, ...]:
-        """Uids that were in ``eval_peers`` at the look before and are no longer active."""
+        """Uids that were in ``eval_peers`` before the last update and are no longer active."""
         return self.peer_groups.newly_inactive
 
     async def track_active_peers(self, window: int) -> PeerGroups:
-        """Update ``peer_groups`` by who uploaded in one of the ``recent_windows`` before ``window``."""
+        """Update ``peer_groups`` with the uids that uploaded in one of the ``recent_windows`` before ``window``."""
         recent = range(window - 1, window - 1 - self._hparams.recent_windows, -1)
         found = await activity.active_peers(self.commitments, self.store_of, recent, self._version)
         return self.update_peers_with_buckets(*found)
@@ -62,7 +62,7 @@ class PeerLists(NodeBuckets):
     def weighted_random_sample_no_replacement(
         self, candidates: Sequence[int], weights: Sequence[float], k: int, *, seed: int | None = None
     ) -> list[int]:
-        """``k`` different candidates sampled by weight (``weighted_sample``); unpredictable without ``seed``."""
+        """Sample ``k`` different candidates by weight (``weighted_sample``); unpredictable without ``seed``."""
         return PCG64Stream(secrets.randbits(128) if seed is None else seed).weighted_sample(candidates, weights, k)
 
     # Peer lists
@@ -72,7 +72,7 @@ class PeerLists(NodeBuckets):
         await peers.post_peer_list(self.own_store, peer_list, self.signer)
 
     async def get_peer_list(self, window: int | None = None, *, fetch_previous: bool = False) -> PeerList | None:
-        """The electors' list, or None if there is none yet; arguments as in ``peers.get_peer_list``."""
+        """Read the electors' list, or None if there is none yet; arguments as in ``peers.get_peer_list``."""
         answer = await self.agreed(partial(self._list_of, window=window, fetch_previous=fetch_previous))
         found = answer and answer[0]
         if found is not None:
@@ -86,12 +86,12 @@ class PeerLists(NodeBuckets):
     # The start
 
     async def post_start_window(self, window: int) -> None:
-        """Publish the first window of the run. Raises PreconditionFailed if another one is published."""
+        """Publish the first window of the run. Raises PreconditionFailed if a different one is published."""
         document, key = StartWindow(start_window=window), start_window_key(self._version)
         await put_document(self.own_store, key, document, window=WHOLE_RUN, signer=self.signer, create_only=True)
 
     async def get_start_window(self, validator: int | None = None) -> int | None:
-        """The first window of the run, published by ``validator`` (default: the electors); None if not yet."""
+        """Read the first window of the run, published by ``validator`` (default: the electors); None if not yet."""
         if validator is None:
             answer = await self.agreed(self._start_of)
             return answer and answer[0]
@@ -110,17 +110,16 @@ class PeerLists(NodeBuckets):
         return (document.start_window,)
 
     async def copy_run(self, horizon: int) -> None:
-        """Copy start window and peer lists of most other electors to this node's bucket, as far as it lacks them.
+        """Copy start window and peer lists of most other electors to this node's bucket, if it lacks them.
 
-        So this node's bucket has them when it is an elector.
+        So this node's bucket has them when it becomes an elector. A list that is no longer readable is skipped; the
+        others are copied.
 
         Args:
-            horizon: a start that is more windows ahead does not count.
-
-        A list that cannot be read any more, by nobody's fault of now, is left out; the others are copied.
+            horizon: a start window more than this many windows ahead is ignored.
 
         Raises:
-            StoreError, PayloadError: not copied, or only in part: a later attempt may succeed.
+            StoreError, PayloadError: nothing, or only a part, is copied; a later attempt may succeed.
         """
         others = Electors(tuple(one for one in self.electors.ranked if one.uid != self.uid))
         answer = await agreed(others, self._start_of)
@@ -139,7 +138,9 @@ class PeerLists(NodeBuckets):
         await self.post_start_window(start)
 
     async def _listed_by_most(self, others: Electors) -> set[int]:
-        """The lists, by first window, that electors with more than half of the stake publish: each may lack some.
+        """Return the first windows of the lists that electors with more than half of the stake publish.
+
+        The electors of different lists may differ, because each elector may lack some lists.
 
         Raises:
             StoreUnavailable: electors with half of the stake do not answer.

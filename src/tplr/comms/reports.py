@@ -17,7 +17,7 @@ class ReportExchange(NodeBuckets):
         await put_document(self.own_store, key, report, window=report.window, signer=self.signer)
 
     async def get_report(self, uid: int, window: int) -> DebugReport:
-        """The report of ``uid`` of a window. Raises as ``get_document``, and ObjectNotFound if it has no bucket."""
+        """Read the report of ``uid`` for a window. Raises as ``get_document``, and ObjectNotFound without a bucket."""
         key = debug_key(window, uid, self._version)
         return await get_document(self._store_of(uid), key, DebugReport, window=window, author=self.author(uid))
 
@@ -26,34 +26,35 @@ class ReportExchange(NodeBuckets):
         await scores.put_scores(self.own_store, report, self.signer)
 
     async def put_scores_seal(self, seal: ScoreSeal) -> None:
-        """Publish the hash of a score report that is published later. Raises PreconditionFailed for another one."""
+        """Publish the hash of a score report before the report. Raises PreconditionFailed if another hash exists."""
         await scores.put_seal(self.own_store, seal, self.signer)
 
     async def get_scores(self, uid: int, window: int) -> ScoreReport:
-        """Validator ``uid``'s observations and scores of a window.
+        """Read validator ``uid``'s observations and scores of a window.
 
         Raises:
-            ObjectNotFound: it has no bucket, or has not scored the window; as ScoresSealed, if they are sealed.
+            ObjectNotFound: it has no bucket, or has not scored the window.
+            ScoresSealed: an ObjectNotFound; the scores are sealed.
             PayloadError, StoreError: as ``exchange.scores.get_scores``.
         """
         return await scores.get_scores(self._store_of(uid), window, self.author(uid), self._hparams)
 
     async def put_evaluation(self, result: EvaluationResult) -> None:
-        """Publish this node's evaluation of the run's model after a window, in place of an earlier one."""
+        """Publish this node's evaluation of the run's model after a window; replaces an earlier one."""
         key, mine = evaluation_key(result.window, self.uid, self._version), result.model_copy(update={"uid": self.uid})
         await put_document(self.own_store, key, mine.sealed(), window=result.window, signer=self.signer)
 
     async def get_evaluation(self, uid: int, window: int) -> EvaluationResult:
-        """The evaluation by ``uid`` of the run's model after a window. Raises as ``get_report``."""
+        """Read the evaluation by ``uid`` of the run's model after a window. Raises as ``get_report``."""
         key = evaluation_key(window, uid, self._version)
         return await get_document(self._store_of(uid), key, EvaluationResult, window=window, author=self.author(uid))
 
     async def put_software(self, software: Software) -> None:
-        """Publish what software this node runs."""
+        """Publish this node's software versions."""
         await put_document(self.own_store, software_key(self.uid), software, window=WHOLE_RUN, signer=self.signer)
 
     async def get_software(self, uid: int) -> Software:
-        """What software ``uid`` runs. Raises as ``get_document``, and ObjectNotFound if it has no bucket."""
+        """Read the software versions of ``uid``. Raises as ``get_document``, and ObjectNotFound without a bucket."""
         return await get_document(
             self._store_of(uid), software_key(uid), Software, window=WHOLE_RUN, author=self.author(uid)
         )

@@ -19,7 +19,7 @@ from tplr.training.model import meta_model
 
 
 class StateExchange(NodeBuckets):
-    """Any state dict but a packed update, as a safetensors object of at most ``max_state_bytes``.
+    """State dicts other than packed updates, as safetensors objects of at most ``max_state_bytes``.
 
     With ``local`` a state is in this machine's ``folder``, in a subfolder for each uid, instead of in the uid's bucket.
     """
@@ -28,12 +28,15 @@ class StateExchange(NodeBuckets):
 
     @cached_property
     def max_state_bytes(self) -> int:
-        """Limit of a fetched state: 12 bytes for each parameter of the model (itself and an optimizer's two moments in
-        float32), and 1 MiB for the header."""
+        """Maximum size of a fetched state in bytes.
+
+        12 bytes for each parameter of the model (the parameter and two optimizer moments in float32), and 1 MiB for the
+        header.
+        """
         return 12 * sum(one.numel() for one in meta_model(self._hparams).parameters()) + 2**20
 
     async def _state_cap(self) -> int:
-        """``max_state_bytes``; the first reading imports the model's code, which takes seconds."""
+        """Return ``max_state_bytes``; the first access imports the model's code, which takes seconds."""
         return await asyncio.to_thread(lambda: self.max_state_bytes)
 
     async def put(
@@ -49,15 +52,15 @@ class StateExchange(NodeBuckets):
     ) -> float:
         """Publish a state; delete those of ``uid`` and kind that are more than ``stale_retention`` windows older.
 
-        A state of more than 1 GiB is sent in parts. ``gather`` takes it only without time bounds: the time of an object
-        in parts may be that of the upload's start.
+        A state of more than 1 GiB is uploaded in parts. ``gather`` accepts it only without time bounds, because its
+        time may be that of the upload's start.
 
         Args:
             state_dict: tensors, and plain JSON values.
-            uid: the owner; None: this node.
+            uid: the owner; None for this node.
 
         Returns:
-            Time of writing, unix seconds by the store's clock, by which others judge it.
+            The time of writing, in Unix seconds by the store's clock, that readers compare with their bounds.
 
         Raises:
             StoreError, ValueError: the state is not published. A failed deletion is only logged.
@@ -81,14 +84,14 @@ class StateExchange(NodeBuckets):
         time_min: datetime | None = None,
         time_max: datetime | None = None,
     ) -> State:
-        """The state of ``uid``. Unpacks into ``state_dict, global_step``.
+        """Read the state of ``uid``. The result unpacks into ``state_dict, global_step``.
 
         Args:
             stale_retention: with ``local``, states that are this many windows older are deleted first.
             time_min, time_max: bounds of the time of writing by the store's clock, inclusive; UTC if naive.
 
         Raises:
-            StoreError: ObjectNotFound if there is none within the bounds, or no bucket; ObjectTooLarge above
+            StoreError: ObjectNotFound if there is no bucket or no state within the bounds; ObjectTooLarge above
                 ``max_state_bytes``; StoreUnavailable after some attempts.
             PayloadError: the object is not a state.
         """
@@ -110,7 +113,7 @@ class StateExchange(NodeBuckets):
         time_min: datetime | None = None,
         time_max: datetime | None = None,
     ) -> State | None:
-        """The state of ``uid``, waited for as in ``gather``; None if it does not come, and the log has the reason."""
+        """Wait for the state of ``uid`` as ``gather``; None if there is none in time, and the reason is logged."""
         stores = await self._stores([uid], window, key, local, stale_retention)
         rules = state_rules(
             key,
@@ -138,12 +141,12 @@ class StateExchange(NodeBuckets):
         time_min: datetime | None = None,
         time_max: datetime | None = None,
     ) -> StateGather:
-        """The states of ``uids``, each judged alone. Each peer's values have unit L2 norm for each parameter.
+        """Gather the states of ``uids``, each validated independently; values are scaled to unit L2 norm per parameter.
 
         Args:
             my_uid: this uid's state is read from this node's own bucket, with its own credential.
-            timeout: seconds until every uid has a result, without the time that the largest state takes at the lowest
-                allowed speed.
+            timeout: seconds until every uid has a result; the transfer time of the largest state at the lowest allowed
+                speed is added.
             device: of the tensors.
             totalks: as in ``states.parse_sparse``, with ``topk_compression`` of the run; None accepts any finite
                 tensors.
@@ -173,7 +176,7 @@ class StateExchange(NodeBuckets):
         *,
         my_uid: int | None = None,
     ) -> dict[int, ObjectStore | None]:
-        """The stores with the states of ``uids``; stale objects in local ones are deleted. Raises as ``state_key``."""
+        """Return the stores with the states of ``uids``; delete stale local objects. Raises as ``state_key``."""
         for uid in uids:
             state_key(key, window, uid, self._version)
         if not local:

@@ -1,4 +1,4 @@
-"""Packed updates of a window: the commit, the object, and everyone's."""
+"""Packed updates of a window: publishes this node's commit and update, and gathers updates of all uids."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ class UpdateExchange(NodeBuckets):
     """Packed updates in the buckets of their miners."""
 
     async def put_commit(self, window: int, sha256: str) -> None:
-        """Publish the hash of this node's update of a window, before the window ends."""
+        """Publish the hash of this node's update of a window; call it before the window ends."""
         await updates.put_commit(self.own_store, window, self.uid, sha256, self._version)
 
     async def put_update(self, window: int, body: bytes) -> ObjectInfo:
@@ -38,9 +38,9 @@ class UpdateExchange(NodeBuckets):
         """Fetch the updates of ``window``, and check each against ``spec``.
 
         Args:
-            sha256s: hashes by uid that an included set names; those updates may have been written at any time.
-            patient: retry buckets that do not answer for ``gather_patience_seconds`` after the time bound. Without,
-                what has not arrived two seconds after the bound is left out.
+            sha256s: hashes by uid from an included set; those updates may have been written at any time.
+            patient: retry buckets that do not answer for ``gather_patience_seconds`` after the time bound. Otherwise
+                an update that is not found two seconds after the bound is skipped.
             within: seconds from now after which no update is waited for.
         """
         began = asyncio.get_running_loop().time()
@@ -55,11 +55,13 @@ class UpdateExchange(NodeBuckets):
         return await gather(stores, rules, concurrency=self._resources.gather_peers)
 
     async def get_commit(self, uid: int, window: int) -> ObjectInfo:
-        """The commit of an update of ``window``, in the bucket that ``uid`` had then: its metadata name the hash.
+        """Describe the commit of an update of ``window``, whose metadata contain the hash.
+
+        It is read from the bucket that ``uid`` had in that window.
 
         Raises:
-            ObjectNotFound: there is none, or no bucket.
-            ChainUnavailable, StoreError: it can't be read now.
+            ObjectNotFound: there is no commit, or no bucket.
+            ChainUnavailable, StoreError: the commit can't be read now.
         """
         bucket = (await self.buckets_in(window)).get(uid)
         if bucket is None:

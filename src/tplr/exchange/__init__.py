@@ -1,1 +1,1 @@
-"""What nodes exchange through buckets: updates, included sets, peer lists, checkpoints and reports."""
+"""The objects that nodes exchange through buckets: updates, included sets, peer lists, checkpoints and reports."""

@@ -1,4 +1,4 @@
-"""Finds the peers that upload, and groups peers by that."""
+"""Finds the peers that upload, and groups peers by their activity."""
 
 import asyncio
 import functools
@@ -22,8 +22,8 @@ class PeerGroups:
     Attributes:
         active: uploaded recently.
         eval: active, with at most a miner's stake; their updates are evaluated.
-        newly_inactive: were in ``eval`` the last time and are no longer active.
-        unknown: could not be checked, perhaps by our own fault; in none of the other groups.
+        newly_inactive: in the previous ``eval`` group and no longer active.
+        unknown: could not be checked, perhaps because of a fault at this node; in none of the other groups.
     """
 
     active: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class PeerGroups:
     def next(
         self, active: Iterable[int], stakes: Mapping[int, float], stake_limit: float, *, unknown: Iterable[int] = ()
     ) -> "PeerGroups":
-        """The next groups. A uid that is not in ``stakes`` is not registered, and in no group."""
+        """Return the next groups. A uid that is not in ``stakes`` is not registered and is in no group."""
         unseen = tuple(sorted(uid for uid in set(unknown) if uid in stakes))
         order = tuple(sorted(uid for uid in set(active) if uid in stakes))
         return PeerGroups(
@@ -46,7 +46,7 @@ class PeerGroups:
 
 
 class Activity(NamedTuple):
-    """The uids that uploaded, and those that could not be checked; both ascending."""
+    """The uids that uploaded, and the uids that could not be checked; both ascending."""
 
     active: tuple[int, ...]
     unknown: tuple[int, ...]
@@ -55,17 +55,18 @@ class Activity(NamedTuple):
 async def active_peers(
     uids: Iterable[int], store_of: Callable[[int], ObjectStore | None], windows: Iterable[int], version: str
 ) -> Activity:
-    """Which of ``uids`` uploaded in any of ``windows``.
+    """Find the ``uids`` that uploaded in any of ``windows``.
 
-    An active peer costs a HEAD for each window up to its newest upload, another one ``len(windows)``. R2 bills 0.36 USD
-    for a million HEADs and 4.50 for a million LISTs (class B and A, developers.cloudflare.com/r2/pricing). Listing
-    would pay only from 13 windows on, and an owner who fills its bucket could make a listing as long as it likes.
+    An active peer costs one HEAD for each window up to its newest upload, an inactive peer ``len(windows)``. R2 bills
+    0.36 USD for a million HEADs and 4.50 for a million LISTs (class B and A, developers.cloudflare.com/r2/pricing).
+    Listing would be cheaper only from 13 windows on, and an owner who fills its bucket could make a listing arbitrarily
+    long.
 
-    A bucket that does not answer a HEAD within ``ANSWER_SECONDS`` is unknown. One that refuses the credentials on chain
-    or the request is without upload.
+    A uid is unknown if its bucket does not answer a HEAD within ``ANSWER_SECONDS``. It counts as inactive if its bucket
+    refuses the credentials on chain or the request.
 
     Args:
-        windows: looked through in this order.
+        windows: searched in this order.
     """
     slots = asyncio.Semaphore(CONCURRENCY)
     recent = tuple(windows)
@@ -80,7 +81,7 @@ async def active_peers(
 async def _uploaded(
     uid: int, store: ObjectStore | None, windows: Iterable[int], version: str, slots: asyncio.Semaphore
 ) -> bool | None:
-    """Whether ``uid`` uploaded in any of ``windows``; None if its bucket does not answer."""
+    """Return whether ``uid`` uploaded in any of ``windows``, or None if its bucket does not answer."""
     if store is None:
         return False
     for window in windows:

@@ -1,8 +1,8 @@
 """The included set of a window, which every node applies, and the aggregate that holds its updates.
 
 The *included set* is decided right after the time bound (``exchange/quorum.py``); it is small and never changes. The
-*aggregate* is all that a node needs to apply the window at any later time: the packed updates, concatenated. Each is
-checked against its hash in the set, so a node that has the set need not trust the server of the aggregate.
+*aggregate* is the concatenation of the packed updates: with it a node can apply the window at any later time. A reader
+checks each update against its hash in the set, so it does not need to trust the server of the aggregate.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Included(Wire):
 
 
 class IncludedSet(Wire):
-    """The updates of a window by ascending uid, and why others are missing: part of a decision.
+    """The updates of a window by ascending uid, and the reason for each missing one; part of a decision.
 
     Attributes:
         success_rate: included updates over peers on the list; 0 for an empty list.
@@ -47,13 +47,13 @@ class IncludedSet(Wire):
     success_rate: Annotated[float, Field(ge=0, le=1)]
 
     def describe(self) -> str:
-        """For the log: its uids, and the size of their updates."""
+        """Return its uids and the size of their updates, as text for the log."""
         size = sum(one.size for one in self.included)
         return f"uids {[one.uid for one in self.included]}, {size / 1e6:.2f} MB"
 
 
 def reported_set(report: DebugReport, version: str, *, size: int) -> IncludedSet:
-    """The included set of the updates that a node reports as applied; ``size`` is that of an update in bytes."""
+    """Return the included set of the updates that a node reports as applied; ``size``: of one update, in bytes."""
     hashes = sorted((int(uid), sha256) for uid, sha256 in report.included.items())
     return IncludedSet(
         window=report.window,
@@ -65,12 +65,12 @@ def reported_set(report: DebugReport, version: str, *, size: int) -> IncludedSet
 
 
 def assemble(included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
-    """The aggregate: header and updates of a set, in its order."""
+    """Return the aggregate: the header, then the updates in the order of the set."""
     return b"".join([_head(included), *bodies])
 
 
 async def put_aggregate(store: ObjectStore, included: IncludedSet, body: bytes) -> ObjectInfo:
-    """Publish an aggregate, made by ``assemble``. Raises StoreError."""
+    """Publish an aggregate that ``assemble`` returned. Raises StoreError."""
     key = state_key("aggregator", included.window, 0, included.version)
     return await with_retry(
         lambda: store.put(key, body), deadline_seconds=PUT_SECONDS + len(body) / TransferLimits.upload_floor
@@ -78,10 +78,10 @@ async def put_aggregate(store: ObjectStore, included: IncludedSet, body: bytes) 
 
 
 async def get_aggregate(store: ObjectStore, included: IncludedSet) -> list[bytes] | None:
-    """The updates of a set, in its order, verified by their hashes; None if there is no aggregate.
+    """Fetch the updates of a set, in its order, verified by their hashes; None if there is no aggregate.
 
     Raises:
-        PayloadError: the object is anything else.
+        PayloadError: the object is not the aggregate of this set.
         StoreError: as ``ObjectStore.get``; an object of another size is not fetched.
     """
     info = await _look(store, included)
@@ -89,7 +89,7 @@ async def get_aggregate(store: ObjectStore, included: IncludedSet) -> list[bytes
 
 
 async def _look(store: ObjectStore, included: IncludedSet) -> ObjectInfo | None:
-    """A store's aggregate, or None. Raises PayloadError if it has another size than its set explains."""
+    """Describe a store's aggregate; None if there is none. Raises PayloadError if its size does not match the set."""
     size = len(_head(included)) + sum(one.size for one in included.included)
     key = state_key("aggregator", included.window, 0, included.version)
     try:
@@ -102,7 +102,7 @@ async def _look(store: ObjectStore, included: IncludedSet) -> ObjectInfo | None:
 
 
 async def _fetch(store: ObjectStore, info: ObjectInfo, included: IncludedSet) -> list[bytes] | None:
-    """The updates in the aggregate that ``_look`` found; None if it was deleted since."""
+    """Fetch the updates in the aggregate that ``_look`` found; None if it was deleted since then."""
     key = state_key("aggregator", included.window, 0, included.version)
     try:
         # ``split`` hashes each update.
@@ -113,7 +113,7 @@ async def _fetch(store: ObjectStore, info: ObjectInfo, included: IncludedSet) ->
 
 
 async def get_update_start(store: ObjectStore, included: IncludedSet, uid: int, size: int) -> bytes:
-    """The first ``size`` bytes of one update in an aggregate, which are checked against no hash.
+    """Fetch the first ``size`` bytes of one update in an aggregate, without checking a hash.
 
     Raises:
         StoreError: as ``ObjectStore.get``; ObjectNotFound if there is no aggregate.
@@ -128,16 +128,16 @@ async def get_update_start(store: ObjectStore, included: IncludedSet, uid: int, 
 async def find_aggregate(
     stores: Iterable[ObjectStore], included: IncludedSet, speeds: SourceSpeeds
 ) -> list[bytes] | None:
-    """As ``get_aggregate``, from the fastest of ``stores`` with a valid aggregate; raises only if none has one.
+    """Fetch the updates as ``get_aggregate`` from the fastest of ``stores`` with a valid aggregate.
 
-    Nobody is waited for that does not answer: ``first_answer.find_first``.
+    Raises only if no store has a valid one. Does not wait for stores that do not answer: ``first_answer.find_first``.
     """
     look, fetch = partial(_look, included=included), partial(_fetch, included=included)
     return await find_first(stores, look, fetch, speeds, what=f"aggregate of window {included.window}")
 
 
 def split(key: str, body: bytes, included: IncludedSet) -> list[bytes]:
-    """The updates in an aggregate, in the set's order. Raises PayloadError unless each has its hash in the set."""
+    """Split an aggregate into its updates, in the set's order. Raises PayloadError if a hash differs from the set's."""
     head = _head(included)
     if body[: len(head)] != head:
         raise PayloadError(f"{key}: its header is not that of its set")
@@ -152,7 +152,7 @@ def split(key: str, body: bytes, included: IncludedSet) -> list[bytes]:
 
 
 def _head(included: IncludedSet) -> bytes:
-    """The safetensors header, which has one encoding for each set; each update is a tensor named by its uid."""
+    """Return the safetensors header, which has one encoding for each set; each update is a tensor named by its uid."""
     header: dict[str, object] = {
         "__metadata__": {"format": "tplr-aggregate-1", "window": str(included.window), "version": included.version}
     }

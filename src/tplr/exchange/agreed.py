@@ -1,4 +1,4 @@
-"""The answer that electors with more than half of the stake give, without waiting for longer than needed."""
+"""Finds the answer that electors with more than half of the stake give, and waits no longer than needed."""
 
 import asyncio
 from collections import Counter
@@ -13,14 +13,14 @@ from tplr.keys import decision_key
 from tplr.logging import logger
 from tplr.storage import ObjectStore
 
-# Until the others are asked, too, if the first do not answer; and until one is given up.
+# Seconds until the remaining electors are asked if the first do not answer; seconds until a request is abandoned.
 PATIENCE_SECONDS, ANSWER_SECONDS = 1.0, 10.0
 
 T = TypeVar("T")
 
 
 def enough(electors: Electors, order: Sequence[int], known: Sequence[int] = ()) -> list[int]:
-    """The first uids in ``order`` that, with the ``known`` ones, have more than half of the stake; else all."""
+    """Return the first uids in ``order`` that, with the ``known`` ones, have more than half of the stake; else all."""
     asked: list[int] = []
     for uid in order:
         if electors.outweighs([*known, *asked]):
@@ -32,17 +32,17 @@ def enough(electors: Electors, order: Sequence[int], known: Sequence[int] = ()) 
 async def agreed(
     electors: Electors, ask: Callable[[int], Awaitable[T]], *, key: Callable[[T], Hashable] = repr
 ) -> T | None:
-    """The answer that electors with more than half of the stake give; None: there is none.
+    """Return the answer that electors with more than half of the stake give, or None if there is none.
 
-    Electors are asked in rank order, at first only as many as are needed.
+    Electors are asked in rank order, at first only as many as a majority needs.
 
     Args:
         ask: reads the answer of an elector.
         key: answers with equal keys are the same answer; the first one is returned.
 
     Raises:
-        StoreError: of an elector without whose answer there is no majority; a later attempt may succeed.
-        PayloadError: without it there would be no StoreError either: what electors publish leaves no majority.
+        StoreError: there is no majority, and this request to an elector failed; a later attempt may succeed.
+        PayloadError: there is no majority, no request failed, and this elector's document is invalid.
     """
     answers: dict[int, T] = {}
     problems: list[StoreError | PayloadError] = []
@@ -87,12 +87,13 @@ async def agreed(
 
 
 class ElectionResult(NamedTuple):
-    """What can be read of an election now.
+    """The result of an election, as far as it is readable now.
 
     Attributes:
         decided: None if no value has commitments of more than half of the stake.
         stakes: share of the electors' stake, by uid, in rank order.
-        commitments: by elector, whether it is committed to the decided value; whose are not readable is missing.
+        commitments: by elector, whether it is committed to the decided value; electors without a readable commitment
+            are missing.
     """
 
     decided: Value | None
@@ -101,7 +102,7 @@ class ElectionResult(NamedTuple):
 
 
 class DecisionReader:
-    """Looks for the decision of one window, as often as it is asked to; what it has read, it does not read again."""
+    """Reads the decision of one window, repeatedly if needed; a document that was read is not read again."""
 
     def __init__(self, reader: BallotReader, store_of: Callable[[int], ObjectStore | None], window: int) -> None:
         """``store_of``: the bucket that an elector has now; called before each request."""
@@ -114,13 +115,13 @@ class DecisionReader:
         self._refused: dict[int, PayloadError] = {}
 
     async def look(self) -> Value | None:
-        """The decided value; None: it is not decided, or can't be known now.
+        """Return the decided value, or None if nothing is decided or the decision can't be read now.
 
         Raises:
-            PayloadError: what electors publish instead of decisions leaves no majority.
+            PayloadError: electors without valid decisions leave no majority.
         """
         electors = self._reader.electors
-        # Electors that have not answered before are asked last.
+        # Electors that did not answer before are asked last.
         unseen = sorted((uid for uid in electors.uids if uid not in self._seen), key=lambda uid: self._missed[uid])
         asked = enough(electors, unseen, [*self._seen]) or list(electors.uids)
         await asyncio.gather(*map(self._ask, asked))
@@ -131,7 +132,7 @@ class DecisionReader:
         return None
 
     async def result(self) -> ElectionResult:
-        """What all electors show of it now, asked once each."""
+        """Ask every elector once and return the result as it is published now."""
         electors = self._reader.electors
         await asyncio.gather(*(self._ask(uid) for uid in electors.uids if uid not in self._seen))
         decided, total = self._decided(), electors.stake(electors.uids)

@@ -1,4 +1,4 @@
-"""Ballots in buckets: every elector's, and this node's own, which are written once and survive a restart."""
+"""Ballots in buckets: reads other electors' ballots; writes this node's own once and restores them after a restart."""
 
 import asyncio
 import contextlib
@@ -49,11 +49,11 @@ class BallotBox:
     """The ballots of one election.
 
     Attributes:
-        subject: the window; None: the start of the run.
+        subject: the window; None for the start of the run.
         own: this node's bucket, writable.
         stores: the other electors' buckets by uid.
-        folder: keeps what this node has signed: after a restart it says nothing else.
-        seconds: to write a ballot; R2 takes one write a second of a key.
+        folder: keeps the ballots that this node has signed, so that it does not sign different ones after a restart.
+        seconds: time limit for writing a ballot; R2 accepts one write per second for a key.
     """
 
     subject: int | None
@@ -67,7 +67,7 @@ class BallotBox:
     # Others' ballots
 
     async def read(self, wanted: Wanted) -> Ballot | None:
-        """The ballot, or None: it is not published, can't be read now, or is none."""
+        """Return the ballot, or None if it is not published, not readable now, or not valid."""
         store = self.stores.get(wanted.uid)
         if store is None:
             return None
@@ -109,7 +109,7 @@ class BallotBox:
     # The own ballots
 
     async def restore(self, election: Election) -> bool:
-        """Feed ``election`` what this node signed before a restart; whether it has voted.
+        """Feed ``election`` the ballots that this node signed before a restart; return whether it has voted.
 
         Raises:
             StoreError: the bucket does not answer.
@@ -134,20 +134,20 @@ class BallotBox:
         return voted
 
     async def clear(self) -> None:
-        """Forget what this node signed, when the election is over."""
+        """Delete the stored ballots of this node after the election has ended."""
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
     async def vote(self, vote: Vote) -> Ballot:
-        """Publish this node's vote; returns the one that counts: an earlier one, if there is one.
+        """Publish this node's vote and return the one that counts: an earlier vote if there is one.
 
         Raises:
-            StoreError: it is not published.
-            StateError: it can't be stored here.
+            StoreError: the vote is not published.
+            StateError: the vote can't be stored in ``folder``.
         """
         return await self._publish(Wanted("vote", self.signer.uid, 0), lambda: self._sign(vote))
 
     async def carry_out(self, action: Action) -> Ballot:
-        """Publish what an election says. Returns this node's ballot, to be fed to the election; raises as ``vote``."""
+        """Publish the ballot of an action and return it, to be fed to the election; raises as ``vote``."""
         uid = self.signer.uid
         match action:
             case SendStatus(slot, votes, proof):
@@ -182,7 +182,7 @@ class BallotBox:
                     )
                     return self._sign(decision)
 
-                # The first one binds; a later one of the same value shows more commitments.
+                # The first decision is binding; a later one has the same value and more commitments.
                 return await self._publish(Wanted("decision", uid, 0), committed, again=uid in others)
 
     def _relay(
@@ -195,10 +195,10 @@ class BallotBox:
         return sign_document(document, window=self.reader.window, signer=self.signer)
 
     async def _publish(self, wanted: Wanted, make: Callable[[], bytes], *, again: bool = False) -> Ballot:
-        """Sign, store here, then publish; what is stored here or published already is taken instead.
+        """Sign, store in ``folder``, then publish; a ballot already stored or published is used instead.
 
         Args:
-            again: replace it.
+            again: replace an existing ballot.
         """
         path = self.folder / f"{wanted.kind}-{wanted.slot}"
         if again or not await asyncio.to_thread(path.exists):
@@ -210,7 +210,7 @@ class BallotBox:
         try:
             await self._put(key, raw, create_only=not again)
         except PreconditionFailed:
-            # The answer of the first attempt got lost, or it was published before the folder was lost.
+            # The response to the first attempt was lost, or the ballot was published before ``folder`` was lost.
             there = await with_retry(
                 lambda: self.own.get(key, max_bytes=envelope_cap(SIZES[wanted.kind])), deadline_seconds=self.seconds
             )
@@ -225,7 +225,7 @@ class BallotBox:
 
 
 def feed(election: Election, ballot: Ballot, *, restored: bool = False) -> None:
-    """Tell ``election`` of a ballot, by its kind."""
+    """Pass a ballot to the method of ``election`` for its kind."""
     match ballot:
         case CheckedRelay():
             election.relay(ballot, restored=restored)

@@ -1,7 +1,7 @@
-"""The documents by which electors decide, and how what they embed is checked.
+"""The documents by which electors decide, and the checks of the documents embedded in them.
 
-Signed documents are embedded as they are, as text: a reader checks every signature itself and believes nobody's report
-of what another elector said.
+Signed documents are embedded unchanged, as text: a reader checks every signature itself and does not rely on any
+elector's report about another elector.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,9 +19,11 @@ from tplr.schemas import Document, Items, PeerList, ReasonText, Sha256, UidText,
 MAX_ELECTORS = 64
 # A window's election can void these many windows before it.
 VOID_WITHIN = 3
-# Documents of one kind by one elector whose check is remembered. An honest one signs a vote, and in each slot an echo.
+# Number of verified documents that are cached per elector and kind. An honest elector signs one vote, and one echo per
+# slot.
 REMEMBERED = 4
-# Embedded once, an envelope grows by its escaped quotation marks. A vote on 256 uids has 30 kB, of 20 electors 700 kB.
+# Embedding an envelope escapes its quotation marks, which makes it larger. A vote on 256 uids has 30 kB, the votes of
+# 20 electors have 700 kB.
 MAX_VOTE_BYTES = 2**16
 MAX_BALLOT_BYTES = 2**21
 
@@ -34,13 +36,13 @@ Echoes = Annotated[Items[EchoText], Field(max_length=MAX_ELECTORS)]
 
 
 class Vote(Document):
-    """``vote-{window}-{uid}-v{version}.json``: what one elector found of a window.
+    """``vote-{window}-{uid}-v{version}.json``: the updates that one elector found for a window.
 
     Attributes:
         found: SHA-256 of each valid update of a listed or reserve peer, by uid.
-        missing: the reason for each other one.
-        peers: the next peer list that this elector wants; None: the present one stays.
-        lost: earlier windows whose decided updates this elector has not, and can't get.
+        missing: the reason for each other listed or reserve peer.
+        peers: the next peer list that this elector wants; None to keep the present one.
+        lost: earlier windows whose decided updates this elector does not have and can't get.
     """
 
     kind: ClassVar[str] = "vote"
@@ -53,10 +55,10 @@ class Vote(Document):
 
 
 class Value(Wire):
-    """What is decided: the updates of a window, and the peer list that follows, if there is a new one.
+    """The subject of a decision: the updates of a window, and the next peer list if it changes.
 
     Attributes:
-        voided: earlier windows in which nothing is applied, whatever was decided about them.
+        voided: earlier windows in which no update is applied, even if one was decided.
     """
 
     included: IncludedSet
@@ -65,10 +67,10 @@ class Value(Wire):
 
 
 class Proposal(Document):
-    """A value, proposed by the elector whose slot it is.
+    """A value, proposed by the proposer of the slot.
 
     Attributes:
-        votes: hash of each vote that the value follows from, by elector; empty if it follows from a proof.
+        votes: hash of each vote that the value is tallied from, by elector; empty if the value is from a proof.
     """
 
     kind: ClassVar[str] = "proposal"
@@ -80,7 +82,7 @@ class Proposal(Document):
 
 
 class Echo(Document):
-    """One elector's word for a value: at most one in a slot.
+    """One elector's support for a value: an honest elector signs at most one in a slot.
 
     Attributes:
         value: hash of the value's canonical JSON.
@@ -94,7 +96,7 @@ class Echo(Document):
 
 
 class Commitment(Document):
-    """One elector's word that it will hold to a value, whatever comes. The value is identified as in ``Echo``."""
+    """One elector's irrevocable commitment to a value, which is identified as in ``Echo``."""
 
     kind: ClassVar[str] = "commitment"
     max_bytes: ClassVar[int] = 2**10
@@ -111,7 +113,7 @@ class Proof(Wire):
 
 
 class Relay(Document):
-    """``echo-{window}-{slot}-{uid}-v{version}.json``: an echo, its proposal, and what that rests on."""
+    """``echo-{window}-{slot}-{uid}-v{version}.json``: an echo, its proposal, and the proposal's votes or proof."""
 
     kind: ClassVar[str] = "relay"
     max_bytes: ClassVar[int] = MAX_BALLOT_BYTES
@@ -123,7 +125,7 @@ class Relay(Document):
 
 
 class Status(Document):
-    """``status-{window}-{slot}-{uid}-v{version}.json``: what an elector knows when a later slot begins."""
+    """``status-{window}-{slot}-{uid}-v{version}.json``: an elector's known votes and proof when a later slot starts."""
 
     kind: ClassVar[str] = "status"
     max_bytes: ClassVar[int] = MAX_BALLOT_BYTES
@@ -140,8 +142,8 @@ class Decision(Document):
 
     Attributes:
         slot, echoes: the proof.
-        votes: that the value follows from; empty if an earlier slot's proposal had them.
-        commitments: the author's, and those of others that it knows.
+        votes: the votes that the value is tallied from; empty if an earlier slot's proposal had them.
+        commitments: the author's, and the other electors' that it knows.
     """
 
     kind: ClassVar[str] = "decision"
@@ -155,13 +157,13 @@ class Decision(Document):
 
 
 def value_id(value: Value) -> str:
-    """What identifies a value."""
+    """Return the identity of a value: the hash of its canonical JSON."""
     return body_sha256(value)
 
 
 @dataclass(frozen=True)
 class CheckedProof:
-    """A proof whose echoes have been verified: by elector."""
+    """A proof with its verified echoes by elector."""
 
     slot: int
     value: Value
@@ -169,13 +171,13 @@ class CheckedProof:
     echoes: Mapping[int, Signed[Echo]]
 
     def document(self) -> Proof:
-        """As it is embedded."""
+        """Return the form that is embedded in documents."""
         return Proof(slot=self.slot, value=self.value, echoes=texts(self.echoes))
 
 
 @dataclass(frozen=True)
 class CheckedRelay:
-    """A relay of elector ``uid`` of which every part has been verified; ``id`` is that of the proposed value."""
+    """A relay of elector ``uid`` with every part verified; ``id`` identifies the proposed value."""
 
     uid: int
     id: str
@@ -186,7 +188,7 @@ class CheckedRelay:
 
     @property
     def slot(self) -> int:
-        """The slot of echo and proposal."""
+        """The slot of the echo and the proposal."""
         return self.echo.document.slot
 
     @property
@@ -197,7 +199,7 @@ class CheckedRelay:
 
 @dataclass(frozen=True)
 class CheckedStatus:
-    """A status of elector ``uid`` of which every part has been verified."""
+    """A status of elector ``uid`` with every part verified."""
 
     uid: int
     slot: int
@@ -207,7 +209,7 @@ class CheckedStatus:
 
 @dataclass(frozen=True)
 class CheckedDecision:
-    """A decision of elector ``uid`` of which every part has been verified."""
+    """A decision of elector ``uid`` with every part verified."""
 
     uid: int
     proof: CheckedProof
@@ -216,19 +218,19 @@ class CheckedDecision:
 
 
 def texts(signed: Mapping[int, Signed[DocumentT]]) -> tuple[str, ...]:
-    """Envelopes as they are embedded, by ascending uid."""
+    """Return the envelopes as text for embedding, by ascending uid."""
     return tuple(signed[uid].raw.decode() for uid in sorted(signed))
 
 
 @dataclass(frozen=True)
 class BallotReader:
-    """Opens the documents of one window's electors; every method raises PayloadError for anything else.
+    """Opens the documents of one window's electors; every method raises PayloadError for an invalid document.
 
-    What many documents embed is verified once, as long as it is among the last ``REMEMBERED`` of its elector and kind.
-    Nothing of a refused document is remembered.
+    A document that is embedded in several others is verified once, as long as it is among the last ``REMEMBERED`` of
+    its elector and kind. No part of a refused document is cached.
 
     Attributes:
-        window: that the documents are signed for.
+        window: the window that the documents are signed for.
     """
 
     electors: Electors
@@ -237,13 +239,13 @@ class BallotReader:
     _opened: dict[tuple[str, int], tuple[Signed, ...]] = field(default_factory=dict, repr=False)
 
     def vote(self, raw: bytes, uid: int) -> Signed[Vote]:
-        """The vote of elector ``uid``."""
+        """Open the vote of elector ``uid``."""
         vote = self._open(raw, Vote, uid)
         self._remember({uid: vote})
         return vote
 
     def relay(self, raw: bytes, uid: int, slot: int) -> CheckedRelay:
-        """The relay of elector ``uid`` in ``slot``."""
+        """Open the relay of elector ``uid`` in ``slot``."""
         relay = self._open(raw, Relay, uid).document
         proposer = self.electors.proposer(slot)
         echo = self._open(relay.echo.encode(), Echo, uid)
@@ -260,7 +262,7 @@ class BallotReader:
         return CheckedRelay(uid, identity, echo, proposal, votes, proof)
 
     def status(self, raw: bytes, uid: int, slot: int) -> CheckedStatus:
-        """What elector ``uid`` knew at the beginning of ``slot``."""
+        """Open the status of elector ``uid`` at the beginning of ``slot``."""
         status = self._open(raw, Status, uid).document
         if status.slot != slot:
             raise PayloadError(f"status of uid {uid}: of slot {status.slot}, not {slot}")
@@ -269,7 +271,7 @@ class BallotReader:
         return CheckedStatus(uid, slot, votes, proof)
 
     def decision(self, raw: bytes, uid: int) -> CheckedDecision:
-        """What elector ``uid`` is committed to."""
+        """Open the decision of elector ``uid``."""
         decision = self._open(raw, Decision, uid).document
         proof = self._proof(Proof(slot=decision.slot, value=decision.value, echoes=decision.echoes))
         assert proof is not None
@@ -295,7 +297,7 @@ class BallotReader:
         return self._each(embedded, Vote)
 
     def _each(self, embedded: Iterable[str], schema: type[DocumentT]) -> dict[int, Signed[DocumentT]]:
-        """Embedded envelopes, each of another elector, which its header names."""
+        """Open embedded envelopes by author, which is read from the header; two of one author are refused."""
         found = {}
         for text in embedded:
             raw = text.encode()
@@ -306,7 +308,7 @@ class BallotReader:
         return found
 
     def _author(self, raw: bytes) -> int:
-        """The elector whose hotkey is in a header; the signature is checked afterwards."""
+        """Return the elector whose hotkey is in the header; the signature is checked afterwards."""
         head = raw[:512].partition(b"\n")[0]
         for one in self.electors.ranked:
             if b'"hotkey":"%s"' % one.hotkey.encode() in head:
@@ -323,7 +325,10 @@ class BallotReader:
         return open_document(raw, schema, window=self.window, author=author)
 
     def _remember(self, *accepted: Mapping[int, Signed[Any]]) -> None:
-        """The parts of an accepted document, by elector. Several threads may do so: what one misses is opened again."""
+        """Cache the parts of an accepted document, by elector.
+
+        Several threads may do so at once: an entry that gets lost is verified again.
+        """
         for parts in accepted:
             for uid, one in parts.items():
                 known = self._opened.get((one.kind, uid), ())

@@ -1,4 +1,4 @@
-"""Checkpoints: snapshots in buckets. The manifest is written last, so nobody sees half of one."""
+"""Checkpoints: snapshots in buckets. The manifest is written last, so no reader sees an incomplete one."""
 
 import asyncio
 import re
@@ -61,16 +61,15 @@ async def publish(
 ) -> SnapshotManifest:
     """Upload a snapshot as a checkpoint of its window, signed; then delete all but the signer's ``keep_last`` newest.
 
-    Shards that an earlier call stored are not sent again. ``folder`` must not change meanwhile.
+    Shards that an earlier call stored are not sent again. ``folder`` must not change during the call.
 
     Args:
-        replace: another checkpoint of that window. Without it, the first one stays.
-        concurrency: parts that are sent at once.
-        version: of the run, also of its older checkpoints; default: the snapshot's.
+        replace: replace a different checkpoint of that window. Without it, the first one stays.
+        concurrency: number of parts that are sent at once.
 
     Raises:
         FileNotFoundError: the folder holds no snapshot.
-        StateError: its manifest is invalid or torn, or of another version than the signer's run.
+        StateError: its manifest is invalid or torn, or its version is not that of the signer's run.
         StoreError: as ``upload_file``; the checkpoint is not visible, and the next call resumes.
     """
     manifest = await asyncio.to_thread(read_manifest, folder)
@@ -91,13 +90,13 @@ async def publish(
     try:
         await delete_old_checkpoints(store, uid=signer.uid, keep_last=keep_last, version=signer.run.version)
     except StoreError as error:
-        # The new one is published all the same, and the next call tries again.
+        # The new checkpoint is published; the next call tries again to delete the old ones.
         logger.warning("old checkpoints not deleted: %s", error)
     return manifest
 
 
 async def published(store: ObjectStore, author: Author) -> list[Checkpoint]:
-    """The complete checkpoints of ``author`` in a bucket, newest first; not verified. Raises StoreError."""
+    """List the complete checkpoints of ``author`` in a bucket, newest first; not verified. Raises StoreError."""
     found = []
     for info in await list_objects(store, "checkpoint-", deadline_seconds=READ_SECONDS):
         key = parse_window_key(info.key, author.run.version)
@@ -109,9 +108,9 @@ async def published(store: ObjectStore, author: Author) -> list[Checkpoint]:
 
 
 def manifest_cap(wanted: Mapping[str, TensorLayout]) -> int:
-    """A size in bytes that no manifest of a snapshot with these tensors exceeds.
+    """Return an upper bound in bytes on the manifest of a snapshot with these tensors.
 
-    Some five times what nodes write: 200 bytes a tensor, 270 a piece and its shard, 134 for each 16 MiB or more.
+    It is about five times what nodes write: 200 bytes per tensor, 270 per piece with its shard, 134 per 16 MiB or more.
     """
     data = sum(layout.rows * layout.row_bytes for layout in wanted.values())
     return min(MAX_MANIFEST_BYTES, 2**17 + sum(2048 + 4 * len(name) for name in wanted) + data // 2**13)
@@ -140,15 +139,15 @@ async def fetch(
 ) -> SnapshotManifest:
     """Download the tensors ``wanted`` of a checkpoint into ``folder``, verified, and write the manifest last.
 
-    Shards that an earlier call fetched are not fetched again. Whatever the manifest says, no more bytes are requested
-    than those of ``wanted`` and their headers.
+    Shards that an earlier call fetched are not fetched again. Independently of the manifest, no more bytes are
+    requested than those of ``wanted`` and their headers.
 
     Args:
-        manifest: the checkpoint's, if it is known.
-        concurrency: parts that are fetched at once.
+        manifest: the checkpoint's manifest, if it is known.
+        concurrency: number of parts that are fetched at once.
 
     Raises:
-        StateError: it is no checkpoint of that window and version, or does not hold ``wanted``.
+        StateError: it is not a checkpoint of that window and version, or does not hold ``wanted``.
         StoreError: as ``download_file``.
     """
     store, prefix = checkpoint.store, checkpoint.prefix
@@ -182,10 +181,10 @@ def discard_fetch(folder: Path) -> None:
 
 
 def needed_shards(manifest: SnapshotManifest, wanted: Mapping[str, TensorLayout]) -> tuple[SnapshotShard, ...]:
-    """The shards that hold ``wanted``.
+    """Return the shards that hold ``wanted``.
 
     Raises:
-        StateError: a tensor is missing, incomplete, or of another layout, or a shard holds other tensors too.
+        StateError: a tensor is missing, incomplete, or has another layout, or a shard also holds other tensors.
     """
     for name, layout in wanted.items():
         if manifest.tensors.get(name) != layout:
@@ -220,7 +219,7 @@ async def withdraw(store: ObjectStore, *, uid: int, after: int, version: str) ->
 
 
 async def _holds(store: ObjectStore, key: str, path: Path) -> bool:
-    """Whether an object is this file, by its ETag: a killed process may have stored another one."""
+    """Return whether an object equals this file, by its ETag: a killed process may have stored a different one."""
     info = await with_retry(lambda: store.head(key), deadline_seconds=HEAD_SECONDS)
     return info.etag == await asyncio.to_thread(etag_of, store, path)
 

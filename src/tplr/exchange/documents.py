@@ -1,4 +1,4 @@
-"""Documents in buckets: each signed by its author, and of a schema, which bounds its size."""
+"""Documents in buckets: each is signed by its author and has a schema that bounds its size."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -18,7 +18,7 @@ from tplr.schemas import Document
 from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
 
-# Of a request that carries no bytes; a document has longer by its size.
+# Time limit of a request without a body; a document gets more time in proportion to its size.
 READ_SECONDS = 10.0
 PUT_SECONDS = 30.0
 
@@ -29,10 +29,11 @@ async def put_document(
     """Sign a document about ``window`` and write it.
 
     Args:
-        create_only: raise PreconditionFailed if the key holds another one. The same one stays, with its signature.
+        create_only: raise PreconditionFailed if the key holds a different document. An equal one stays unchanged.
 
     Raises:
-        StoreError: it is not written; ObjectTooLarge: nobody would read it.
+        StoreError: the document is not written.
+        ObjectTooLarge: the document is larger than readers accept.
     """
     raw = await asyncio.to_thread(sign_document, document, window=window, signer=signer)
     if len(raw) > envelope_cap(document.max_bytes):
@@ -43,13 +44,13 @@ async def put_document(
             deadline_seconds=PUT_SECONDS + len(raw) / TransferLimits.upload_floor,
         )
     except PreconditionFailed:
-        # The answer to the first attempt got lost, or it was written before a restart.
+        # The response to the first attempt was lost, or the document was written before a restart.
         if not await holds_document(store, key, document, window=window, author=signer):
             raise
 
 
 async def holds_document(store: ObjectStore, key: str, document: Document, *, window: int, author: Author) -> bool:
-    """Whether the key holds this document, signed by ``author``. Raises StoreError."""
+    """Return whether the key holds this document, signed by ``author``. Raises StoreError."""
     try:
         there = await get_signed(store, key, type(document), window=window, author=author, retry=True)
     except (PayloadError, ObjectTooLarge):
@@ -60,7 +61,7 @@ async def holds_document(store: ObjectStore, key: str, document: Document, *, wi
 async def get_document(
     store: ObjectStore, key: str, schema: type[DocumentT], *, window: int, author: Author, retry: bool = False
 ) -> DocumentT:
-    """The document at ``key``; arguments and errors as ``get_signed``."""
+    """Read the document at ``key``; arguments and errors as ``get_signed``."""
     return (await get_signed(store, key, schema, window=window, author=author, retry=retry)).document
 
 
@@ -77,11 +78,11 @@ async def get_signed(
     """Read the document at ``key`` with its envelope.
 
     Args:
-        max_bytes: of the document; default: the schema's.
-        retry: while the store is unavailable, for some ``READ_SECONDS``. Not for callers that poll.
+        max_bytes: maximum size of the document; default: the schema's.
+        retry: retry for about ``READ_SECONDS`` while the store is unavailable. Not for callers that poll.
 
     Raises:
-        PayloadError: the object is no such document about ``window``, signed by ``author``.
+        PayloadError: the object is not a valid document of this schema about ``window``, signed by ``author``.
         StoreError: as ``ObjectStore.get``; ObjectTooLarge above ``max_bytes``.
     """
     cap = schema.max_bytes if max_bytes is None else max_bytes

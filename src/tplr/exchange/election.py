@@ -1,20 +1,20 @@
-"""One elector's part in deciding one value: what it says when, as a function of what it has read. No I/O, no clock.
+"""The state machine of one elector for one value: what to publish and when, from what it has read. No I/O, no clock.
 
 This is Sync HotStuff (https://eprint.iacr.org/2019/270) for a single value, over buckets instead of messages. Delta is
 the longest time from an honest elector's decision to publish something until every other honest elector has read it:
-put, poll, get, and the difference of their clocks. Time is counted in seconds since all updates of the window are in or
-out. Slot r has six Delta and one proposer, the elector of rank ``r mod n``:
+put, poll, get, and the difference of their clocks. Times are in seconds; time 0 is when each update of the window is
+either accepted or ruled out. Slot r lasts six Delta and has one proposer, the elector of rank ``r mod n``:
 
 ===========  ===========================================================================================
 from, Delta  what
 ===========  ===========================================================================================
-0            statuses: which votes each elector has seen, and its lock; in slot 0 their votes
+0            each elector publishes a status: the votes it has seen, and its lock; in slot 0 its vote
 1            the proposer proposes the tally of the votes, or the value of the latest proof; in slot 0 as
              soon as it has all votes
-until 3      an elector that has seen exactly one proposal, and accepts it, echoes it with all it rests on
+until 3      an elector that has seen exactly one proposal, and accepts it, echoes it with its votes or proof
 until 5      two Delta after its echo, or as soon as all have echoed, an elector commits if echoes of more
              than half of the stake are for the value, and it has seen no other proposal
-until 6      decisions reach all: readers of the proof in one are locked on its value
+until 6      decisions reach all electors: each reader of a decision's proof is locked on its value
 ===========  ===========================================================================================
 
 *Agreement*, if the others hold less than half of the stake and Delta holds: let honest A commit v in slot r, two Delta
@@ -22,12 +22,12 @@ after its echo at t. Every honest elector has read that echo by t + Delta. If it
 by t + two Delta; after, it had seen two proposals, and echoed neither. So no other value has a proof of slot r, which
 needs an honest echo, all honest electors are locked on v before slot r + 1, and by induction accept nothing else later.
 
-*Progress*, if honest electors hold more than half: what an honest elector demands of a proposal in slot r, its lock and
-the votes it has seen, it published at the slot's beginning. An honest proposer has read it one Delta later, so all
-honest electors accept its proposal, by two Delta, and commit by four. So n slots decide.
+*Progress*, if honest electors hold more than half: at the start of slot r an honest elector publishes everything that
+it demands of a proposal, its lock and the votes it has seen. An honest proposer has read this one Delta later, so all
+honest electors accept its proposal by two Delta and commit by four. So n slots decide.
 
 *An honest miner's update is included* if all honest electors found it: each of them demands it of every proposal.
-*Nothing false is included*: a hash needs votes of more than half, thus of an honest elector, which had the bytes.
+*Nothing false is included*: a hash needs votes of more than half, so at least one honest elector had the bytes.
 """
 
 from collections.abc import Mapping
@@ -49,15 +49,15 @@ from tplr.exchange.ballots import (
 from tplr.exchange.envelope import Signed
 from tplr.exchange.quorum import Question, supported, tally_lost
 
-# In Delta, from the beginning of a slot.
+# In Delta, from the start of a slot.
 PROPOSE_FROM, PROPOSE_UNTIL, ECHO_UNTIL, COMMIT_UNTIL, SLOT = 1, 2, 3, 5, 6
-COMMIT_AFTER = 2  # the own echo
-# A decision is written again when it shows more, and R2 takes one write a second of a key.
+COMMIT_AFTER = 2  # after this elector's own echo
+# A decision is written again when it has more commitments, and R2 accepts one write per second for a key.
 LOOK_AFTER_SECONDS = 1.1
 
 
 class SendStatus(NamedTuple):
-    """Publish what this elector knows when a slot begins."""
+    """Publish the votes and the proof that this elector has at the start of a slot."""
 
     slot: int
     votes: Mapping[int, Signed[Vote]]
@@ -74,13 +74,13 @@ class Propose(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """Echo somebody's proposal."""
+    """Echo another elector's proposal."""
 
     relay: CheckedRelay
 
 
 class Commit(NamedTuple):
-    """Publish a decision: a commitment to a value, with those of others that are known."""
+    """Publish a decision: a commitment to a value, with the known commitments of other electors."""
 
     proof: CheckedProof
     votes: Mapping[int, Signed[Vote]]
@@ -92,7 +92,7 @@ Kind = Literal["vote", "relay", "status", "decision"]
 
 
 class Wanted(NamedTuple):
-    """A document of another elector to look for now."""
+    """A document of another elector to read now."""
 
     kind: Kind
     uid: int
@@ -101,7 +101,7 @@ class Wanted(NamedTuple):
 
 @dataclass
 class _Slot:
-    """What is known of one slot: the first relay of each proposed value, and echoes by value and elector."""
+    """The known documents of one slot: the first relay of each proposed value, and echoes by value and elector."""
 
     proposals: dict[str, CheckedRelay] = field(default_factory=dict)
     echoes: dict[str, dict[int, Signed[Echo]]] = field(default_factory=dict)
@@ -115,9 +115,9 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Said:
-    """The own echo of a slot, and when it was given: never, if before a restart.
+    """This elector's own echo of a slot and its time, which is infinite if the echo is from before a restart.
 
-    Others look for it from time 0 on.
+    The time is at least 0, because the other electors read from time 0 on.
     """
 
     id: str
@@ -125,17 +125,20 @@ class _Said:
 
 
 class Election:
-    """Feed it what was read, then ask ``act`` what to publish; feed that back, signed, before ``act`` again.
+    """Decides what one elector publishes in one election.
+
+    Feed it each document that was read, then call ``act`` for the actions to publish. Feed it the signed ballots of
+    these actions before the next call of ``act``.
 
     Attributes:
         committed: the value that this elector is committed to, and its proof.
         decided: the value that electors with more than half of the stake are committed to.
-        finished: it is decided, and this elector has published all that shows it.
+        finished: a value is decided, and this elector has published the commitments that prove it.
         evidence: pairs of different votes that one elector signed.
     """
 
     def __init__(self, electors: Electors, uid: int, question: Question, delta: float) -> None:
-        """``uid``: of the elector that this is; ``delta`` in seconds."""
+        """``uid``: this elector's; ``delta``: in seconds."""
         self.committed: CheckedProof | None = None
         self.decided: CheckedProof | None = None
         self.finished = False
@@ -148,10 +151,10 @@ class Election:
         self._slots: dict[int, _Slot] = {}
         self._decisions: set[int] = set()
         self._commitments: dict[str, dict[int, Signed[Commitment]]] = {}
-        self._look_at = float("inf")  # when to look for the others' decisions, after the own commitment
+        self._look_at = float("inf")  # when to read the others' decisions, after this elector's own commitment
         self._said: dict[int, _Said] = {}
         self._lock: CheckedProof | None = None
-        # As of the beginning of the present slot.
+        # As of the start of the present slot.
         self._slot = -1
         self._demanded: dict[int, Signed[Vote]] | None = None
         self._held: CheckedProof | None = None
@@ -162,16 +165,16 @@ class Election:
         proposers = {self._electors.proposer(slot) for slot, one in self._slots.items() if len(one.proposals) > 1}
         return proposers | {vote.author.uid for vote, _ in self.evidence}
 
-    # What was read
+    # Documents that were read
 
     def vote(self, vote: Signed[Vote]) -> None:
-        """A vote, of this elector or another."""
+        """Record a vote of this elector or another."""
         known = self._votes.setdefault(vote.author.uid, vote)
         if known.sha256 != vote.sha256:
             self.evidence.append((known, vote))
 
     def relay(self, relay: CheckedRelay, *, restored: bool = False) -> None:
-        """A relay, of this elector or another. ``restored``: this one's, given before a restart."""
+        """Record a relay of this elector or another. ``restored``: this elector's own, from before a restart."""
         for vote in relay.votes.values():
             self.vote(vote)
         slot = self._slots.setdefault(relay.slot, _Slot())
@@ -186,7 +189,7 @@ class Election:
             self._said[relay.slot] = _Said(relay.id, float("inf"))
 
     def status(self, status: CheckedStatus) -> None:
-        """What another elector knew at the beginning of a slot."""
+        """Record the status of another elector at the start of a slot."""
         self._slots.setdefault(status.slot, _Slot()).statuses.add(status.uid)
         for vote in status.votes.values():
             self.vote(vote)
@@ -194,7 +197,7 @@ class Election:
             self._prove(status.proof)
 
     def decision(self, decision: CheckedDecision) -> None:
-        """A decision, of this elector or another."""
+        """Record a decision of this elector or another."""
         self._decisions.add(decision.uid)
         for vote in decision.votes.values():
             self.vote(vote)
@@ -208,7 +211,7 @@ class Election:
             self.finished |= self._uid in decision.commitments and self._electors.outweighs(decision.commitments)
 
     def unpublished(self) -> None:
-        """The last commitment could not be published: it is made again."""
+        """Reset the last commitment, which could not be published, so that ``act`` returns it again."""
         self.committed = None
 
     def _prove(self, proof: CheckedProof) -> None:
@@ -217,17 +220,17 @@ class Election:
 
     @property
     def votes(self) -> Mapping[int, Signed[Vote]]:
-        """The first vote seen of each elector."""
+        """The first vote that was read of each elector."""
         return self._votes
 
-    # What to look for
+    # What to read
 
     def slot_at(self, now: float) -> int:
-        """The slot of a time. An elector that has all updates earlier is in the first slot already."""
+        """Return the slot at time ``now``; 0 also before time 0, for an elector that has all updates early."""
         return max(0, int(now // (SLOT * self._delta)))
 
     def next_deadline(self, now: float) -> float:
-        """The next time after ``now`` at which something may be due without anything new."""
+        """Return the next time after ``now`` at which an action may be due even if no new document is read."""
         slot = self.slot_at(now)
         times = [(slot * SLOT + step) * self._delta for step in (PROPOSE_FROM, ECHO_UNTIL, SLOT)]
         if slot in self._said:
@@ -235,7 +238,7 @@ class Election:
         return min((time for time in times if time > now), default=now + self._delta)
 
     def wanted(self, now: float) -> list[Wanted]:
-        """What to look for in a round that begins ``now``: few requests if all is well."""
+        """Return the documents to read in a round that begins ``now``: few if no elector is faulty."""
         slot = self.slot_at(now)
         state, others = self._slots.get(slot, _Slot()), [uid for uid in self._electors.uids if uid != self._uid]
         proposer, into = self._electors.proposer(slot), now - slot * SLOT * self._delta
@@ -260,21 +263,21 @@ class Election:
             kinds += [Wanted("relay", uid, slot) for uid in relays if uid not in state.relays]
         return kinds
 
-    # What to say
+    # What to publish
 
     def act(self, seen: float, now: float) -> list[Action]:
-        """What to publish now.
+        """Return the actions that are due now.
 
         Args:
-            seen: the beginning of the last round of reading: whatever was published by then has been read, except
-                from buckets that do not answer.
+            seen: start of the last round of reading. All documents published by then have been read, except those in
+                buckets that do not answer.
         """
         slot = self.slot_at(now)
         if self.finished or self.slot_at(seen) != slot:
             return []
         if self.decided:
             if self.committed and self.committed.id != self.decided.id:
-                self.finished = True  # more than the adversary that this is made for: nothing helps any more
+                self.finished = True  # the adversary exceeds the protocol's assumptions: this can't be repaired
                 return []
             return self._committing(self.decided, now)
         begun = slot * SLOT * self._delta
@@ -288,7 +291,7 @@ class Election:
         return actions
 
     def _enter(self, slot: int) -> list[Action]:
-        """Freeze what this elector demands of proposals of the slot, and publish it."""
+        """Fix the lock and the votes that this elector demands of the slot's proposals, and publish them."""
         self._slot, self._held = slot, self._lock
         if slot == 0:
             return []
@@ -325,7 +328,7 @@ class Election:
         return self._question.tally({uid: vote.document for uid, vote in votes.items()}, self._electors, slot)
 
     def _accepts(self, relay: CheckedRelay) -> bool:
-        """Whether a proposal may be decided, for all that this elector demands."""
+        """Return whether a proposal satisfies everything that this elector demands."""
         if relay.proof:
             follows = relay.proof.slot < relay.slot and relay.proof.id == relay.id
             return follows and (self._held is None or relay.proof.slot >= self._held.slot)
@@ -335,16 +338,18 @@ class Election:
         if value is None or value_id(value) != relay.id:
             return False
         if len(relay.votes) == len(self._electors.ranked):
-            return True  # honest votes are among them, as they were signed
+            return True  # it counts every elector's vote, so every honest one
         return self._demanded is not None and self._demands(relay, self._demanded)
 
     def _demands(self, relay: CheckedRelay, known: Mapping[int, Signed[Vote]]) -> bool:
-        """Whether a proposal counts all that this elector voted for and knows to have enough votes: updates it found,
-        and windows it says are lost."""
+        """Return whether a proposal counts every update and lost window of this elector's vote with enough known votes.
+
+        Votes are enough if they are of more than half of the stake.
+        """
         mine = known[self._uid].document if self._uid in known else None
         if mine is None:
             return True
-        # A vote of one who signed another one for the proposer says nothing about the proposer.
+        # If an elector signed a different vote for the proposer, the proposer need not count the one known here.
         alike = {uid: one.document for uid, one in known.items() if relay.votes.get(uid, one).sha256 == one.sha256}
         shown = {uid: one.document for uid, one in relay.votes.items()}
         lost = [tally_lost(votes, self._electors, relay.proposal.window) for votes in (alike, shown)]

@@ -1,4 +1,4 @@
-"""Runs one election over buckets: reads what is wanted, says what is due, and waits for nobody."""
+"""Runs one election over buckets: reads the wanted documents and publishes due actions; no slow bucket delays it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,19 +9,19 @@ from tplr.exchange.ballots import CheckedProof
 from tplr.exchange.election import Commit, Election, Wanted
 from tplr.logging import logger
 
-# In Delta. A round waits this long for buckets that have answered so far; a request is given up after one Delta.
+# In Delta. A round waits this long for buckets that have answered before; a request is abandoned after one Delta.
 POLL = ROUND = 0.25
 
 
 class ElectionRun:
-    """One election of this node, from its vote on.
+    """One election of this node, starting with its vote.
 
     Attributes:
-        requests: reads so far.
+        requests: number of reads so far.
     """
 
     def __init__(self, election: Election, box: BallotBox, delta: float, opens: float) -> None:
-        """``opens``: when all updates are in or out, in loop time: time 0 of the election; ``delta`` in seconds."""
+        """``opens``: time 0 of the election, in loop time; ``delta``: in seconds."""
         self.requests = 0
         self._election = election
         self._box = box
@@ -35,14 +35,14 @@ class ElectionRun:
         return asyncio.get_running_loop().time() - self._opens
 
     async def finish(self, *, until: float, committed: Callable[[CheckedProof], Awaitable[None]]) -> bool:
-        """Take part until everybody can know what is decided; returns whether that was before ``until``.
+        """Take part until every node can read the decision; return whether that was before ``until``.
 
         Args:
             until: in seconds since time 0.
             committed: called once, when this node is committed to a value.
 
         Raises:
-            StateError: what this node says can't be stored here.
+            StateError: this node's ballots can't be stored on its disk.
         """
         told = False
         try:
@@ -63,7 +63,7 @@ class ElectionRun:
             await asyncio.gather(*self._reading.values(), return_exceptions=True)
 
     async def _read(self, now: float) -> None:
-        """One round: ask for what is wanted; a bucket that is slow answers when it answers."""
+        """Run one round: request the wanted documents; requests to slow buckets continue in later rounds."""
         for wanted in self._election.wanted(now):
             if wanted not in self._reading:
                 self.requests += 1
@@ -97,6 +97,6 @@ class ElectionRun:
                     logger.warning("%s not published: %s", type(action).__name__, error)
                     if isinstance(action, Commit):
                         self._election.unpublished()
-                        return  # it is made again in the next round
+                        return  # the next round commits again
                 else:
                     feed(self._election, ballot)

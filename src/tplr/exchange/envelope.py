@@ -1,9 +1,9 @@
-"""The envelope of a document: who says it, in which run, about which window, and the author's signature.
+"""The envelope of a document: its author, run and window, and the author's signature.
 
-An envelope is a line with a header, then the body, both in canonical JSON. A reader knows what the header must say,
-except for the signature: it compares the bytes, and parses no header. A signature is over the hash of the body and
-everything in the header, so a document is evidence about its author alone, and nobody can use it in another run, window
-or kind. sr25519 signatures of one message differ: the hash of its body identifies a document, not that of its envelope.
+An envelope is one header line and the body, both in canonical JSON. A reader knows the expected header except for the
+signature, so it compares the bytes and parses no header. The signature covers the hash of the body and all other header
+fields, so a document is evidence about its author only and is not valid for another run, window or kind. sr25519
+signatures of one message differ, so a document is identified by the hash of its body, not of its envelope.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from tplr.schemas import Document, Wire
 from tplr.untrusted import parse_untrusted
 
 MAX_HEADER_BYTES = 512
-# The window of a document that is about no window.
+# The window of a document that does not belong to a window.
 WHOLE_RUN = 0
 SIGNATURE = re.compile(rb'"signature":"([0-9a-f]{128})"')
-# In the header, and in the lines that are signed: nothing that JSON escapes, no end of line.
+# For the header and the signed lines: no characters that JSON escapes, and no line breaks.
 KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
 VERSION = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -34,10 +34,10 @@ DocumentT = TypeVar("DocumentT", bound=Document)
 
 @dataclass(frozen=True)
 class Run:
-    """What a signature is valid for: a subnet, and the version of the rules that the run began with.
+    """The scope of a signature: a subnet, and the version of the rules that the run began with.
 
     Raises:
-        ValueError: the version can be no part of an envelope.
+        ValueError: the version is not allowed in an envelope.
     """
 
     netuid: int
@@ -50,7 +50,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Author:
-    """Whose documents of a run: ``hotkey`` holds ``uid``, by the chain."""
+    """The author of documents of a run: ``hotkey`` holds ``uid`` on chain."""
 
     run: Run
     uid: int
@@ -59,19 +59,19 @@ class Author:
 
 @dataclass(frozen=True)
 class Signer(Author):
-    """An author who signs here, by ``Chain.sign``."""
+    """An author whose documents this node can sign, by ``Chain.sign``."""
 
     sign: Callable[[bytes], bytes]
 
     @classmethod
     def with_key(cls, run: Run, uid: int, keypair: Keypair) -> Self:
-        """One whose key is here."""
+        """Return a signer that uses this key pair."""
         return cls(run, uid, keypair.ss58_address, lambda message: hotkeys.sign(keypair, message))
 
 
 @dataclass(frozen=True)
 class _Label:
-    """What an envelope says of its document."""
+    """The header fields of an envelope, except for the signature."""
 
     author: Author
     kind: str
@@ -94,7 +94,7 @@ class _Label:
         return canonical(fields) + b"\n"
 
     def message(self, sha256: str) -> bytes:
-        """What is signed: less than 256 bytes, whatever the label is."""
+        """Return the signed message: less than 256 bytes for every label."""
         run, uid = self.author.run, self.author.uid
         lines = ("tplr/v1", str(run.netuid), run.version, self.kind, str(self.window), str(uid), sha256)
         return "\n".join(lines).encode()
@@ -102,11 +102,11 @@ class _Label:
 
 @dataclass(frozen=True)
 class Signed(Generic[DocumentT]):
-    """An opened envelope: its signature is that of ``author``.
+    """An opened envelope with the verified signature of ``author``.
 
     Attributes:
-        sha256: of the body: identifies the document.
-        raw: the whole envelope, to relay or to embed as it is.
+        sha256: hash of the body; identifies the document.
+        raw: the whole envelope, to relay or embed unchanged.
     """
 
     document: DocumentT
@@ -118,27 +118,27 @@ class Signed(Generic[DocumentT]):
 
 
 def canonical(value: Any) -> bytes:
-    """The one encoding of a JSON value: sorted keys, no spaces, UTF-8, finite numbers.
+    """Return the canonical encoding of a JSON value: sorted keys, no spaces, UTF-8, finite numbers.
 
     Raises:
-        ValueError: it holds infinity, NaN or a lone surrogate.
+        ValueError: it contains infinity, NaN or a lone surrogate.
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
 
 def body_of(document: Wire) -> bytes:
-    """The bytes of a document in its envelope. Raises as ``canonical``."""
+    """Return the canonical JSON of a document, the body of its envelope. Raises as ``canonical``."""
     return canonical(document.model_dump(mode="json"))
 
 
 def body_sha256(document: Wire) -> str:
-    """What identifies a document, ``Signed.sha256``. Raises as ``canonical``."""
+    """Return the hash that identifies a document, as ``Signed.sha256``. Raises as ``canonical``."""
     return hashlib.sha256(body_of(document)).hexdigest()
 
 
 def sign_document(document: Document, *, window: int, signer: Signer, kind: str | None = None) -> bytes:
-    """The envelope of a document.
+    """Sign a document and return its envelope.
 
     Args:
         kind: default: the schema's.
@@ -151,7 +151,7 @@ def sign_document(document: Document, *, window: int, signer: Signer, kind: str 
 
 
 def sign_body(body: bytes, *, kind: str, window: int, signer: Signer) -> bytes:
-    """The envelope of any bytes. Raises ConfigError without a private key."""
+    """Sign any bytes and return their envelope. Raises ConfigError without a private key."""
     label = _Label(signer, kind, window)
     signature = signer.sign(label.message(hashlib.sha256(body).hexdigest()))
     return label.header(signature.hex()) + body
@@ -168,15 +168,15 @@ def open_document(
 ) -> Signed[DocumentT]:
     """Check an envelope and parse its document.
 
-    The signature is verified before anything is parsed. Time and memory stay in proportion to ``len(raw)``. A document
-    with a field ``window``, ``uid`` or ``version`` must say there what its envelope says.
+    The signature is verified before anything is parsed. Time and memory are proportional to ``len(raw)``. If a document
+    has a field ``window``, ``uid`` or ``version``, its value must be that of the envelope.
 
     Args:
         kind: default: the schema's.
-        max_bytes: of the body; default: the schema's.
+        max_bytes: maximum size of the body; default: the schema's.
 
     Raises:
-        PayloadError: it is no such document, whatever the bytes are.
+        PayloadError: the bytes are not such a document; no other error is raised for invalid bytes.
     """
     kind = kind or schema.kind
     label = _Label(author, kind, window)
@@ -203,12 +203,12 @@ def open_document(
 
 
 def envelope_cap(body_bytes: int) -> int:
-    """The size in bytes that no envelope of a body of at most ``body_bytes`` exceeds."""
+    """Return the maximum size in bytes of an envelope whose body has at most ``body_bytes``."""
     return MAX_HEADER_BYTES + body_bytes
 
 
 def _check_canonical(document: Wire, body: bytes, name: str) -> None:
-    """Raise PayloadError unless ``body`` is the document's one encoding: one document has one hash."""
+    """Raise PayloadError unless ``body`` is the document's canonical encoding, so that one document has one hash."""
     try:
         same = body_of(document) == body
     except (ValueError, RecursionError) as error:

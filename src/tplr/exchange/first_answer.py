@@ -1,4 +1,4 @@
-"""Fetches one object from whichever of several buckets has it, and waits for none that does not answer."""
+"""Fetches one object from the first of several buckets that has it, without waiting for buckets that do not answer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -11,7 +11,7 @@ from tplr.storage import ObjectStore, TransferLimits
 
 T = TypeVar("T")
 
-# Until the other buckets are asked, too, if one does not answer; and until one is given up.
+# Seconds until the other buckets are asked if one does not answer; seconds until a request is abandoned.
 PATIENCE_SECONDS, ANSWER_SECONDS = 1.0, 4.0
 
 
@@ -23,16 +23,19 @@ async def find_first(
     *,
     what: str,
 ) -> T | None:
-    """What ``fetch`` returns for the fastest of ``stores`` in which ``look`` finds it; raises only if none has it.
+    """Return the result of ``fetch`` for the fastest of ``stores`` in which ``look`` finds the object.
 
-    If it is not found within ``PATIENCE_SECONDS``, all others are asked at once, and the first answer is taken; nobody
-    is waited for longer than ``ANSWER_SECONDS``, and for the object as long again as it takes at the lowest allowed
-    speed. A silent one counts as failed in ``speeds``.
+    Buckets are asked in the order of ``speeds``. If the object is not found within ``PATIENCE_SECONDS``, all remaining
+    buckets are asked at once, and the first answer is used. A bucket has ``ANSWER_SECONDS`` to answer; a fetch has the
+    transfer time at the lowest allowed speed in addition. A bucket that does not answer counts as failed in ``speeds``.
+
+    Raises:
+        StoreError, PayloadError: no bucket returned the object, and this was the last problem.
     """
     clock = asyncio.get_running_loop().time
     problem: StoreError | PayloadError | None = None
     unasked, impatient = speeds.order(stores), clock() + PATIENCE_SECONDS
-    looks: dict[asyncio.Task[ObjectInfo | None], tuple[ObjectStore, float]] = {}  # and when each was asked
+    looks: dict[asyncio.Task[ObjectInfo | None], tuple[ObjectStore, float]] = {}  # with the time of each request
 
     def ask(count: int) -> None:
         for store in unasked[:count]:
@@ -74,7 +77,7 @@ async def find_first(
 
 
 async def in_time(answer: Awaitable[T], store: ObjectStore, *, size: int) -> T:
-    """The answer of a bucket. Raises StoreUnavailable if it takes longer than at the lowest allowed speed."""
+    """Await a bucket's answer. Raises StoreUnavailable if it takes longer than at the lowest allowed speed."""
     seconds = ANSWER_SECONDS + size / TransferLimits.download_floor
     try:
         async with asyncio.timeout(seconds):

@@ -1,4 +1,4 @@
-"""Fetches one object of every peer and judges each alone: no peer's object affects another's."""
+"""Fetches one object of every peer and validates each independently: no peer's object affects another's."""
 
 import asyncio
 import hashlib
@@ -16,12 +16,12 @@ from tplr.storage.parts import body_etag
 
 T = TypeVar("T")
 
-POLL_SECONDS = 0.5  # at first, see ``polling.py``
+POLL_SECONDS = 0.5  # the first pause, see ``polling.py``
 # An attempt that takes longer is repeated later, and the next peer in the queue gets its slot.
 ATTEMPT_SECONDS = 10.0
-# By default more than a peer list holds, so nobody waits for the slot of a stalled bucket.
+# The default is larger than a peer list, so no peer waits for the slot of a stalled bucket.
 CONCURRENCY = 64
-# The least time that a bucket has to say what it holds.
+# The least time that a bucket has to answer a HEAD request.
 ANSWER_SECONDS = 2.0
 
 HASH_FIELD = "sha256"  # user metadata of a commit object
@@ -32,8 +32,8 @@ class GatheredUpdate(Generic[T]):
     """One peer's valid object, written within the bounds.
 
     Attributes:
-        fixed: time from which its bytes could not change, in unix seconds by its store's clock: that of its commit, or
-            of the object if no commit is needed.
+        fixed: time from which its bytes could not change, in Unix seconds by its store's clock: the commit's time of
+            writing, or the object's if no commit is needed.
     """
 
     uid: int
@@ -75,12 +75,13 @@ class GatherRules(ABC, Generic[T]):
     """Conditions for a peer's object to count, and how long to wait for it.
 
     Attributes:
-        sha256s: hashes by uid that are known without a commit, as those of an included set.
-        bounds: of the time of writing.
-        closes_in: seconds from now during which a missing object is polled; negative counts as 0.
-        patience: seconds after that during which a bucket that does not answer is retried: 0 where others wait.
+        sha256s: hashes by uid that are known without a commit, for example from an included set.
+        bounds: allowed times of writing.
+        closes_in: seconds from now during which a missing object is polled; a negative value counts as 0.
+        patience: seconds after that during which a bucket that does not answer is retried; 0 if other nodes wait for
+            this gather.
         size: of the object in bytes: exactly, or with ``or_less`` at most.
-        within: seconds from now after which no body is waited for, however fast it comes.
+        within: seconds from now after which every transfer of a body is aborted, at any speed.
     """
 
     window: int
@@ -94,15 +95,15 @@ class GatherRules(ABC, Generic[T]):
 
     @abstractmethod
     def key(self, uid: int) -> str:
-        """Name of the object of ``uid``."""
+        """Return the key of the object of ``uid``."""
 
     def commit_key(self, uid: int) -> str | None:
-        """Name of the object that holds its hash and was written before ``bounds.start``; None: none is needed."""
+        """Return the key of the commit, which holds the hash and is written by ``bounds.start``; None if not needed."""
         return None
 
     @abstractmethod
     def parse(self, body: bytes, uid: int) -> T:
-        """What the bytes of ``uid`` mean. Raises PayloadError. Called in a thread."""
+        """Parse the bytes of ``uid``. Raises PayloadError. Called in a thread."""
 
     @property
     def transfer(self) -> float:
@@ -113,15 +114,15 @@ class GatherRules(ABC, Generic[T]):
 async def gather(
     stores: Mapping[int, ObjectStore | None], rules: GatherRules[T], *, concurrency: int = CONCURRENCY
 ) -> GatherResult[T]:
-    """Fetch and judge the objects of several uids; returns when each has a result.
+    """Fetch and validate the objects of several uids; returns when each has a result.
 
-    An existing object costs two or three requests. A missing one is polled for ``closes_in`` seconds, a bucket that
-    does not answer for ``patience`` seconds more. A look that has begun by then has at least ``ANSWER_SECONDS``, and a
-    body that keeps up with ``TransferLimits.download_floor`` ``transfer`` seconds more.
+    An existing object costs two or three requests. A missing object is polled for ``closes_in`` seconds. A bucket that
+    does not answer is retried for ``patience`` seconds more. A HEAD request that has begun by then has at least
+    ``ANSWER_SECONDS``. A body has ``transfer`` seconds more, its duration at ``TransferLimits.download_floor``.
 
     Args:
         stores: by uid; None for a uid without a bucket.
-        concurrency: peers that are asked at once.
+        concurrency: number of peers that are asked at once.
     """
     slots = asyncio.Semaphore(concurrency)
     opened_at = asyncio.get_running_loop().time()
@@ -138,15 +139,15 @@ async def gather(
 async def _judge(
     uid: int, store: ObjectStore | None, rules: GatherRules[T], slots: asyncio.Semaphore, opened_at: float
 ) -> GatheredUpdate[T] | Reason:
-    """One peer's update, or the reason for leaving it out."""
+    """Return one peer's update, or the reason for skipping it."""
     if store is None:
         return Reason.NO_BUCKET
     loop = asyncio.get_running_loop()
-    # A window of the past is closed already, but a bucket with errors still gets its patience.
+    # A past window is already closed, but a bucket with errors is still retried for ``patience``.
     closed_at = opened_at + max(0.0, rules.closes_in)
     while True:
         began = loop.time()
-        # The last look, which decides, begins when the window closes. A bucket that was silent until then gets none.
+        # The last attempt, which decides, begins when the window closes. A bucket that was silent until then gets none.
         answers_by = max(closed_at + rules.patience, began + ANSWER_SECONDS)
         try:
             async with slots:
@@ -157,7 +158,7 @@ async def _judge(
                     body = await store.get(info.key, max_bytes=info.size, if_match=info.etag, verify=False)
             return await asyncio.to_thread(_check_body, uid, body, info, commit, rules)
         except _Refused as refusal:
-            # Before the bound the object may still be replaced, and a later look would judge the new one.
+            # Before the bound the object may still be replaced, and a later attempt would validate the new one.
             if refusal.reason is Reason.TOO_LATE or began >= closed_at:
                 logger.info("uid %d: refused: %s", uid, refusal)
                 return refusal.reason
@@ -174,7 +175,7 @@ async def _judge(
 
 
 def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:
-    """The reason that an error stands for, and for how many seconds after the bound it is retried."""
+    """Return the skip reason for an error, and the seconds after the bound for which it is retried."""
     match error:
         case ObjectNotFound():
             return Reason.MISSING, 0.0
@@ -182,12 +183,12 @@ def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:
             return Reason.DENIED, 0.0
         case StoreUnavailable() | TimeoutError():
             return Reason.UNAVAILABLE, patience
-        case _:  # replaced between two requests, or longer than announced
+        case _:  # replaced between two requests, or larger than announced
             return Reason.MALFORMED, 0.0
 
 
 async def _look(uid: int, store: ObjectStore, rules: GatherRules[T]) -> tuple[ObjectInfo, ObjectInfo | None]:
-    """The descriptions of the peer's object and of its commit, if one is needed."""
+    """Return the descriptions of the peer's object and of its commit, if one is needed."""
     info = await store.head(rules.key(uid))
     if verdict := rules.bounds.judge(info.last_modified):
         raise _Refused(verdict, f"written at {info.last_modified:.0f}, allowed {rules.bounds}")
@@ -215,8 +216,8 @@ def _check_body(
 ) -> GatheredUpdate[T]:
     sha256 = hashlib.sha256(body).hexdigest()
     expected = rules.sha256s.get(uid) if commit is None else commit.metadata.get(HASH_FIELD, "")
-    # A second hash only where the first decides nothing. The ETag tells what the store holds: damage on the way is not
-    # the peer's fault, and the body is fetched again.
+    # The ETag is checked only if the SHA-256 does not match. It identifies the stored bytes: a body that was damaged in
+    # transfer is not the peer's fault and is fetched again.
     if sha256 != expected:
         if body_etag(body, like=info.etag) != info.etag:
             raise StoreUnavailable("the body arrived damaged", key=info.key)

@@ -1,4 +1,4 @@
-"""A program's model, optimizer, scheduler and momentum ↔ a snapshot, as nodes publish theirs."""
+"""Converts a program's model, optimizer, scheduler and momentum to and from a snapshot, in the format of nodes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from tplr.errors import StateError
 from tplr.exchange.nested_state import join_state, split_state
 from tplr.exchange.snapshot import ShardWriter, SnapshotManifest, SnapshotReader, TensorLayout, write_manifest
 
-# Largest state of optimizer and momentum together, in copies of the model. Adam with a momentum has three.
+# Maximum size of optimizer state and momentum together, in copies of the model. Adam with a momentum has three.
 MAX_COPIES = 4
 SPARE_BYTES = 2**20
 
@@ -25,12 +25,12 @@ class StateHolder(Protocol):
 
 
 class LoadedCheckpoint(NamedTuple):
-    """What a checkpoint says besides the states that it restored.
+    """The contents of a checkpoint other than the states that it restored.
 
     Attributes:
-        uid: who published it.
-        window: the next one to work on.
-        momentum: by parameter, on the parameters' devices; empty if it holds none.
+        uid: of the node that published it.
+        window: the next window to work on.
+        momentum: by parameter, on the parameters' devices; empty if the checkpoint holds none.
     """
 
     uid: int
@@ -51,13 +51,13 @@ def write_checkpoint(
     global_step: int,
     version: str,
 ) -> SnapshotManifest:
-    """Write a snapshot; no tensor may change meanwhile. Blocks.
+    """Write a snapshot; no tensor may change during the call. Blocks.
 
     Args:
-        holders: optimizer and scheduler by their names; None is left out.
+        holders: optimizer and scheduler by their names; None is skipped.
 
     Raises:
-        StateError: a state is not of tensors and plain values, or the disk is full.
+        StateError: a state contains anything but tensors and plain values, or the disk is full.
     """
     tensors = {f"model.{name}": tensor for name, tensor in model_tensors(model).items()}
     tensors |= {f"momentum.{name}": tensor for name, tensor in momentum.items()}
@@ -81,10 +81,10 @@ def write_checkpoint(
 def wanted_tensors(
     manifest: SnapshotManifest, model: nn.Module, holders: Mapping[str, StateHolder | None]
 ) -> dict[str, TensorLayout]:
-    """The tensors of a checkpoint to fetch for this model and these holders.
+    """Return the tensors of a checkpoint to fetch for this model and these holders.
 
     Raises:
-        StateError: it has no state for a holder, or states that are too large for this model.
+        StateError: the checkpoint has no state for a holder, or states that are too large for this model.
     """
     wanted = {f"model.{name}": TensorLayout.of(tensor) for name, tensor in model_tensors(model).items()}
     limit = MAX_COPIES * sum(tensor.nbytes for tensor in model_tensors(model).values()) + SPARE_BYTES
@@ -108,7 +108,7 @@ def read_checkpoint(
     """Restore the holders, then the model, from a checked folder; returns the momentum. Blocks.
 
     Raises:
-        StateError: the states are not those of this optimizer or scheduler, or a file can't be read.
+        StateError: the states do not fit this optimizer or scheduler, or a file can't be read.
     """
     reader = SnapshotReader(folder, manifest)
     mine = model_tensors(model)
@@ -129,7 +129,7 @@ def read_checkpoint(
 
 
 def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and saved buffers by name; one that has several names has its first."""
+    """Return parameters and persistent buffers by name; a tensor with several names appears under the first."""
     state = model.state_dict(keep_vars=True)
     first = {id(tensor): name for name, tensor in reversed(state.items())}
     return {name: tensor for name, tensor in state.items() if first[id(tensor)] == name}

@@ -1,4 +1,4 @@
-"""Nested states of optimizers and schedulers ↔ named tensors and JSON. Nothing is pickled."""
+"""Converts nested states of optimizers and schedulers to and from named tensors and JSON, without pickle."""
 
 import math
 from collections import Counter
@@ -11,14 +11,15 @@ from tplr.errors import StateError
 
 
 def split_state(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """The JSON form of ``value``; its tensors go to ``tensors``, named by ``name`` and their keys.
+    """Return the JSON form of ``value`` and add its tensors to ``tensors``, named by ``name`` and their keys.
 
-    Where two have one such name, as with keys 1 and "1", the later one's ends with ``~``.
+    If two tensors have the same name, as with keys 1 and "1", ``~`` is appended to the later one's.
 
-    JSON has only lists and text keys, and no infinity: tuples, dictionaries and the like are objects with one key.
+    JSON has only lists and text keys, and no infinity, so tuples, dictionaries and non-finite floats become objects
+    with one key.
 
     Raises:
-        StateError: it holds an object of another kind.
+        StateError: it contains an object of another type.
     """
     match value:
         case None | bool() | int() | str():
@@ -47,7 +48,7 @@ def split_state(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def join_state(form: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The value that ``split_state`` gave ``form`` for. Raises StateError if it did not."""
+    """Return the value for which ``split_state`` returned ``form``. Raises StateError for an invalid form."""
     try:
         return _join(form, tensors)
     except (KeyError, TypeError, ValueError, RecursionError) as error:

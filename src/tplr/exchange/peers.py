@@ -10,7 +10,7 @@ from tplr.storage.many import list_objects
 
 
 async def post_peer_list(store: ObjectStore, peers: PeerList, signer: Signer) -> None:
-    """Publish a list, once for a window. Raises PreconditionFailed if another one exists."""
+    """Publish a list, once for a window. Raises PreconditionFailed if a different one exists."""
     first = peers.first_effective_window
     key = peers_key(first, signer.run.version)
     await put_document(store, key, peers, window=first, signer=signer, create_only=True)
@@ -19,13 +19,13 @@ async def post_peer_list(store: ObjectStore, peers: PeerList, signer: Signer) ->
 async def get_peer_list(
     store: ObjectStore, author: Author, window: int | None = None, *, fetch_previous: bool = False
 ) -> PeerList | None:
-    """The list in effect in ``window``: the newest whose first effective window is not after it, or None.
+    """Read the list in effect in ``window``, or None: the newest whose first effective window is not after it.
 
     While the store is unavailable, each of the two requests is retried for up to ``READ_SECONDS``.
 
     Args:
-        window: None for the newest published list, in effect or not yet.
-        fetch_previous: the one before that.
+        window: None for the newest published list, even if it is not yet in effect.
+        fetch_previous: read the list before that one instead.
     """
     usable = sorted(first for first in await published_lists(store, author) if window is None or first <= window)
     back = 2 if fetch_previous else 1
@@ -35,7 +35,7 @@ async def get_peer_list(
 
 
 async def read_list(store: ObjectStore, first: int, author: Author) -> PeerList:
-    """The list whose first effective window is ``first``. Raises as ``documents.get_document``."""
+    """Read the list whose first effective window is ``first``. Raises as ``documents.get_document``."""
     key = peers_key(first, author.run.version)
     found = await get_document(store, key, PeerList, window=first, author=author, retry=True)
     if found.first_effective_window != first:
@@ -44,7 +44,7 @@ async def read_list(store: ObjectStore, first: int, author: Author) -> PeerList:
 
 
 async def published_lists(store: ObjectStore, author: Author) -> set[int]:
-    """First effective windows of all lists."""
+    """Return the first effective windows of all published lists."""
     listed = await list_objects(store, PEERS_PREFIX, deadline_seconds=READ_SECONDS)
     firsts = (parse_peers_key(info.key, author.run.version) for info in listed)
     return {first for first in firsts if first is not None}

@@ -1,7 +1,7 @@
-"""What electors decide together: pure functions of their votes, the same on every node.
+"""The electors' decisions, as pure functions of their votes: every node gets the same result.
 
-A hash with votes of more than half of the electors' stake is known to at least one honest elector, as long as the
-honest ones hold more than half.
+If honest electors hold more than half of the stake, at least one honest elector knows each hash with votes of more than
+half of the stake.
 """
 
 from collections import Counter
@@ -18,23 +18,23 @@ T = TypeVar("T")
 
 
 class Question(Protocol):
-    """What a value is decided about."""
+    """The subject of an election: how a value follows from votes."""
 
     def tally(self, votes: Mapping[int, Vote], electors: Electors, slot: int) -> Value | None:
-        """The value that follows from these votes by uid, if it is proposed in ``slot``; None: there is none."""
+        """Return the value that follows from these votes (by uid) if proposed in ``slot``, or None if there is none."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowQuestion:
-    """Which updates a window consists of, and which peer list follows.
+    """Decides the included updates of a window and the next peer list.
 
     Attributes:
         listed: the peer list in effect.
         size: of an update, in bytes.
-        at_most: peers of a list.
+        at_most: maximum number of peers in a list.
         effective: first window of a list that is decided.
-        lists_until: later slots decide no list: it could be in effect already.
+        lists_until: from this slot on no list is decided, because it could already be in effect.
         void_from: from this slot on the window is void: no update is applied.
     """
 
@@ -60,10 +60,10 @@ class WindowQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class StartQuestion:
-    """Which peer list the run starts with, and so in which window: the list's first one.
+    """Decides the initial peer list, whose first effective window is the start of the run.
 
     Attributes:
-        margin: windows between the slot, which is a window here, and the start.
+        margin: number of windows between the slot, which is a window here, and the start.
     """
 
     version: str
@@ -97,13 +97,13 @@ class _ListRules(Protocol):
 
 
 def void(window: int, version: str) -> Value:
-    """The value of a window in which nothing is applied."""
+    """Return the value of a window in which no update is applied."""
     empty = IncludedSet(window=window, version=version, included=(), skipped={}, success_rate=0.0)
     return Value(included=empty, peers=None)
 
 
 def supported(votes: Mapping[int, Vote], electors: Electors) -> dict[int, str]:
-    """By uid, ascending: the hash of its update that more than half of the electors' stake has found."""
+    """Return, by ascending uid, the hash of its update that more than half of the electors' stake has found."""
     voters: dict[tuple[int, str], list[int]] = {}
     for elector, vote in votes.items():
         for uid, sha256 in vote.found.items():
@@ -112,13 +112,13 @@ def supported(votes: Mapping[int, Vote], electors: Electors) -> dict[int, str]:
 
 
 def tally_updates(votes: Mapping[int, Vote], electors: Electors, question: WindowQuestion) -> IncludedSet:
-    """The listed peers with a supported update; each missing one is replaced by the next of the reserve."""
+    """Return the listed peers with a supported update; the next reserve peer replaces each missing one."""
     found, listed = supported(votes, electors), question.listed
     peers = [uid for uid in listed.peers if uid in found]
     reserve = [uid for uid in listed.reserve_peers if uid in found and uid not in listed.peers]
     counted = sorted({*peers, *reserve[: len(listed.peers) - len(peers)]})
     reasons = {uid: _reason(uid, votes, electors) for uid in {*listed.peers, *listed.reserve_peers} - found.keys()}
-    # Excluded reserve peers are named too: whoever looks for the set later must not fill in with them.
+    # Excluded reserve peers are also named, so that a node that assembles the set later does not include them.
     named = {uid: why for uid, why in reasons.items() if why is Reason.EXCLUDED or uid in listed.peers}
     return IncludedSet(
         window=question.window,
@@ -130,13 +130,16 @@ def tally_updates(votes: Mapping[int, Vote], electors: Electors, question: Windo
 
 
 def tally_lost(votes: Mapping[int, Vote], electors: Electors, window: int) -> tuple[int, ...]:
-    """The windows before ``window`` that more than half of the electors' stake says are lost, ascending."""
+    """Return the windows before ``window`` that more than half of the electors' stake reports as lost, ascending."""
     lately = range(window - VOID_WITHIN, window)
     return tuple(one for one in lately if electors.outweighs(uid for uid, vote in votes.items() if one in vote.lost))
 
 
 def _reason(uid: int, votes: Mapping[int, Vote], electors: Electors) -> Reason:
-    """The reason with the most stake, among equals the first by name; if none is given, electors saw it differ."""
+    """Return the reason with the most stake; ties go to the first by name.
+
+    UNAVAILABLE if no elector gives a reason: then electors found different updates.
+    """
     stake: Counter[Reason] = Counter()
     for elector, vote in votes.items():
         if why := vote.missing.get(str(uid)):
@@ -145,11 +148,12 @@ def _reason(uid: int, votes: Mapping[int, Vote], electors: Electors) -> Reason:
 
 
 def tally_peers(votes: Mapping[int, Vote], electors: Electors, rules: _ListRules) -> PeerList | None:
-    """The next peer list; None, so that the present one stays, unless more than half of the stake wants another.
+    """Return the next peer list; None to keep the present one, unless more than half of the stake votes for a list.
 
-    Whom more than half of the stake names as a peer is one, or in the reserve if there are too many; whom it names as a
-    peer or in the reserve is in the reserve; whom it names at all is on probation. The order is by the stake that
-    names a uid as a peer, then by the mean place by stake, then by uid.
+    A uid needs more than half of the stake for each role. It becomes a peer if that stake names it as a peer and the
+    list is not full. Otherwise it is in the reserve if that stake names it as a peer or in the reserve. It is on
+    probation if that stake names it in any role and it is not a peer. Peers and reserve are ranked by the stake that
+    names them as a peer, then by their stake-weighted mean position, then by uid.
     """
     wishes = {elector: vote.peers for elector, vote in votes.items() if vote.peers is not None}
     if not electors.outweighs(wishes):
@@ -161,7 +165,7 @@ def tally_peers(votes: Mapping[int, Vote], electors: Electors, rules: _ListRules
 
     def order(uid: int) -> tuple[int, int, int]:
         places = sum(electors.stake([one]) * chosen[one].index(uid) for one in as_listed[uid])
-        # The mean is compared as an integer: no float takes part.
+        # The mean is an integer, so that the order does not depend on floating-point rounding.
         return -electors.stake(as_peer.get(uid, ())), places // electors.stake(as_listed[uid]), uid
 
     listed = sorted((uid for uid, who in as_listed.items() if electors.outweighs(who)), key=order)
@@ -178,7 +182,7 @@ def tally_peers(votes: Mapping[int, Vote], electors: Electors, rules: _ListRules
 
 
 def _by_uid(named: Mapping[int, Iterable[int]]) -> dict[int, set[int]]:
-    """Who names each uid, from whom each elector names."""
+    """Invert a mapping from electors to the uids they name: return the electors that name each uid."""
     who: dict[int, set[int]] = {}
     for elector, uids in named.items():
         for uid in uids:
@@ -187,7 +191,7 @@ def _by_uid(named: Mapping[int, Iterable[int]]) -> dict[int, set[int]]:
 
 
 def majority(said: Mapping[int, T], electors: Electors) -> T | None:
-    """What electors with more than half of the stake say alike, of what each says by uid; else None."""
+    """Return the statement that electors with more than half of the stake share, or None; ``said``: by uid."""
     seen: list[T] = []
     for one in said.values():
         if one not in seen:

@@ -13,8 +13,10 @@ EACH_WINDOW = ("gradient", "commit", "debug", "scores", "scores-seal", "vote", "
 async def delete_stale(
     store: ObjectStore, *, uid: int | None, before: int, version: str, kinds: Iterable[str] = EACH_WINDOW
 ) -> int:
-    """Delete the objects of ``uid`` (None: of all) of windows before ``before``; returns their number. Raises
-    StoreError."""
+    """Delete the objects of ``uid`` (None: of all) of windows before ``before``; returns their number.
+
+    Raises StoreError.
+    """
     keys = [
         info.key
         for kind in kinds
@@ -28,11 +30,14 @@ async def delete_stale(
 
 
 async def delete_old_checkpoints(store: ObjectStore, *, uid: int, keep_last: int, version: str) -> int:
-    """Delete all but the newest ``keep_last`` checkpoints of ``uid``; returns the number of objects. StoreError."""
+    """Delete all but the newest ``keep_last`` checkpoints of ``uid``; returns the number of deleted objects.
+
+    Raises StoreError.
+    """
     listed = [parse_window_key(info.key, version) for info in await list_objects(store, "checkpoint-")]
     windows = sorted({key.window for key in listed if key and key.uid == uid})
     if len(windows) <= keep_last:
         return 0
-    # Newer checkpoints may appear meanwhile; the oldest one to keep does not change.
+    # Newer checkpoints may appear during the call; the oldest one to keep does not change.
     oldest_kept = windows[-keep_last] if keep_last > 0 else windows[-1] + 1
     return await delete_stale(store, uid=uid, before=oldest_kept, version=version, kinds=("checkpoint",))

@@ -1,7 +1,8 @@
-"""Score reports in buckets: in the clear, or first their hash alone, and their content later.
+"""Score reports in buckets: published directly, or sealed: first only the hash, later the report.
 
-A validator that publishes its scores before the weights that follow from them are in force pays those who copy weights.
-The hash binds it meanwhile: a reader refuses content that another hash was published for.
+If a validator publishes its scores before the weights that follow from them are in force, other validators can copy the
+weights and earn from them. The hash commits the validator: a reader refuses a report whose hash is not the published
+one.
 """
 
 from tplr.errors import ObjectNotFound, PayloadError, PreconditionFailed, ScoresSealed
@@ -14,12 +15,15 @@ from tplr.storage import ObjectStore
 
 
 def released_after(hparams: HParams) -> int:
-    """Windows after which a report is published in any case: as long as all that an audit of it needs is kept."""
+    """Return the number of windows after which a report is published in any case.
+
+    Everything that an audit of the report needs is still kept then.
+    """
     return max(1, hparams.gradient_retention_windows - 2 * hparams.pay_windows)
 
 
 def seal_of(report: ScoreReport, *, weights_due: int) -> ScoreSeal:
-    """What is published of a report while it is sealed."""
+    """Return the document that is published for a report while it is sealed."""
     return ScoreSeal(window=report.window, uid=report.uid, sha256=body_sha256(report), weights_due=weights_due)
 
 
@@ -33,8 +37,8 @@ async def put_seal(store: ObjectStore, seal: ScoreSeal, signer: Signer) -> None:
     """Publish a seal, once for a window.
 
     Raises:
-        PreconditionFailed: there is one of another hash.
-        StoreError: it is not published.
+        PreconditionFailed: a seal with another hash exists.
+        StoreError: the seal is not published.
     """
     key = scores_seal_key(seal.window, signer.uid, signer.run.version)
     try:
@@ -46,11 +50,11 @@ async def put_seal(store: ObjectStore, seal: ScoreSeal, signer: Signer) -> None:
 
 
 async def get_scores(store: ObjectStore, window: int, author: Author, hparams: HParams) -> ScoreReport:
-    """A validator's observations and scores of a window.
+    """Read a validator's observations and scores of a window.
 
     Raises:
-        ScoresSealed: only their hash is published yet.
-        PayloadError: the object is no score report of ``author``, or not the one whose hash was published.
+        ScoresSealed: only their hash is published so far.
+        PayloadError: the object is not a score report of ``author``, or its hash is not the published one.
         StoreError: as ``ObjectStore.get``.
     """
     key = scores_key(window, author.uid, author.run.version)

@@ -1,8 +1,8 @@
 """Snapshots: a folder with a node's state at one window, as shards of tensors and a manifest, which is written last.
 
-A shard is a safetensors file whose header has one encoding, which follows from the manifest: no untrusted header is
-parsed. A tensor may be split into pieces of rows. So no shard is large, several processes can write one snapshot, each
-its own rows, and others read only the rows that they need.
+A shard is a safetensors file. Its header has one encoding, which follows from the manifest, so no untrusted header is
+parsed. A tensor may be split into pieces of rows. This bounds the size of a shard, several processes can write one
+snapshot (each its own rows), and a reader reads only the rows that it needs.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class SnapshotShard(Wire):
 
     Attributes:
         size: of the file in bytes.
-        blake3s: digest of each transfer part (``storage.parts``), for readers: a fifth of the cost of SHA-256.
+        blake3s: digest of each transfer part (``storage.parts``), for readers: costs a fifth of SHA-256.
         sha256s: digest of each transfer part, for the store that receives it.
     """
 
@@ -93,16 +93,16 @@ class TensorLayout(Wire):
         return math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize
 
     def empty(self) -> torch.Tensor:
-        """An uninitialized tensor of this layout."""
+        """Return an uninitialized tensor of this layout."""
         return torch.empty(self.shape, dtype=DTYPES[self.dtype])
 
     def empty_rows(self, count: int) -> torch.Tensor:
-        """Uninitialized rows of a tensor of this layout; a scalar is one row of one entry."""
+        """Return uninitialized rows of a tensor of this layout; a scalar is one row of one entry."""
         return torch.empty((count, *self.shape[1:]), dtype=DTYPES[self.dtype])
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorLayout":
-        """The layout of a tensor. Raises StateError for an element type that snapshots do not hold."""
+        """Return the layout of a tensor. Raises StateError for an element type that snapshots do not support."""
         if tensor.dtype not in _NAMES:
             raise StateError(f"a tensor of {tensor.dtype}: snapshots hold {', '.join(map(str, _NAMES))}")
         return cls(dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape))
@@ -112,17 +112,17 @@ class SnapshotManifest(Sealed):
     """Contents of a snapshot.
 
     Attributes:
-        window: the next one to apply.
+        window: the next window to apply.
         start_window: first window of the run.
         global_step: number of outer steps applied, the position of every schedule.
-        version: of the run's rules, as in object names.
+        version: of the run's rules, as in object keys.
         values: JSON values by owner.
     """
 
     kind: ClassVar[str] = "checkpoint"
     max_bytes: ClassVar[int] = MAX_MANIFEST_BYTES
 
-    # A manifest has one encoding, so unknown keys are found together: a million errors take seconds and gigabytes.
+    # ``parse_manifest`` finds unknown keys by comparing encodings: a million errors take seconds and gigabytes.
     model_config = ConfigDict(extra="ignore")
 
     format: Literal[3] = 3
@@ -135,7 +135,7 @@ class SnapshotManifest(Sealed):
     shards: Items[SnapshotShard] = Field(max_length=100_000)
 
     def covers(self, names: Iterable[str]) -> str | None:
-        """Why the pieces do not hold every row of each of ``names`` exactly once, or None if they do."""
+        """Return why the pieces do not hold every row of each of ``names`` exactly once, or None if they do."""
         wanted = set(names)
         rows: dict[str, list[tuple[int, int]]] = {name: [] for name in wanted}
         for shard in self.shards:
@@ -159,7 +159,7 @@ class ShardWriter:
     """Writes the rows of one of several processes, shard by shard, from the tensors' memory without a copy.
 
     Raises:
-        StateError: the folder can't be made.
+        StateError: the folder can't be created.
     """
 
     def __init__(self, folder: Path, *, rank: int = 0, max_bytes: int = MAX_SHARD_BYTES) -> None:
@@ -177,8 +177,8 @@ class ShardWriter:
         """Write tensors, or this process's rows of them. Raises StateError for an unknown element type.
 
         Args:
-            first_rows: first row of this process by name, default 0. The writer of the manifest then gives the shapes
-                of the whole tensors.
+            first_rows: first row of this process by name, default 0. The process that writes the manifest must then
+                supply the shapes of the whole tensors.
         """
         first_rows = first_rows or {}
         self.tensors |= {name: TensorLayout.of(tensor) for name, tensor in tensors.items()}
@@ -214,12 +214,12 @@ class ShardWriter:
 
 
 def write_manifest(folder: Path, manifest: SnapshotManifest) -> None:
-    """Make the shards in ``folder`` a snapshot. Raises StateError."""
+    """Write the manifest, which makes the shards in ``folder`` a snapshot. Raises StateError."""
     atomic_write(folder / MANIFEST, manifest.sealed().model_dump_json().encode())
 
 
 def read_manifest(folder: Path) -> SnapshotManifest:
-    """The manifest of a folder. Raises FileNotFoundError if there is none, StateError if it can't be used."""
+    """Read the manifest of a folder. Raises FileNotFoundError if there is none, StateError if it is not usable."""
     path = folder / MANIFEST
     try:
         if (size := path.stat().st_size) > MAX_MANIFEST_BYTES:
@@ -233,19 +233,19 @@ def read_manifest(folder: Path) -> SnapshotManifest:
 
 
 def parse_manifest(body: bytes, name: str) -> SnapshotManifest:
-    """The manifest in these bytes. Raises StateError if they are not one."""
+    """Parse a manifest. Raises StateError if the bytes are not a valid one."""
     try:
         manifest = parse_untrusted(body, SnapshotManifest, name)
     except PayloadError as error:
         raise StateError(str(error)) from error
-    # A manifest has one encoding, so what was skipped as unknown is found here.
+    # A manifest has one encoding, so this finds keys that pydantic ignored as unknown.
     if manifest.seal != manifest.sealed().seal or manifest.model_dump_json().encode() != body:
         raise StateError(f"{name}: its seal does not fit, the file is torn or was changed")
     return manifest
 
 
 def shard_head(tensors: Mapping[str, TensorLayout], pieces: Iterable[Piece]) -> bytes:
-    """The safetensors header of a shard, with its length before it."""
+    """Return the safetensors header of a shard, preceded by its length."""
     header: dict[str, object] = {}
     start = 0
     for piece in pieces:
@@ -258,7 +258,7 @@ def shard_head(tensors: Mapping[str, TensorLayout], pieces: Iterable[Piece]) -> 
         }
         start += size
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8, as in files of the library
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8, as in files of the safetensors library
     return len(text).to_bytes(8, "little") + text
 
 
@@ -276,7 +276,7 @@ def check_shards(folder: Path, manifest: SnapshotManifest, shards: Iterable[Snap
 
 
 def check_head(folder: Path, manifest: SnapshotManifest, shard: SnapshotShard) -> None:
-    """Raise StateError unless a file's size and header are those of its pieces."""
+    """Raise StateError unless a file's size and header match its pieces."""
     path = folder / shard.name
     head = shard_head(manifest.tensors, shard.pieces)
     data_bytes = sum(piece.rows * manifest.tensors[piece.tensor].row_bytes for piece in shard.pieces)
@@ -289,7 +289,7 @@ def check_head(folder: Path, manifest: SnapshotManifest, shard: SnapshotShard) -
 
 @dataclass(frozen=True)
 class _PiecePlace:
-    """A piece, its file, and where it starts there."""
+    """A piece, its shard, and its offset in the shard's file, in bytes."""
 
     piece: Piece
     shard: SnapshotShard
@@ -297,7 +297,7 @@ class _PiecePlace:
 
 
 class SnapshotReader:
-    """Reads rows of tensors from a checked folder, and copies only the requested ones."""
+    """Reads rows of tensors from a checked folder; only the requested rows are read."""
 
     def __init__(self, folder: Path, manifest: SnapshotManifest) -> None:
         self._folder = folder
@@ -335,7 +335,7 @@ class SnapshotReader:
 
     @torch.no_grad()
     def check_finite(self) -> None:
-        """Raise StateError if a floating-point tensor has an entry that is infinite or not a number; reads all."""
+        """Raise StateError if a floating-point tensor has an infinite or NaN entry; reads all of them."""
         for name, places in self._places.items():
             layout = self._tensors[name]
             if not DTYPES[layout.dtype].is_floating_point:
@@ -351,7 +351,7 @@ class SnapshotReader:
 
 
 def remove_snapshot(folder: Path) -> None:
-    """Remove a snapshot, the manifest first, so that the rest is not taken for a snapshot. Raises StateError."""
+    """Remove a snapshot, the manifest first, so that no partial snapshot has one. Raises StateError."""
     try:
         if folder.exists():
             (folder / MANIFEST).unlink(missing_ok=True)
@@ -371,7 +371,7 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def _bytes_of(rows: torch.Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor, in pieces; views of its memory if it is on a CPU."""
+    """Yield the bytes of a tensor in blocks; views of its memory if it is on a CPU."""
     for start in range(0, len(rows), step := max(1, COPY_BYTES // max(1, rows[:1].nbytes))):
         yield rows[start : start + step].contiguous().cpu().view(torch.uint8).reshape(-1).numpy().data
 

@@ -1,8 +1,8 @@
-"""Which of several buckets with the same objects is read first: the one that was the fastest.
+"""Ranks several buckets with the same objects by measured download speed, fastest first.
 
-A source that was never tried comes first, one that failed or has never had an object comes last. In every
-``EXPLORE``-th fetch the source whose measurement is the oldest comes first, so that nobody stays slow for ever.
-Whatever comes from a source is verified by its hash, so a wrong order costs time and nothing else.
+A source that was never tried comes first; a source that failed or never had an object comes last. In every
+``EXPLORE``-th fetch the source with the oldest measurement comes first, so that a source that became faster is found.
+Every object is verified by its hash, so a wrong order costs only time.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ SMOOTHING = 0.5  # weight of the newest measurement
 
 
 class SourceSpeeds:
-    """Measured bytes per second of buckets, by their name."""
+    """Measured speeds of buckets in bytes per second, by their name."""
 
     def __init__(self) -> None:
         self._speeds: dict[str, float] = {}
@@ -22,7 +22,7 @@ class SourceSpeeds:
         self._fetches = 0
 
     def order(self, stores: Iterable[ObjectStore]) -> list[ObjectStore]:
-        """In the order in which to ask them; among equals as given."""
+        """Return the stores in the order in which to ask them; equal ones keep their order."""
         self._fetches += 1
         ranked = sorted(stores, key=lambda store: -self._speeds.get(store.name, float("inf")))
         if self._fetches % EXPLORE == 0 and ranked:
@@ -31,12 +31,12 @@ class SourceSpeeds:
         return ranked
 
     def note_absent(self, store: ObjectStore) -> None:
-        """Record that a bucket lacks the object: who never has any is not asked first in each fetch."""
+        """Record that a bucket lacks the object, so that a bucket without objects is not asked first every time."""
         self._speeds[store.name] = SMOOTHING * self._speeds.get(store.name, 0.0)
         self._measured[store.name] = self._fetches
 
     def note(self, store: ObjectStore, *, size: int, seconds: float) -> None:
-        """Record a fetch of ``size`` bytes; 0: it failed."""
+        """Record a fetch of ``size`` bytes; 0 if it failed."""
         speed = size / max(seconds, 1e-6)
         known = self._speeds.get(store.name, 0.0)
         self._speeds[store.name] = speed if not (known and size) else known + SMOOTHING * (speed - known)

@@ -21,22 +21,22 @@ from tplr.storage.parts import PART_RULE, body_etag
 from tplr.storage.retry import with_retry
 from tplr.storage.upload import CONCURRENCY as PARTS_AT_ONCE
 
-# Part of a timeout in which missing objects are polled; the rest is for a last look, and for buckets with errors.
+# Share of a timeout in which missing objects are polled; the rest is for a last attempt and for buckets with errors.
 LOOKING = 0.8
-# Larger states are sent in parts. A PUT of 5 GiB fails, and a PUT that breaks starts again.
+# Larger states are uploaded in parts: a PUT of 5 GiB fails, and an interrupted PUT starts from the beginning.
 ONE_PUT_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateGather:
-    """Gathered states. Lists by uid are in the order of ``uids``, which ascend.
+    """Gathered states. Lists by uid are in the order of ``uids``, which is ascending.
 
     Attributes:
-        state_dict: name to the values of all ``uids``; None for a uid that sent no such name.
+        state_dict: name to the values of all ``uids``; None for a uid whose state lacks the name.
         skipped_uids: reason for each other uid.
         success_rate: found over requested uids; 0 if there were none.
-        upload_bytes: put by this node since its last gather.
-        download_bytes: of all gathered objects.
+        upload_bytes: uploaded by this node since its last gather.
+        download_bytes: total size of all gathered objects.
         time: duration of the gather in seconds.
     """
 
@@ -58,11 +58,11 @@ async def put_state(
     *,
     concurrency: int = PARTS_AT_ONCE,
 ) -> ObjectInfo:
-    """Publish a state: in one PUT, or in parts, ``concurrency`` at once, if it has more than ``ONE_PUT_BYTES``.
+    """Publish a state in one PUT, or above ``ONE_PUT_BYTES`` in parts, ``concurrency`` at once.
 
     Raises:
         ValueError: as ``encode_state``.
-        StoreError: it is not published.
+        StoreError: the state is not published.
     """
     if state_bytes(state_dict) > ONE_PUT_BYTES:
         with tempfile.TemporaryDirectory(prefix="tplr-state-") as folder:
@@ -78,9 +78,9 @@ async def get_state(store: ObjectStore, key: str, *, max_bytes: int, bounds: Upl
     """Read a state. While the store is unavailable, requests are retried for up to ``READ_SECONDS``.
 
     Raises:
-        ObjectNotFound: there is none, or it was not written within ``bounds``.
+        ObjectNotFound: there is no object, or it was not written within ``bounds``.
         StoreError: as ``ObjectStore.get``.
-        PayloadError: the object is no state.
+        PayloadError: the object is not a state.
     """
     info = await with_retry(lambda: store.head(key), deadline_seconds=READ_SECONDS)
     if reason := bounds.judge(info.last_modified):
@@ -94,7 +94,7 @@ async def get_state(store: ObjectStore, key: str, *, max_bytes: int, bounds: Upl
 
 
 async def _get_body(store: ObjectStore, info: ObjectInfo) -> bytes:
-    """The object's bytes. Those of one that was sent in our parts are checked here, others by the store."""
+    """Read the object's bytes. The ETag of an object uploaded in our parts is checked here, others by the store."""
     body = await store.get(info.key, max_bytes=info.size, if_match=info.etag)
     in_parts = "-" in info.etag and info.metadata.items() >= PART_RULE.items()
     if in_parts and await asyncio.to_thread(lambda: body_etag(body, like=info.etag)) != info.etag:
@@ -103,7 +103,7 @@ async def _get_body(store: ObjectStore, info: ObjectInfo) -> bytes:
 
 
 def time_bounds(time_min: datetime | None, time_max: datetime | None) -> UploadBounds:
-    """Bounds of the time of writing by the store's clock, inclusive; UTC if naive."""
+    """Return inclusive bounds of the time of writing by the store's clock; naive times are UTC."""
     return UploadBounds(_seconds(time_min, ANYTIME.start), _seconds(time_max, ANYTIME.end))
 
 
@@ -132,11 +132,11 @@ def state_rules(
     bounds: UploadBounds,
     decode: Callable[[bytes], State] = parse_state,
 ) -> StateRules:
-    """Rules for a gather of states.
+    """Return the rules for a gather of states.
 
     Args:
         max_bytes: largest size of one object.
-        timeout: seconds until every uid has a result, without the time that ``max_bytes`` take at the lowest speed.
+        timeout: seconds until every uid has a result; the time for ``max_bytes`` at the lowest speed is added.
     """
     return StateRules(
         window=window,

@@ -1,4 +1,4 @@
-"""A state dict ↔ one safetensors object: tensors, and all else as JSON in the header. Nothing is unpickled."""
+"""Converts a state dict to and from one safetensors object; non-tensors are JSON in the header. Pickle is not used."""
 
 import json
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from safetensors.torch import load, save, save_file
 from tplr.errors import PayloadError
 
 MAX_HEADER_BYTES = 1 << 20
-# Added to a norm before the division, as in documented networks: values of 0 stay 0.
+# Added to a norm before the division, as in documented networks, so that values of 0 stay 0.
 NORM_EPSILON = 1e-8
 # Errors of the safetensors library and of torch for a well-formed header with invalid content.
 _UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError)
 
 
 class State(NamedTuple):
-    """A state of a window. Values are tensors or JSON values."""
+    """The state of a window. Values are tensors or JSON values."""
 
     state_dict: dict[str, Any]
     global_step: int
 
 
 def encode_state(state_dict: Mapping[str, Any], global_step: int) -> bytes:
-    """The bytes of a state.
+    """Return the bytes of a state.
 
     Raises:
         ValueError: a name is not a string, a value is neither a tensor nor JSON, or the step is negative.
@@ -46,12 +46,12 @@ def write_state(path: Path, state_dict: Mapping[str, Any], global_step: int) -> 
 
 
 def state_bytes(state_dict: Mapping[str, Any]) -> int:
-    """Size of a state's tensors."""
+    """Return the size of a state's tensors in bytes."""
     return sum(value.nbytes for value in state_dict.values() if isinstance(value, torch.Tensor))
 
 
 def _split(state_dict: Mapping[str, Any], global_step: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors of a state, each with its own memory, and the metadata of its file."""
+    """Return the tensors of a state, each with its own memory, and the metadata of its file."""
     if global_step < 0 or not all(isinstance(name, str) for name in state_dict):
         raise ValueError(f"global_step {global_step}, names {list(state_dict)[:3]}…: expected 0 or more, and strings")
     tensors = {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
@@ -71,7 +71,7 @@ def _check_header(head: bytes) -> None:
 
 
 def decode_state(body: bytes) -> State:
-    """The state in untrusted bytes; it takes no more memory than the bytes.
+    """Parse a state from untrusted bytes; it takes no more memory than the bytes.
 
     Raises:
         PayloadError: the bytes are not a state.
@@ -104,7 +104,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_state(body: bytes) -> State:
-    """A state in untrusted bytes whose tensors are finite. Raises PayloadError for anything else."""
+    """Parse a state with finite tensors from untrusted bytes. Raises PayloadError for anything else."""
     state = decode_state(body)
     for name, tensor in _tensors(state).items():
         # torch lacks isfinite for some 8-bit floats.
@@ -115,15 +115,15 @@ def parse_state(body: bytes) -> State:
 
 
 def parse_sparse(body: bytes, totalks: Mapping[str, int] | None, *, topk: int, device: torch.device | str) -> State:
-    """A state in untrusted bytes whose tensors are, with ``totalks``, exactly the sparse coefficients named there.
+    """Parse a state from untrusted bytes; with ``totalks``, its tensors must be exactly those sparse coefficients.
 
     Values that have indices (``{parameter}vals`` beside ``{parameter}idxs``) are scaled to unit L2 norm, so that every
-    peer counts alike.
+    peer has the same weight.
 
     Args:
-        totalks: for each parameter, the number of entries that an index points into. ``{parameter}idxs`` holds integers
-            in ``[0, totalk)``, ``[..., min(topk, totalk)]`` and none twice in a row, and ``{parameter}vals`` as many
-            finite floats. None: any finite tensors.
+        totalks: for each parameter, the number of entries that an index points into. ``{parameter}idxs`` has shape
+            ``[..., min(topk, totalk)]`` and holds integers in ``[0, totalk)``, none twice in a row; ``{parameter}vals``
+            has the same shape and holds finite floats. None: any finite tensors.
 
     Raises:
         PayloadError: anything else.
@@ -148,7 +148,7 @@ def _tensors(state: State) -> dict[str, torch.Tensor]:
 
 
 def _values(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The values that have indices, by name."""
+    """Return the values that have indices, by name."""
     return {
         name: tensor
         for name, tensor in tensors.items()
@@ -157,7 +157,7 @@ def _values(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _unit_norm(values: torch.Tensor) -> torch.Tensor:
-    wide = values.double()  # in which the squares of any float32 are finite
+    wide = values.double()  # the squares of all float32 values are finite in float64
     return (wide / (torch.linalg.vector_norm(wide) + NORM_EPSILON)).to(values.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Packed updates in buckets: the hash before the window's end, the bytes after it, and the rules of a gather."""
+"""Packed updates in buckets: the hash is written before the window's end, the bytes after it; and rules of a gather."""
 
 import asyncio
 import contextlib
@@ -21,13 +21,13 @@ from tplr.storage.parts import md5_hex
 from tplr.storage.retry import with_retry
 
 COMMIT_DEADLINE_SECONDS = 30.0
-# The last look is this long after the bound, so that no node misses an update that another one finds: a store's clock
-# may be this far behind the chain's, and its time stamps are truncated to whole seconds.
+# The last attempt is this long after the bound, so that no node misses an update that another node finds: a store's
+# clock may be this far behind the chain's, and its time stamps are truncated to whole seconds.
 STORE_CLOCK_SECONDS = 2.0
 
 
 async def put_commit(store: ObjectStore, window: int, uid: int, sha256: str, version: str) -> None:
-    """Publish the hash of an update, before the window ends."""
+    """Publish the hash of an update; call it before the window ends."""
     commit = _SinglePut(store, commit_key(window, uid, version), b"", {HASH_FIELD: sha256})
     await with_retry(commit.attempt, deadline_seconds=COMMIT_DEADLINE_SECONDS)
 
@@ -41,9 +41,9 @@ async def put_update(
 
 
 async def find_by_hash(stores: Iterable[ObjectStore], key: str, *, sha256: str, size: int) -> bytes | None:
-    """The object with this hash from one of ``stores`` that has it at ``key``, or None.
+    """Fetch the object with this hash from one of ``stores`` that has it at ``key``; None if none has it.
 
-    Nobody is waited for that does not answer: ``first_answer.find_first``.
+    Does not wait for stores that do not answer: ``first_answer.find_first``.
     """
 
     async def look(store: ObjectStore) -> ObjectInfo | None:
@@ -66,7 +66,7 @@ async def find_by_hash(stores: Iterable[ObjectStore], key: str, *, sha256: str, 
 
 @dataclass
 class _SinglePut:
-    """A put that is retried. An object whose PUT succeeded, but whose answer was lost, keeps its time."""
+    """A PUT that can be retried. If a PUT succeeded but its response was lost, the object keeps its time of writing."""
 
     store: ObjectStore
     key: str
@@ -90,7 +90,7 @@ class UpdateRules(GatherRules[Update]):
     """Rules for the packed updates of a window.
 
     Attributes:
-        require_commit: each must have the hash that its miner published before the window's end.
+        require_commit: each update must have the hash that its miner published before the window's end.
     """
 
     version: str
@@ -119,12 +119,12 @@ class UpdateRules(GatherRules[Update]):
         within: float = float("inf"),
         sha256s: Mapping[int, str] | None = None,
     ) -> "UpdateRules":
-        """Rules of a run for ``window``, which ended at least ``ended_ago`` seconds ago.
+        """Return the rules of a run for ``window``, which ended at least ``ended_ago`` seconds ago.
 
         Args:
             patient: retry buckets that do not answer for ``gather_patience_seconds``.
             within: seconds from now after which no update is waited for.
-            sha256s: hashes by uid that an included set names: those updates may have been written at any time.
+            sha256s: hashes by uid from an included set: those updates may have been written at any time.
         """
         return cls(
             window=window,

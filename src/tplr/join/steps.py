@@ -7,7 +7,7 @@ import getpass
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +25,13 @@ from tplr.join.unit import Unit, hand_over, install, service_user, start, units_
 from tplr.node.arguments import Arguments, add_arguments, node_arguments
 from tplr.node.checks import MISCONFIGURED, check_device
 from tplr.node.health import examine_node
+from tplr.node.state import StateFolder
 from tplr.planner import Host, make_plan
 
 # The bucket that a node of each role writes to.
 OWN_BUCKET: dict[str, Kind] = {"miner": "gradients", "validator": "gradients", "aggregator": "aggregator"}
 OWN_PREFIXES = ("R2_", "TPLR_")
-WRITTEN = (".env", ".env.old", "state", "cache")  # in the folder, by this command and its checks
+WRITTEN = (".env", ".env.old", "state", "cache")  # in the folder, by this command and its checks, besides the events
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,9 @@ def _show_costs(run: RunDescription, path: Path, answers: Answers, folder: Path,
         console.print("An aggregator holds no model; docs/costs.md says what it takes.")
         return True
     here = Host.here(device, folder, ranks=answers.ranks, down=answers.down * 1e6, up=answers.up * 1e6)
+    # The saved states of a node that has run here make room for its next ones.
+    states = (folder / "state").glob(f"{run.netuid}-*-{answers.role}")
+    here = replace(here, disk=here.disk + sum(StateFolder(one).size for one in states))
     role = "validator" if answers.role == "validator" else "miner"
     settings = _parsed(answers.role, ["--device", answers.device, *answers.node_options]).device_settings
     plan = make_plan(hparams, here, role=role, settings=settings)
@@ -137,7 +141,7 @@ def _node_options(run: RunDescription, path: Path, answers: Answers, folder: Pat
         "--device": answers.device,
         "--hparams": path.parent.absolute() / run.hparams.file,
         "--state": folder / "state",
-        "--events": folder / f"{answers.role}-events.jsonl",
+        "--events": folder / _events(answers.role),
     }
     return [*(str(part) for option in options.items() for part in option), *answers.node_options]
 
@@ -195,8 +199,8 @@ def _check(
 
 
 def _serve(run: RunDescription, answers: Answers, options: list[str], folder: Path, console: Console) -> None:
-    """Print the node's unit, or install it."""
-    hand_over(folder, WRITTEN)
+    """Print the unit of the node, or install it."""
+    hand_over(folder, (*WRITTEN, _events(answers.role)))
     unit = Unit(
         name=f"tplr-{run.name}-{answers.role}",
         description=f"templar {answers.role} of run {run.name}",
@@ -215,6 +219,11 @@ def _serve(run: RunDescription, answers: Answers, options: list[str], folder: Pa
         console.print(f"{unit.name} runs. Its log: journalctl -u {unit.name} -f")
         return
     console.print(f"{unit.name}.service is installed. To start it: {escape(' && '.join(commands))}", soft_wrap=True)
+
+
+def _events(role: str) -> str:
+    """Name of the file of a node's events."""
+    return f"{role}-events.jsonl"
 
 
 def _command(answers: Answers, options: list[str]) -> list[str]:

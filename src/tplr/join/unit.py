@@ -90,7 +90,7 @@ class Unit:
             f"WorkingDirectory={_escaped(str(self.folder))}",
             f"Environment={' '.join(_quoted(f'{name}={cache / place}') for name, place in CACHES.items())}",
             *([f"EnvironmentFile={self.options_file}"] if self.options_file else []),
-            f"ExecStart={' '.join(map(_quoted, self.command))}{' $OPTIONS' if self.options_file else ''}",
+            f"ExecStart={' '.join(map(_argument, self.command))}{' $OPTIONS' if self.options_file else ''}",
             "# After 2, misconfigured, and 4, outdated, a person must act; 1 is a crash, 3 something that is down.",
             "Restart=on-failure",
             f"RestartPreventExitStatus={MISCONFIGURED} {OUTDATED}",
@@ -106,7 +106,7 @@ class Unit:
 
     def _writable(self) -> list[str]:
         if self.folder.is_relative_to(STATES):
-            return [f"StateDirectory={self.folder.relative_to(STATES)}", "StateDirectoryMode=0700"]
+            return [f"StateDirectory={_quoted(str(self.folder.relative_to(STATES)))}", "StateDirectoryMode=0700"]
         return [f"ReadWritePaths={_quoted(str(self.folder))}"]
 
 
@@ -169,9 +169,14 @@ def hand_over(folder: Path, names: Sequence[str]) -> None:
                 os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
+def _argument(part: str) -> str:
+    """A part of a command line, the only place where systemd expands variables."""
+    return _quoted(part).replace("$", "$$")
+
+
 def _quoted(part: str) -> str:
-    """Return a part of a command line with characters escaped that systemd expands."""
-    plain = _escaped(part).replace("$", "$$")
+    """A word of a list."""
+    plain = _escaped(part)
     if not any(one in plain for one in " '\"\\;"):
         return plain
     return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -40,6 +40,7 @@ from tplr.localnet.attackers import (
 from tplr.localnet.attackers.scores import Copied, copied_weights
 from tplr.localnet.plan import Scheme
 from tplr.localnet.simulation import VALIDATOR, Member, World, profile, small
+from tplr.schemas import PeerScore
 from tplr.seeds import derive
 
 Figures = dict[str, float]
@@ -194,9 +195,18 @@ def split(setting: Setting, effort: int) -> Figures:
         members: list[Member] = [Honest(effort) for _ in range(others)]
         members += [Honest(effort // UIDS) for _ in range(UIDS)]
         world = live(network(setting, members, pages=max(8, effort // 8)), LAUNCH + PAID_WINDOWS)
-        whole, parts = pay(world, range(1, others + 1)), pay(world, range(others + 1, others + 1 + UIDS))
-        found[f"{effort} sequences split over 8 uids, {share}"] = ratio(sum(parts), mean(whole))
+        whole, parts = range(1, others + 1), range(others + 1, others + 1 + UIDS)
+        name = f"{effort} sequences split over 8 uids, {share}"
+        found[name] = ratio(sum(pay(world, parts)), mean(pay(world, whole)))
+        of_whole, of_part = (mean(cosines(world, uids)) for uids in (whole, parts))
+        found[f"{name}: cosine of a part over a whole"] = ratio(of_part, of_whole)
     return found
+
+
+def cosines(world: World, uids: Iterable[int]) -> list[float]:
+    """Mean cosine of each miner's step and the validator's gradient, whatever the step's length."""
+    scores = [world.board.peer_scores[uid] for uid in uids]
+    return [one.mean for one in scores if isinstance(one, PeerScore)]
 
 
 WRECKED = 12  # windows
@@ -217,6 +227,7 @@ def wreckers(setting: Setting) -> Figures:
         "5 sign flippers": [flip(i) for i in range(5)],
         "12 sign flippers": [flip(i) for i in range(12)],
         "5 norm giants": [Noise("giant", 1e6) for _ in range(5)],
+        "5 norm giants of honest direction": [Scaled("giant", EFFORT, 1e6) for _ in range(5)],
         "6 senders of zeros": [Zeros("zeros") for _ in range(6)],
     }
     for name, crew in crews.items():

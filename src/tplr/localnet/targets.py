@@ -50,13 +50,16 @@ def _of_cheats() -> list[Target]:
 
 
 CREWS = ("5 sign flippers", "12 sign flippers", "5 norm giants", "6 senders of zeros")
+HONEST_DIRECTION = (
+    "5 norm giants of honest direction"  # they help at first, and are gathered until norms can be compared
+)
 SEALED = ("sealed reports", "sealed reports and weights")
 TARGETS = [
     *_of_cheats(),
     Target("identical over 8 uids", 1.2, 1.2),
     Target("near-identical over 8 uids", 1.2, 1.2),
     *(Target(f"{crew}: gathered after probation", 0.0, 0.0) for crew in CREWS),
-    *(Target(f"{crew}: loss", 1.02, 1.02) for crew in CREWS),
+    *(Target(f"{crew}: loss", 1.02, 1.02) for crew in (*CREWS, HONEST_DIRECTION)),
     Target("three equal miners, largest over smallest", 1.3, 1.6),
     Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),
     Target("windows lost: more over fewer", 1.0, 1.0),

@@ -1,1 +1,1 @@
-"""A node: what a miner or a validator does in each window."""
+"""Nodes: the work of a miner, a validator or an aggregator in each window."""

@@ -1,4 +1,4 @@
-"""An aggregator: publishes the updates of each decided set in one object. It decides nothing."""
+"""An aggregator: publishes the updates of each decided set in one object. It takes no part in decisions."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ from tplr.node.windows import WindowUpdates
 class Aggregator:
     """Publishes the peers' own bytes; has no model.
 
-    Windows that were not published in time are published later, one with each new window.
+    With each new window it also publishes one earlier window that was not published in time.
     """
 
     def __init__(self, context: NodeContext, hparams: HParams, spec: PayloadSpec, folder: Path) -> None:
@@ -41,7 +41,7 @@ class Aggregator:
             await self._comms.cleanup_aggregates(tick.window)
 
     def _due(self, start: int, newest: int) -> list[int]:
-        """The newest window, and one unpublished earlier one: last tried longest ago, of these the newest."""
+        """Return the newest window and one unpublished earlier window: the one tried longest ago; ties: the newest."""
         oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
         self._done = {window for window in self._done if window >= oldest}
         self._tried = {window: last for window, last in self._tried.items() if window >= oldest}
@@ -49,11 +49,11 @@ class Aggregator:
         return [newest, *sorted(gaps, key=lambda window: self._tried.get(window, -1))[:1]] if newest >= start else []
 
     async def _aggregate(self, window: int, *, late: bool) -> None:
-        """Publish a window's updates, as far as they are missing. A failure is retried later."""
+        """Publish the aggregate of a window unless it is already published. A failure is retried later."""
         began = time.monotonic()
         self._tried[window] = self._context.clock.window
         try:
-            # Meanwhile the electors decide, and what they decide on is here already.
+            # Gather while the electors decide, so that the updates of the decided set are already here.
             own = None if late else await self._windows.from_peers(window)
             await failpoint("found")
             included = await self._windows.decided(window)

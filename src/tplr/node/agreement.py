@@ -1,4 +1,4 @@
-"""Detects divergence from the network: compares what this node applied with what was published of the same windows."""
+"""Detects divergence from the network: compares the windows that this node applied with the published ones."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ from tplr.exchange.gather import GatherResult
 from tplr.logging import logger
 from tplr.node.windows import WindowUpdates, majority_report
 
-# Reports and sets that are older are not awaited any more.
+# Reports and sets of older windows are no longer awaited.
 REMEMBERED_WINDOWS = 32
 MAX_REPAIRS = 2
 
@@ -19,8 +19,8 @@ class Divergence(NamedTuple):
     """A difference between this node and the network.
 
     Attributes:
-        window: the first after which they differ.
-        local_state_failed: this node has already returned to a state of its own, and still differs.
+        window: the first window after which they differ.
+        local_state_failed: this node has already returned to its own saved state, and still differs.
     """
 
     window: int
@@ -34,7 +34,7 @@ class _Applied:
     Attributes:
         included: uid (as text) to the SHA-256 of its update.
         fingerprint: of the model after the window.
-        set_known, report_known: the published set, or what most electors report, has been compared.
+        set_known, report_known: the published set, or most electors' report, has been compared.
     """
 
     included: dict[str, str]
@@ -66,11 +66,11 @@ class Agreement:
         self._redone = {window for window in self._redone if window >= oldest}
 
     async def first_divergence(self) -> Divergence | None:
-        """The first divergence, or None. The records of that window and of all later ones are then dropped.
+        """Return the first divergence, or None. The records of that window and of all later ones are then dropped.
 
-        A window is rolled back once because of its included set. Because of its model, a node rolls back twice in a
-        row: to its own state, then to a checkpoint. If it still differs, it continues and logs an error: the same
-        updates give other numbers on another kind of device.
+        A difference in the included set causes one rollback of the window. A difference in the model causes two in a
+        row: to this node's own state, then to a checkpoint. If the model still differs, the node continues and logs an
+        error, because the same updates give different numbers on a different kind of device.
         """
         for window, mine in sorted(self._applied.items()):
             if mine.included and self._comms.is_voided(window):
@@ -86,7 +86,7 @@ class Agreement:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the records as plain JSON values."""
         return {
             "applied": {str(window): asdict(mine) for window, mine in self._applied.items()},
             "redone": sorted(self._redone),
@@ -99,7 +99,7 @@ class Agreement:
         try:
             self._applied = {int(window): _Applied(**mine) for window, mine in state["applied"].items()}
             self._redone, self._repairs = set(state["redone"]), int(state["repairs"])
-            self._repaired = int(state.get("repaired", -1))  # absent before windows replayed before it were told apart
+            self._repaired = int(state.get("repaired", -1))  # absent in states saved by older versions
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"agreement: {error!r} in its saved state") from error
 
@@ -126,7 +126,7 @@ class Agreement:
             return False
         mine.report_known = True
         if report.fingerprint == mine.fingerprint:
-            if window >= self._repaired:  # the ones before it are equal each time that they are replayed
+            if window >= self._repaired:  # windows before it are equal in every replay
                 self._repairs = 0
             return False
         if self._repairs >= MAX_REPAIRS:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """The parsed command line of a node; ``add_arguments`` gives the meaning of each field."""
+    """The parsed command line of a node; ``add_arguments`` documents each field."""
 
     role: str
     netuid: int
@@ -48,17 +48,17 @@ class Arguments:
 
     @property
     def state_folder(self) -> Path:
-        """Folder of this neuron's state, unique for each role and hotkey."""
+        """The folder of this neuron's state, unique for each role and hotkey."""
         return self.state.expanduser() / f"{self.netuid}-{self.wallet_name}-{self.wallet_hotkey}-{self.role}"
 
     @property
     def device_settings(self) -> DeviceSettings:
-        """The settings given, and the device's defaults for the others. Imports torch."""
+        """The given settings, with the device's defaults for the others. Imports torch."""
         from tplr.training.device import DeviceSettings
 
         given = {field.name: getattr(self, field.name) for field in fields(DeviceSettings)}
         if self.role != "miner":
-            given["gather_bfloat16"] = False  # a trial step changes norms by less than bfloat16 resolves
+            given["gather_bfloat16"] = False  # a trial step changes norms by less than the resolution of bfloat16
         return DeviceSettings.of(self.device, **given)
 
 
@@ -129,7 +129,7 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def _add_device_arguments(parser: argparse._ActionsContainer) -> None:
-    """Declare how the device computes; ``docs/engine.md`` has the defaults. Nothing that nodes must agree on."""
+    """Declare the settings of the device (defaults: ``docs/engine.md``); nodes need not agree on them."""
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
     add("--compile", action=switch, help="compile the decoder layer, and a miner's loss")
     add(
@@ -156,7 +156,7 @@ def _positive(text: str) -> int:
 
 
 def node_arguments(args: argparse.Namespace) -> Arguments:
-    """The arguments that ``add_arguments`` declared, out of a parsed command line; ``args.command`` is the role."""
+    """Convert a parsed command line to the arguments of ``add_arguments``; ``args.command`` is the role."""
     given = {field.name: getattr(args, field.name) for field in fields(Arguments) if field.name != "role"}
     if args.local:
         given |= {"hparams": args.local / "hparams.json", "network": f"local:{args.local / 'chain.sqlite'}"}

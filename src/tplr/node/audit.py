@@ -1,8 +1,9 @@
 """Recomputes a validator's published results of a window from buckets and chain, and finds the first difference.
 
-The model is replayed from the run's first weights, a checkpoint or a node's saved state, by the code that nodes run.
-Included set and fingerprint of every replayed window are compared; of the last one also the aggregate, every claim
-about miners' objects, every product and loss, and every score that follows from the evidence of the last windows.
+The model is replayed from the run's first weights, a checkpoint or a node's saved state, with the code that nodes run.
+The included set and the fingerprint of every replayed window are compared. For the last window these are compared, too:
+the aggregate, every claim about miners' objects, every product and loss, and every score that follows from the evidence
+of the last windows.
 """
 
 import asyncio
@@ -33,10 +34,10 @@ from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
 from tplr.training.evaluation import Baseline
 from tplr.training.loss import Precision
 
-# Largest difference, in nats, between mean losses computed on other processors or with other numbers of threads, whose
-# last bits differ. The value for bfloat16 is half a standard error of 64 sequences.
+# Largest accepted difference between mean losses, in nats: other processors or numbers of threads give other last bits.
+# The value for bfloat16 is half a standard error of 64 sequences.
 TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-3}
-# The same for products of updates with gradients, and with each other, relative to the larger of 1 and the product.
+# The same for products of updates with gradients and with each other, relative to the larger of 1 and the product.
 PRODUCT_TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-2}
 SCORE_TOLERANCE = 1e-7
 
@@ -62,7 +63,7 @@ class Auditor:
         validator: uid of the audited validator.
 
     Attributes:
-        unverified: what could not be recomputed, in words: it is believed.
+        unverified: descriptions of the claims that could not be recomputed and are not verified.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Auditor:
 
         Raises:
             ChainUnavailable, StoreError, DataError: needed data can't be read now, or are not published.
-            WindowLost: nobody shows an applied update any more.
+            WindowLost: an applied update is no longer available from any node.
         """
         first_scores = until if scores_from is None else scores_from
         while self.window <= until:
@@ -137,7 +138,7 @@ class Auditor:
             self._leave_open(f"uids {unreached} not verified: reported as unreachable, or closed to it")
         found = await self._gather(report)
         await self._check_published(report, aggregate=scores)
-        if found.lost:  # all else is compared
+        if found.lost:  # everything else has been compared
             raise found.lost
         gathered = found.gathered
         if scores_report:
@@ -152,7 +153,7 @@ class Auditor:
         self.unverified.append(text)
 
     async def _gather(self, report: DebugReport) -> OwnSet:
-        """What several electors decided together; a set that one validator decided alone is checked at the peers'."""
+        """Return the set that several electors decided; check a sole elector's set against the peers' buckets."""
         included = await self._windows.published(report.window)
         several = len((await self._comms.electors_in(report.window)).uids) > 1
         if several and included is None:
@@ -168,10 +169,15 @@ class Auditor:
         return OwnSet(gathered)
 
     async def _gather_own(self, report: DebugReport, *, undecided: bool) -> OwnSet:
-        """A set that is checked at the peers'. If it is ``undecided``, others may have decided what differs."""
+        """Check a set against the peers' buckets.
+
+        Args:
+            undecided: the decision of several electors is not readable; they may have decided a set that differs, so a
+                difference raises StoreUnavailable instead of Mismatch.
+        """
         try:
             found = await self._sets.check(report)
-        except PayloadError as error:  # the present electors', of whom the validator may be none
+        except PayloadError as error:  # the list is read from the present electors; the validator may not be one
             raise ObjectNotFound(f"window {report.window} not verified: no peer list can be read: {error}") from error
         except Mismatch as error:
             if not undecided:
@@ -185,7 +191,7 @@ class Auditor:
         return found
 
     async def _check_voided(self, report: DebugReport, *, several: bool) -> None:
-        """A window that was voided later: a report of what was decided before is from before the rollback."""
+        """Check the report of a window that was voided later; raise WindowLost if it is from before the rollback."""
         if not several:
             self._leave_open("voided by its only elector, which says that it has lost an update: not verified")
         if not report.included:
@@ -199,7 +205,7 @@ class Auditor:
             )
 
     def _compare_sets(self, report: DebugReport, decided: IncludedSet) -> None:
-        """Compare a decided set. Its reasons are the electors' (``_check_published``)."""
+        """Compare the reported set with a decided one, whose skip reasons are the electors' (``_check_published``)."""
         found = {str(one.uid): one.sha256 for one in decided.included}
         for uid in sorted({*report.included, *found}, key=int):
             published = report.included.get(uid) or report.skipped.get(uid) or "not listed"
@@ -224,14 +230,14 @@ class Auditor:
             return
         reported = reported_set(report, self._hparams.version, size=spec.expected_size)
         same("the included set: updates", included.included, reported.included)
-        # Reasons are not compared: a node that did not get the set in time may have found the same updates, but other
-        # reasons.
+        # Reasons are not compared: a node that did not get the set in time may have found the same updates for
+        # different reasons.
         same("the included set: who is skipped", sorted(included.skipped), sorted(reported.skipped))
         same("the included set: success rate", included.success_rate, reported.success_rate)
-        # What is there of an empty set may be of the one that was decided before the window was voided.
+        # The aggregate of an empty set may be that of the set decided before the window was voided.
         if not aggregate or not included.included:
             return
-        try:  # its size is known to be true only now
+        try:  # only now is the set's size verified, and so the aggregate's
             await self._comms.get_aggregate(included)
         except PayloadError as error:
             await self._check_own_aggregate(included)
@@ -240,7 +246,10 @@ class Auditor:
             self._leave_open(f"aggregate not compared: {error}")
 
     async def _check_own_aggregate(self, included: IncludedSet) -> None:
-        """Compare the validator's own aggregate, if it was alone: of several, one may hold what it alone had found."""
+        """Check the validator's own aggregate if it was the sole elector.
+
+        With several electors, one aggregate may hold updates that only its elector had found.
+        """
         if (await self._comms.electors_in(included.window)).uids != (self._validator,):
             return
         try:
@@ -279,9 +288,9 @@ class Auditor:
         await self._check_omissions(report)
 
     async def _voided_lately(self) -> int | None:
-        """A window that was voided later, maybe only after a validator had scored this window; None: there is none.
+        """Return a recent window that was voided, perhaps after a validator had scored this window; None if none was.
 
-        By then it may have been as many windows behind as electors take, at most, to decide that.
+        The range that is searched is the longest time that electors take to void a window.
         """
         after = VOID_WITHIN + 1 + LAST_WINDOWS - self._hparams.validator_offset
         for window in range(max(self._train_state.start_window, self.window - after), self.window + 1):
@@ -293,7 +302,7 @@ class Auditor:
     async def _check_observations(
         self, report: ScoreReport, debug_report: DebugReport, gathered: GatherResult[Update]
     ) -> None:
-        """Compare what depends on the window's set, and on the model before it."""
+        """Compare the observations, which depend on the window's set and on the model before it."""
         included = {one.uid: one.update for one in gathered.updates}
         for uid in included:
             if (seen := report.observations.get(str(uid))) and seen.listed:
@@ -303,14 +312,14 @@ class Auditor:
                 same(f"verdict on uid {uid}", seen.verdict, reason)
         for uid, seen in report.observations.items():
             same(f"uid {uid} included", seen.included, int(uid) in included)
-        # A decided set's own reasons are the electors'; those of a set from the peers are compared already.
+        # The reasons of a decided set are the electors'; those of a set from the peers have been compared already.
         await self._check_refused(report, listed=gathered.published)
         await self._check_sync(report)
         await self._check_pages(report, included)
         await self._check_measures(report, included)
 
     async def _check_hotkeys(self, report: ScoreReport) -> None:
-        """Compare hotkeys with the present ones, and where these are others, with those at the window's end."""
+        """Compare hotkeys with the present ones, and those that differ with the ones at the window's end."""
         now = {neuron.uid: neuron.hotkey for neuron in self._comms.metagraph.neurons}
         if others := [uid for uid, seen in report.observations.items() if seen.hotkey != now.get(int(uid))]:
             then = await self._comms.hotkeys_in(self.window)
@@ -318,7 +327,7 @@ class Auditor:
                 same(f"hotkey of uid {uid}", report.observations[uid].hotkey, then.get(int(uid)))
 
     async def _check_refused(self, report: ScoreReport, *, listed: bool) -> None:
-        """Compare why updates were refused, on probation or also ``listed``, with what the miners' buckets hold."""
+        """Compare verdicts on refused updates, on probation or also ``listed``, with the miners' buckets."""
         refused = {
             int(uid): seen.verdict
             for uid, seen in report.observations.items()
@@ -333,7 +342,7 @@ class Auditor:
         self._compare_verdicts(asked, now | found.skipped)
 
     def _compare_verdicts(self, published: Mapping[int, str], now: Mapping[int, str]) -> None:
-        """Compare published verdicts with what the miners' buckets hold now."""
+        """Compare published verdicts with the present contents of the miners' buckets."""
         for uid, verdict in published.items():
             if refutes(now[uid], verdict):
                 raise Mismatch(f"verdict on uid {uid}", verdict, now[uid])
@@ -342,7 +351,7 @@ class Auditor:
             self._leave_open(f"verdicts not verified, updates or commits are deleted or replaced: {why}")
 
     async def _check_sync(self, report: ScoreReport) -> None:
-        """Compare how far miners are said to be behind with their own reports."""
+        """Compare the reported steps behind of miners with the miners' own reports."""
         found = await self._sync.check(report)
         for uid, (published, possible) in sorted(found.refuted.items()):
             raise Mismatch(f"steps behind of uid {uid}", published, possible)
@@ -355,7 +364,7 @@ class Auditor:
                 self._leave_open(f"steps behind of uids {uids} not verified: {why}")
 
     async def _check_omissions(self, report: ScoreReport) -> None:
-        """Check that every measure that is missing is explained by a fault; faults themselves are believed."""
+        """Check that a fault explains every missing measurement; the faults themselves are not verified."""
         if self._hparams.profile != "documented":
             _, seed = await self._seed()
             for what, published, found in omissions(report, seed):
@@ -366,14 +375,14 @@ class Auditor:
             self._leave_open(f"the validator's own fault not verified: {fault}")
 
     async def _check_asked(self, report: ScoreReport) -> None:
-        """Check that everybody on the peer list was asked for its update."""
+        """Check that the update of every uid on the peer list was requested."""
         listed = await self._comms.get_peer_list(self.window)
         for uid in (*listed.peers, *listed.reserve_peers, *listed.probation) if listed else ():
             if (seen := report.observations.get(str(uid))) and seen.verdict is None:
                 raise Mismatch(f"verdict on uid {uid}", None, "one, or a fault")
 
     async def _check_pages(self, report: ScoreReport, included: Mapping[int, Update]) -> None:
-        """Compare who named its assigned pages; of these updates none may be left unmeasured while others are."""
+        """Compare which miners named their assigned pages; if any update is measured, all of these must be."""
         for uid, update in included.items():
             seen = report.observations.get(str(uid))
             if seen is None or seen.assigned_pages is None:
@@ -429,14 +438,14 @@ class Auditor:
                 self._compare_losses(f"assigned loss of uid {uid}", seen.evaluation.assigned, found.assigned)
 
     async def _seed(self) -> tuple[str, int]:
-        """The validator's hotkey, and the seed of all that it draws after this window."""
+        """Return the validator's hotkey, and the seed of all its random choices after this window."""
         hotkey = self._comms.get_hotkey(self._validator) or ""
         return hotkey, evaluation_seed(hotkey=hotkey, block_hash=await self._comms.window_hash(self.window + 1))
 
     async def _updates_of(self, uids: Iterable[int], included: Mapping[int, Update]) -> list[Update]:
-        """The updates of these uids, ascending, those that are not in the included set from their buckets.
+        """Return the updates of these uids, ascending; those outside the included set are read from their buckets.
 
-        Without those that are deleted or replaced: nobody else's products depend on them.
+        Deleted or replaced updates are left out: no other miner's products depend on them.
         """
         missing = [uid for uid in uids if uid not in included]
         more = await self._comms.gather_updates(missing, self.window, self._train_state.outer.spec, patient=True)
@@ -451,14 +460,14 @@ class Auditor:
                 raise Mismatch(f"{what}, {name}", one, other)
 
     def _near(self, what: str, published: Sequence[float], found: Sequence[float]) -> None:
-        """Compare products: numbers that are 1 for a step of usual size along the gradient."""
+        """Compare products, which are 1 for a step of the usual size along the gradient."""
         same(f"number of {what}", len(published), len(found))
         for one, other in zip(published, found, strict=True):
             if abs(one - other) > PRODUCT_TOLERANCE[self._hparams.precision] * max(1.0, abs(other)):
                 raise Mismatch(what, one, other)
 
     async def _check_peer_scores(self, report: ScoreReport) -> None:
-        """Compare scores and weights with those that follow from the earlier reports and this one's observations."""
+        """Compare scores and weights with those computed from the earlier reports and this report's observations."""
         same("profile", report.profile, self._hparams.profile)
         earlier = await self._earlier_reports(report)
         if earlier is None:
@@ -483,9 +492,9 @@ class Auditor:
             raise Mismatch("weights", report.weights, found)
 
     async def _earlier_reports(self, report: ScoreReport) -> list[ScoreReport] | None:
-        """The reports that the scores follow from, ascending; None if one of them is deleted, or not published.
+        """Return the reports that the scores follow from, ascending; None if one is deleted or not published.
 
-        Nothing may be left out: evidence of the last windows that is published belongs to them.
+        All published reports of the last windows are included, because scores must use all published evidence.
         """
         oldest = max(self._train_state.start_window, self.window - self._hparams.gradient_retention_windows)
         if self._hparams.profile == "hardened":
@@ -508,7 +517,7 @@ class Auditor:
 
 
 def _alike(published: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Whether two records are equal but for the last bits of numbers, which linear algebra computes differently."""
+    """Return whether two records are equal up to ``SCORE_TOLERANCE``: linear algebra differs in the last bits."""
     return published.keys() == found.keys() and all(
         math.isclose(one, other, rel_tol=SCORE_TOLERANCE, abs_tol=SCORE_TOLERANCE)
         if isinstance(one := published[key], float) and isinstance(other := found[key], float)
@@ -518,6 +527,6 @@ def _alike(published: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
 
 
 def _there(report: ScoreReport, updates: Iterable[Update]) -> list[bool]:
-    """Which of the measured updates are among those that could be fetched."""
+    """Return, for each measured update, whether it could be fetched."""
     fetched = {one.uid for one in updates}
     return [uid in fetched for uid in report.alignment.uids] if report.alignment else []

@@ -1,7 +1,7 @@
-"""What a third party finds out about a validator's claims about miners, from their objects and the stores' time stamps.
+"""Verifies a validator's claims about miners as a third party, from miners' objects and the stores' time stamps.
 
-A miner can delete or replace its objects at any time, but not their time stamps. So an object is evidence only if it is
-certain that the validator found the same one; whatever else is there now, or is not there, contradicts nobody.
+A miner can delete or replace its objects at any time, but can't choose their time stamps. So an object is evidence only
+if the validator certainly found the same one. Any other object, or a missing one, contradicts no claim.
 """
 
 import asyncio
@@ -21,40 +21,41 @@ from tplr.schemas import OUT_OF_SYNC, UNREAD, VALID, DebugReport, PeerObservatio
 from tplr.scoring.own_pages import FEWEST_OTHERS, deviations
 from tplr.scoring.selection import evaluated_by_loss
 
-# Reasons that stay true: an object with a time stamp within the bounds, or before them, was there when the window's
-# bound passed. All others may be the work of a miner that deleted or replaced its update, or its commit, afterwards.
+# Reasons that stay true: an object with a time stamp within the bounds, or before them, existed when the window's bound
+# passed. Every other reason may be due to a miner that deleted or replaced its update or commit afterwards.
 LASTING = frozenset(
     (Reason.NO_BUCKET, Reason.TOO_EARLY, Reason.WRONG_SIZE, Reason.HASH_MISMATCH, Reason.MALFORMED, Reason.EMPTY)
 )
-# What contradicts a "valid": before the bound a miner can replace a valid update by whatever it likes.
+# Reasons that contradict a published "valid". The others do not: before the bound a miner can replace a valid update by
+# any object.
 NEVER_VALID = frozenset((Reason.NO_BUCKET, Reason.TOO_EARLY))
-# What a validator says of its own reach, or of the leader's decision: nobody else can know. A miner can close its
-# bucket, and open it later.
+# Claims that nobody else can verify: about the validator's own access, because a miner can close its bucket and open it
+# later, and (``EXCLUDED``) about an elector's decision.
 UNREACHED = frozenset((Reason.UNAVAILABLE, Reason.DENIED))
 BELIEVED = UNREACHED | {Reason.EXCLUDED}
 
 
 def refutes(now: str, published: str) -> bool:
-    """Whether what an update is ``now`` ("valid", or a ``Reason``) contradicts the published verdict."""
+    """Return whether an update's present verdict (``now``: "valid" or a ``Reason``) contradicts the published one."""
     if published == VALID:
         return now in NEVER_VALID
     return published not in (now, *BELIEVED) and (now == VALID or now in LASTING)
 
 
 def leaves_open(now: str, published: str) -> bool:
-    """Whether a published verdict can't be verified any more."""
+    """Return whether a published verdict can no longer be verified."""
     return published != now and not refutes(now, published)
 
 
 @dataclass
 class SyncFindings:
-    """What became of the claims how far miners are behind.
+    """The results of checking a validator's claims of how many steps miners are behind.
 
     Attributes:
-        refuted: by uid, the published steps and those that its reports allow.
+        refuted: by uid, the published steps and the steps that its reports allow.
         gone: uids whose reports are deleted, replaced or not readable now.
-        unread: uids whose bucket gave the validator no report, as it says.
-        not_judged: uids of which it says nothing, although they were to be judged.
+        unread: uids whose reports were not readable according to the validator.
+        not_judged: uids that the validator should have judged, but did not.
     """
 
     refuted: dict[int, tuple[int | None, str]] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class SyncFindings:
 
 
 class SyncClaims:
-    """Judges miners' reports of the last windows as the validator had to."""
+    """Judges miners' reports of the last windows by the validator's rules."""
 
     def __init__(self, comms: Comms, hparams: HParams, start_window: int) -> None:
         self._comms = comms
@@ -82,7 +83,7 @@ class SyncClaims:
             del self._expected[old]
 
     async def check(self, report: ScoreReport) -> SyncFindings:
-        """Compare what ``report`` says with the miners' own reports.
+        """Compare the claims of ``report`` with the miners' own reports.
 
         Raises:
             ChainUnavailable: the chain does not answer.
@@ -101,7 +102,7 @@ class SyncClaims:
         except (PayloadError, StoreError) as error:
             logger.info("window %d: void or not? %s", newest, error)
             void = True
-        if void:  # the validator may have known, or not
+        if void:  # the validator may or may not have known of it
             found.gone = sorted(uid for uid, seen in judged.items() if seen.behind is not None)
             return found
         slots = asyncio.Semaphore(CONCURRENCY)
@@ -130,7 +131,7 @@ class SyncClaims:
         return found
 
     async def _same_bucket(self, report: ScoreReport) -> set[int]:
-        """The uids whose hotkey and bucket are those that they had when the validator scored the window."""
+        """Return the uids whose hotkey and bucket have not changed since the validator scored the window."""
         window, now = report.window, self._comms.commitments
         scored = min(window + self._hparams.validator_offset, self._comms.clock.window - 1)
         then = [await self._comms.buckets_in(one) for one in {window, max(window, scored)}]
@@ -139,10 +140,10 @@ class SyncClaims:
         return {uid for uid in same if (seen := report.observations.get(str(uid))) and seen.hotkey == hotkeys.get(uid)}
 
     async def _possible(self, uid: int, newest: int, before: float) -> set[int]:
-        """What an honest validator may have found, by the reports that are certainly those that it read.
+        """Return the results that an honest validator may have found, from the reports that it certainly read.
 
         Args:
-            before: unix seconds by the chain's clock, before which it did not read.
+            before: Unix seconds by the chain's clock; the validator did not read before this time.
         """
         found: set[int] = set()
         for window in range(newest, max(self._start, newest - self._hparams.sync_max_steps_behind) - 1, -1):
@@ -160,10 +161,11 @@ class SyncClaims:
         return found | {OUT_OF_SYNC}
 
     async def _lasting(self, uid: int, window: int, before: float) -> DebugReport | None:
-        """The report that was in the bucket at ``before``; None for an object that is none.
+        """Return the report that was in the bucket at ``before``; None for an object that is not a valid report.
 
         Raises:
-            StoreError: it can't be read now; ObjectNotFound: it may have been another one, or none.
+            ObjectNotFound: the bucket may have held another report at that time, or none.
+            StoreError: the report can't be read now.
         """
         store, key = self._comms.store_of(uid), debug_key(window, uid, self._hparams.version)
         if store is None:
@@ -180,12 +182,12 @@ class SyncClaims:
 
 
 def omissions(report: ScoreReport, seed: int) -> Iterator[tuple[str, object, object]]:
-    """What a validator left out, or did, of its own choice: what, what is published, and what was to be done.
+    """Yield what a validator omitted, or did, against the rules, as (what, published, required).
 
-    A measure that is missing needs one of the validator's own ``faults``.
+    A missing measurement is allowed only with one of the validator's own ``faults``.
 
     Args:
-        seed: of all that it drew after the window.
+        seed: of all the validator's random choices after the window.
     """
     alignment, seen = report.alignment, {int(uid): one for uid, one in sorted(report.observations.items())}
     sampled = [uid for uid, one in seen.items() if one.sampled]

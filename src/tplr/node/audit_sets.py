@@ -1,9 +1,9 @@
-"""Whether the set that a validator decided alone is what the peers' buckets showed it, as far as they still tell.
+"""Checks a set that a validator decided alone against the peers' buckets, as far as they still show it.
 
-A miner can delete its update and its commit, or write others in their place, and the buckets' time stamps tell which.
-So an update that is gone contradicts nobody, and its bytes may be in what the electors published. What contradicts a
-validator: a commit, written in time, of another hash than the published one; an update that was written too early to
-be accepted; a uid that is not on the peer list; and a valid update, written in time, that it says it did not find.
+A miner can delete or replace its update and its commit; the buckets' time stamps show which objects were replaced. So a
+missing update contradicts no claim, and its bytes may be in objects that the electors published. Four things contradict
+a validator: a commit, written in time, with another hash than the published one; an update that was written too early
+to be accepted; a uid that is not on the peer list; and a valid update, written in time, that it reports as not found.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from tplr.schemas import DebugReport, PeerList, Reason, UploadBounds
 
 
 class Mismatch(Exception):
-    """A published value that can't be true: what, the published value, and the one found."""
+    """A published value that can't be true. ``parts``: its name, the published value, and the found value."""
 
     def __init__(self, what: str, published: object, found: object) -> None:
         self.parts = (what, published, found)
@@ -31,7 +31,7 @@ class Mismatch(Exception):
 
 
 def same(what: str, published: object, found: object) -> None:
-    """Raises Mismatch unless the two are equal."""
+    """Raise Mismatch unless the two values are equal."""
     if published != found:
         raise Mismatch(what, published, found)
 
@@ -41,9 +41,9 @@ class OwnSet:
     """A set that its validator decided alone.
 
     Attributes:
-        gathered: its updates, without those that nobody shows.
-        unverified: what is believed, in words.
-        lost: an error if nobody shows some of its updates: the window can't be applied.
+        gathered: its updates, without those that no node can provide.
+        unverified: descriptions of the claims that are not verified.
+        lost: an error if some of its updates are not available from any node, so that the window can't be applied.
     """
 
     gathered: GatherResult[Update]
@@ -62,12 +62,12 @@ class SetClaims:
         self._size = size
 
     async def check(self, report: DebugReport) -> OwnSet:
-        """Compare the set that ``report`` names, and find its updates.
+        """Compare the set in ``report`` with the peers' buckets, and find its updates.
 
         Raises:
             Mismatch: the first claim that can't be true.
             PayloadError: there is no peer list.
-            ChainUnavailable, StoreError: they can't be compared now.
+            ChainUnavailable, StoreError: the comparison is not possible now.
         """
         window = report.window
         listed = await self._comms.get_peer_list(window)
@@ -101,7 +101,7 @@ class SetClaims:
         return made
 
     async def _commit(self, uid: int, window: int) -> str | None:
-        """The hash of the commit that every node certainly found; None: none is there of which that is certain."""
+        """Return the hash in a commit that every node certainly found; None if there is no such commit."""
         if not self._hparams.require_commit:
             return None
         try:
@@ -112,13 +112,13 @@ class SetClaims:
             return None
         start = (await self._comms.upload_bounds(window, 0.0)).start
         bounds = UploadBounds(start - STORE_CLOCK_SECONDS, float("inf"))
-        # A later one may have taken the place of another, which the validator had read.
+        # A later commit may have replaced one that the validator had read.
         return commit.metadata.get(HASH_FIELD, "") if bounds.judge(commit.last_modified) is Reason.TOO_EARLY else None
 
     def _compare_skipped(
         self, report: DebugReport, listed: PeerList, claimed: Mapping[int, str], now: Mapping[int, str], made: OwnSet
     ) -> None:
-        """Compare why listed peers are not included, and who of the reserve is in their place."""
+        """Compare the skip reasons of listed peers, and the reserve peers that replace them."""
         skipped = {int(uid): reason for uid, reason in report.skipped.items()}
         absent = [uid for uid in listed.peers if uid not in claimed]
         for uid in absent:
@@ -128,7 +128,7 @@ class SetClaims:
             if uid not in absent and not (reason is Reason.EXCLUDED and uid in now):
                 raise Mismatch(f"why uid {uid} is not included", reason.value, None)
             if uid in now and refutes(verdict := now[uid] if now[uid] in [*Reason] else "valid", reason):
-                # A hash says more than that the update is valid.
+                # If the update is valid now, name its hash, which is more informative than "valid".
                 what = f"update of uid {uid}" if verdict == "valid" else f"verdict on uid {uid}"
                 raise Mismatch(what, reason.value, now[uid])
         if left := [uid for uid, why in skipped.items() if why not in BELIEVED and leaves_open(now[uid], why)]:
@@ -141,7 +141,7 @@ class SetClaims:
         free = reserve if len(taken) < len(absent) else reserve[: reserve.index(taken[-1])] if taken else []
         passed = [uid for uid in free if uid not in claimed and now[uid] not in [*Reason]]
         if passed:
-            # Nobody says why, and their buckets may not have answered then.
+            # No reason is published for them, and their buckets may not have answered then.
             made.unverified.append(f"uids {passed} of the reserve not verified: passed over, as if unreachable")
 
     async def _recover(
@@ -152,7 +152,7 @@ class SetClaims:
         commits: Mapping[int, str | None],
         made: OwnSet,
     ) -> dict[int, GatheredUpdate[Update]]:
-        """Updates that do not count in their buckets any more, by their published hashes, from wherever they are."""
+        """Find updates that are no longer valid in their buckets, by their published hashes, at any node."""
         if not gone:
             return {}
         window, spec = report.window, self._windows.spec
@@ -184,7 +184,7 @@ class SetClaims:
     def _nobody_shows(
         self, report: DebugReport, lost: list[int], now: Mapping[int, str], commits: Mapping[int, str | None]
     ) -> str:
-        """Which objects a validator claims that nobody can show, and what tells who took them away."""
+        """Describe the claimed updates that no node can provide, and the evidence of who deleted them."""
         told = []
         for uid in lost:
             text = f"uid {uid}, sha256 {report.included[str(uid)][:12]}…; its bucket now: {now[uid]}; "

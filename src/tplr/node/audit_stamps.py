@@ -1,4 +1,4 @@
-"""Audit stamps: a file with a line for each audit that somebody made, for pages that show them."""
+"""Audit stamps: a file with one line for each completed audit, for pages that show them."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,13 @@ from tplr.errors import ConfigError
 
 
 class AuditStamp(BaseModel):
-    """Somebody recomputed windows from buckets and chain.
+    """The result of recomputing windows from buckets and chain.
 
     Attributes:
-        first, last: windows.
-        validator: uid whose published work was compared.
-        agrees: whether everything was equal; ``text`` says what was compared, or the first difference.
+        first, last: the first and last window of the audit.
+        validator: uid of the validator whose published work was compared.
+        agrees: whether everything was equal.
+        text: what was compared, or the first difference.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,7 +36,7 @@ def append_stamp(path: Path, stamp: AuditStamp) -> None:
 
 
 def read_stamps(path: Path) -> list[AuditStamp]:
-    """All stamps of a file, in their order. Blocks. Raises ConfigError for a file of anything else, and OSError."""
+    """Read all stamps of a file, in order. Blocks. Raises ConfigError for a file of another format, and OSError."""
     try:
         return [AuditStamp.model_validate_json(line) for line in path.read_text().splitlines()]
     except (ValidationError, UnicodeError) as error:

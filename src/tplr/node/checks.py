@@ -16,21 +16,21 @@ from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, StoreUnav
 T = TypeVar("T")
 P = ParamSpec("P")
 
-# For all services together, which are asked at the same time: their own clients would try for a minute and more.
+# For all services together, which are asked concurrently: their own clients would retry for a minute or more.
 ANSWER_SECONDS = 15.0
 MISCONFIGURED, OUTSIDE_DOWN, OUTDATED = 2, 3, 4
-# What may pass without a change on this machine.
+# Errors that may disappear without a change on this machine.
 OUTSIDE = (ChainUnavailable, HubUnavailable, StoreUnavailable)
 
 
 def answers_due() -> float:
-    """Time of the running loop by which services must answer that are asked from now on."""
+    """Return the time, in the running loop's clock, by which services that are asked now must answer."""
     return asyncio.get_running_loop().time() + ANSWER_SECONDS
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a check found; ``outside``: something outside this machine is down, and may come back by itself."""
+    """A problem that a check found. ``outside``: a service outside this machine is down, and may recover by itself."""
 
     check: str
     text: str
@@ -41,7 +41,7 @@ class Checks:
     """Runs checks, and collects their problems.
 
     Attributes:
-        neuron: of this hotkey on the subnet; None until it is found.
+        neuron: this hotkey's neuron on the subnet; None until it is found.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class Checks:
 
     @property
     def status(self) -> int:
-        """Exit status of a node with these problems: 2 if it is misconfigured, 3 if only something outside is down."""
+        """The exit status for these problems: 2 if the node is misconfigured, 3 if only outside services are down."""
         return OUTSIDE_DOWN if all(problem.outside for problem in self.problems) else MISCONFIGURED
 
     def outside_down(self, name: str) -> bool:
-        """Whether the check ``name`` found something outside that does not answer."""
+        """Return whether the check ``name`` found an outside service that does not answer."""
         return any(problem.outside for problem in self.problems if problem.check == name)
 
     def take(self, name: str, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """The result of ``make(...)``, or None if it raised TplrError, whose problems are recorded."""
+        """Return the result of ``make(...)``; if it raises TplrError, record its problems and return None."""
         try:
             return make(*args, **kwargs)
         except TplrError as error:
@@ -67,7 +67,7 @@ class Checks:
             return None
 
     async def wait(self, name: str, coming: Awaitable[T], *, until: float | None = None) -> T | None:
-        """As ``take``, for an awaitable; ``until``: time of the loop at which it is given up, whatever it does then."""
+        """As ``take``, for an awaitable. At ``until``, a time of the loop, it is cancelled and not waited for."""
         task = asyncio.ensure_future(coming)
         try:
             await asyncio.wait({task}, timeout=until and until - asyncio.get_running_loop().time())
@@ -85,12 +85,12 @@ class Checks:
             return None
 
     def _give_up(self, task: asyncio.Future[Any]) -> None:
-        """Cancel ``task`` without waiting for it: closing a connection to who does not answer takes long."""
+        """Cancel ``task`` without waiting for it: closing a connection to a server that does not answer takes long."""
 
         def ended(task: asyncio.Future[Any]) -> None:
             self._given_up.discard(task)
             if not task.cancelled():
-                task.exception()  # retrieved: it came too late
+                task.exception()  # retrieve it, so that asyncio does not log it
 
         self._given_up.add(task)
         task.add_done_callback(ended)
@@ -120,7 +120,7 @@ class Checks:
 
 
 def check_device(name: str) -> torch.device:
-    """The torch device of that name. Raises ConfigError if this machine has no such device."""
+    """Return the torch device of that name. Raises ConfigError if this machine has no such device."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

@@ -1,4 +1,4 @@
-"""Loads batches by uid and window, and prefetches the next window's."""
+"""Loads batches by uid and window, and prefetches those of the next window."""
 
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
@@ -18,7 +18,7 @@ class WindowBatches:
     """The batches of a uid in a window, or held-out batches.
 
     Attributes:
-        digest: identifies them in an update (see ``WindowDataSource.digest``).
+        digest: identifies the batches in an update (see ``WindowDataSource.digest``).
         batches: int64 (batches, batch_size, sequence_length).
     """
 
@@ -38,21 +38,21 @@ class WindowDataLoader(AbstractAsyncContextManager["WindowDataLoader", None]):
         await self._prefetch.__aexit__()
 
     async def assigned(self, uid: int, window: int) -> WindowBatches:
-        """The batches that ``uid`` trains on in ``window``."""
+        """Load the batches that ``uid`` trains on in ``window``."""
         return await self._prefetch.take((uid, window))
 
     def read_ahead(self, uid: int, window: int) -> None:
-        """Start loading ``assigned(uid, window)``; a later call replaces it."""
+        """Start loading ``assigned(uid, window)`` in the background; a later call replaces the prefetch."""
         self._prefetch.start((uid, window))
 
     async def digest(self, uid: int, window: int) -> str:
-        """Digest of ``assigned(uid, window)``; loads no batch."""
+        """Return the digest of ``assigned(uid, window)`` without loading batches."""
         return self._source.digest(await self._sample_assigned(uid, window))
 
     async def held_out(self, window: int, hotkey: str, apart_from: Iterable[int] = ()) -> WindowBatches:
-        """Random batches for evaluations of ``window`` by the validator with this hotkey; unknown before its end.
+        """Load random batches for evaluations of ``window`` by the validator with this hotkey.
 
-        They are disjoint from those assigned to the uids ``apart_from``.
+        They can't be predicted before the window's end. They are disjoint from those of the uids ``apart_from``.
 
         Raises:
             DataError: all sampled data are assigned to ``apart_from``.

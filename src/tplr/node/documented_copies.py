@@ -1,4 +1,4 @@
-"""Finds the copies among the updates of a window, as documented validators do."""
+"""Finds copies among the updates of a window by the rules of documented validators."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from tplr.scoring.documented.overlap import sample_chunks, traits
 async def note_copies(
     seen: Observation, updates: Sequence[GatheredUpdate[Update]], comms: Comms, hparams: HParams, seed: int
 ) -> None:
-    """Record which of these updates repeats another one.
+    """Record which of these updates are copies of another one.
 
     Args:
-        seed: of the compared chunks, which nobody knew before the window ended.
+        seed: of the compared chunks, which can't be known before the window ends.
     """
     if not updates:
         return
@@ -39,7 +39,7 @@ async def note_copies(
 async def _fixed_times(
     updates: Sequence[GatheredUpdate[Update]], window: int, comms: Comms, hparams: HParams
 ) -> dict[int, float | None]:
-    """When the bytes of each update were fixed, in unix seconds of its store; None if unknown."""
+    """Return when the bytes of each update were fixed, in Unix seconds of its store; None if unknown."""
     make_key = commit_key if hparams.require_commit else gradient_key
 
     async def one(uid: int) -> float | None:
@@ -51,6 +51,6 @@ async def _fixed_times(
             return None
 
     async with asyncio.TaskGroup() as group:
-        # Updates of a published set come without this time.
+        # Updates of a published set lack this time.
         tasks = {update.uid: group.create_task(one(update.uid)) for update in updates if not update.fixed}
     return {update.uid: update.fixed or tasks[update.uid].result() for update in updates}

@@ -1,4 +1,4 @@
-"""A validator's part in deciding what a window consists of, and who is gathered next."""
+"""An elector: the part of a validator that helps to decide each window's updates and the next peer list."""
 
 import asyncio
 import math
@@ -32,18 +32,18 @@ from tplr.node.windows import WindowUpdates
 from tplr.schemas import PeerList
 from tplr.storage import TransferLimits
 
-# Blocks after which a window's first block is final on every node, in the ordinary case.
+# Number of blocks after which a window's first block is normally final on every node.
 FINAL_BLOCKS = 3
-# Windows after which electors give up: every node keeps what it found.
+# Number of windows after which electors give up an election: every node then keeps the updates that it found.
 LAST_WINDOWS = 3
 
 
 def closes_after(hparams: HParams, size: int, block_time: float) -> float:
-    """Seconds from a window's end until all its updates, of ``size`` bytes, are in or out: the election's time 0.
+    """Return the seconds from a window's end to time 0 of its election, when its updates are accepted or ruled out.
 
-    Until then its first block is final, and the last update has come at the lowest allowed speed; but large ones get no
-    more than half of a window. One silent elector makes all others wait until then, and an elector votes at that time
-    for what it has.
+    By then the next window's first block is final, and an update of ``size`` bytes has arrived at the lowest allowed
+    speed, for which it has at most half a window. An elector then votes for the updates that it has. One elector that
+    does not answer makes all others wait until then.
     """
     bound = hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS
     transfer = min(size / TransferLimits.download_floor, hparams.blocks_per_window * block_time / 2)
@@ -53,7 +53,7 @@ def closes_after(hparams: HParams, size: int, block_time: float) -> float:
 def window_question(
     window: int, listed: PeerList, electors: Electors, hparams: HParams, *, size: int, block_time: float
 ) -> WindowQuestion:
-    """What the electors of a window decide about; ``size`` of an update in bytes."""
+    """Return the question that the electors of a window decide; ``size``: of an update, in bytes."""
     slot, margin = SLOT * hparams.relay_seconds, hparams.peer_list_window_margin
     window_seconds = hparams.blocks_per_window * block_time
     closes = closes_after(hparams, size, block_time)
@@ -70,23 +70,23 @@ def window_question(
 
 
 def _in_set(included: IncludedSet, own: GatherResult[Update] | None) -> list[GatheredUpdate[Update]]:
-    """Those of the own updates that the set names."""
+    """Return those of this node's updates that are in the set."""
     wanted = {(one.uid, one.sha256) for one in included.included}
     return [one for one in own.updates if (one.uid, one.sha256) in wanted] if own else []
 
 
 class Elector:
-    """Votes, takes part in each window's election, and publishes the aggregate of what was decided.
+    """Votes, takes part in each window's election, and publishes the aggregate of the decided set.
 
-    With each new window it also looks at one that it missed: alone it decides it; else it publishes the peer list that
-    was decided with it, and the updates of the set that are stored here.
+    With each new window it also handles one earlier window that it missed. A sole elector decides that window, and
+    others do while it is one of the last ``LAST_WINDOWS``. Otherwise this node publishes the peer list that was decided
+    with the window, and the updates of the set that are stored here.
     """
 
     def __init__(
         self, context: NodeContext, hparams: HParams, spec: PayloadSpec, folder: Path, *, leader: Leader
     ) -> None:
-        """``folder`` keeps unpublished updates, and what this node has signed; ``leader``: says whom it excludes, and
-        which peer list it wants."""
+        """``folder`` keeps unpublished updates and signed ballots; ``leader`` has the excluded uids and wanted list."""
         self._context = context
         self._comms = context.comms
         self._hparams = hparams
@@ -98,7 +98,7 @@ class Elector:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._done: set[int] = set()
         self._tried: dict[int, int] = {}  # by window: the network's window at the last attempt
-        self._lost: Counter[int] = Counter()  # attempts to get what was decided, by window
+        self._lost: Counter[int] = Counter()  # failed attempts to get the decided updates, by window
         self._window_seconds = hparams.blocks_per_window * context.clock.block_time
 
     async def run(self, start: int) -> None:
@@ -111,8 +111,10 @@ class Elector:
                 await self._comms.cleanup_aggregates(tick.window)
 
     def _due(self, start: int, newest: int) -> list[int]:
-        """The newest window, and one earlier window that is not done: one that is lost, or that was last tried longest
-        ago. Not the one with the fewest attempts: while no window can be decided, each new one would have fewer."""
+        """Return the newest window and one earlier unfinished window: a lost one, else the one tried longest ago.
+
+        The number of attempts is not used: while no window can be decided, each new window would have fewer attempts.
+        """
         oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
         self._done = {window for window in self._done if window >= oldest}
         self._tried = {window: last for window, last in self._tried.items() if window >= oldest}
@@ -129,7 +131,7 @@ class Elector:
         return [newest, *gaps[:1]]
 
     async def _forget_before(self, window: int) -> None:
-        """Delete what is stored here of earlier windows: nobody votes on them any more."""
+        """Delete stored updates and ballots of windows before ``window``: no elector votes on them any more."""
         await self._aggregates.drop_before(window)
         for path in await asyncio.to_thread(lambda: [*self._folder.glob("election-*")]):
             number = path.name.removeprefix("election-")
@@ -164,7 +166,7 @@ class Elector:
         """Publish the peer list and the stored updates of a window that was decided while this node was away.
 
         Returns:
-            Whether the decision is known. Until then all that is stored here is kept: it may be the only copy.
+            Whether the decision is known. Until then all stored updates are kept: they may be the only copies.
         """
         value = await self._comms.get_decision(window)
         if value is None:
@@ -177,7 +179,7 @@ class Elector:
         return True
 
     async def _publish_stored(self, included: IncludedSet, stored: GatherResult[Update]) -> None:
-        """Publish the aggregate of a decided set if all its updates are stored here; else those that are."""
+        """Publish the aggregate of a decided set if all its updates are stored here; else the stored updates."""
         has = _in_set(included, stored)
         if len(has) < len(included.included):
             await self._put_witnessed(included.window, has)
@@ -192,10 +194,10 @@ class Elector:
         return self._folder / f"election-{window}"
 
     async def _decide(self, window: int, electors: Electors, *, late: bool, alone: bool) -> bool:
-        """Whether the window is decided, and this node has done its part.
+        """Take part in a window's election; return whether it is decided and this node has done its part.
 
         Raises:
-            ChainUnavailable, PayloadError, StateError, StoreError, WindowLost: it has not.
+            ChainUnavailable, PayloadError, StateError, StoreError, WindowLost: this node has not done its part.
         """
         began, clock, loop = time.monotonic(), self._context.clock, asyncio.get_running_loop()
         closes = closes_after(self._hparams, self._spec.expected_size, clock.block_time)
@@ -222,7 +224,7 @@ class Elector:
             announce(self._context.telemetry, included, time.monotonic() - began)
 
         try:
-            # Alone it is always time to decide.
+            # A sole elector decides at once.
             run = ElectionRun(election, box, delta, loop.time() if alone else opens)
             finished = await run.finish(until=LAST_WINDOWS * self._window_seconds, committed=committed)
             for uid in sorted(election.equivocators):
@@ -254,7 +256,7 @@ class Elector:
         return window_question(window, listed, electors, self._hparams, size=size, block_time=block_time)
 
     async def _find(self, window: int, *, late: bool, until: float | None) -> GatherResult[Update]:
-        """What this node finds of a window: alone in the past, what it has reported itself."""
+        """Return the updates that this node finds; for a past window, those that most electors reported, if any."""
         reported = await self._windows.reported(window) if late else None
         found = await self._windows.from_set(reported) if reported else None
         if found is not None:
@@ -267,7 +269,7 @@ class Elector:
             missing={str(uid): reason for uid, reason in sorted(own.skipped.items())},
             peers=self._leader.wish,
             lost=tuple(
-                # A second attempt comes a window after the first one: others need time to publish what they have.
+                # The second attempt is one window after the first, so that others can publish the updates they have.
                 window
                 for window in range(own.window - VOID_WITHIN, own.window)
                 if self._lost[window] > 1
@@ -275,20 +277,20 @@ class Elector:
         )
 
     def _alone(self, own: GatherResult[Update], question: WindowQuestion) -> IncludedSet:
-        """The set if everybody found what this node did."""
+        """Return the set that results if all electors found the same updates as this node."""
         electors = self._comms.electors
         return tally_updates(dict.fromkeys(electors.uids, self._vote(own)), electors, question)
 
     def _publish_ahead(
         self, own: GatherResult[Update] | None, question: WindowQuestion, electors: Electors
     ) -> asyncio.Task[None] | None:
-        """Publish the aggregate while the others still decide: mostly, all have found the same."""
+        """Start publishing the aggregate before the decision: usually all electors have found the same updates."""
         if own is None or self._comms.uid not in enough(electors, electors.uids):
             return None
         return asyncio.create_task(self._aggregates.publish(self._alone(own, question), own))
 
     async def _witness(self, election: Election, own: GatherResult[Update] | None) -> None:
-        """Publish the updates in the decided set that an elector did not find: their miners may show them to few."""
+        """Publish the decided updates that an elector did not find: their miners may show them only to some nodes."""
         if own is None or election.decided is None:
             return
         included = {one.uid: one.sha256 for one in election.decided.value.included.included}
@@ -299,12 +301,13 @@ class Elector:
                 await self._comms.put_witnessed(own.window, one.uid, one.update.body)
 
     async def _follow(self, included: IncludedSet, own: GatherResult[Update] | None) -> GatherResult[Update]:
-        """All updates of a decided set. If some can't be had, this node publishes those that it has, and says in later
-        votes that the window is lost.
+        """Return all updates of a decided set.
+
+        If some are unavailable, this node publishes those that it has, and its later votes report the window as lost.
 
         Raises:
             ChainUnavailable, StateError: this node can't do its part now.
-            PayloadError, StoreError, WindowLost: it can't have them.
+            PayloadError, StoreError, WindowLost: some updates are unavailable.
         """
         window, has = included.window, _in_set(included, own)
         try:
@@ -327,7 +330,7 @@ class Elector:
         ahead: asyncio.Task[None] | None,
         publishers: Collection[int],
     ) -> None:
-        """See to it that what was decided can be applied by everybody, whatever happens to the peers' buckets."""
+        """Publish the aggregate, so that every node can apply the set even if the peers' buckets are emptied."""
         if self._comms.uid not in publishers or not included.included:
             return
         if ahead:
@@ -337,10 +340,11 @@ class Elector:
 
     @staticmethod
     def _publishers(included: IncludedSet, election: Election, electors: Electors) -> Sequence[int]:
-        """Who publishes a window's aggregate: the first electors with more than half of the stake that had all of it.
+        """Return the electors that publish a window's aggregate.
 
-        One of them is honest and answers, if such electors have more than half. Fewer could delete it together. If
-        those that are known to have had all of it have less than half, everybody publishes it.
+        These are the first electors that had all its updates and hold more than half of the stake together: if honest
+        electors that answer hold more than half, at least one of these is honest. Fewer electors could all delete the
+        aggregate. If the electors that are known to have had all updates hold less than half, all electors publish it.
         """
         wanted = {str(one.uid): one.sha256 for one in included.included}.items()
         voted = election.votes

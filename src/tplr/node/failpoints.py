@@ -51,6 +51,6 @@ class KillAt:
 
 
 async def failpoint(name: FailpointName) -> None:
-    """Mark that this node has just done ``name``."""
+    """Mark that this node has just completed the step ``name``."""
     if call := hook.get():
         await call(name)

@@ -1,4 +1,4 @@
-"""What the driver tells of this machine's GPUs, by NVML; needs the extra ``metrics``."""
+"""Reads metrics of this machine's GPUs from the driver by NVML; needs the extra ``metrics``."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def read_gpus() -> dict[str, dict[str, float]]:
-    """By index: ``used_bytes``, ``total_bytes``, ``busy`` (0 to 1), ``celsius``, ``watts``, as far as it knows them.
+    """Return, by index, ``used_bytes``, ``total_bytes``, ``busy`` (0 to 1), ``celsius`` and ``watts``, if known.
 
     Empty without the extra or without a driver. See NVML's reference (docs.nvidia.com/deploy/nvml-api).
     """
@@ -20,7 +20,7 @@ def read_gpus() -> dict[str, dict[str, float]]:
         return {}
     try:
         return {str(index): _read(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())}
-    except pynvml.NVMLError:  # a GPU that is lost; its absence is what the metrics show
+    except pynvml.NVMLError:  # a lost GPU is missing in the metrics
         return {}
     finally:
         pynvml.nvmlShutdown()

@@ -1,4 +1,4 @@
-"""A node's start-up checks as findings of ``tplr doctor``: all problems at once, before anything is started."""
+"""A node's start-up checks as findings of ``tplr doctor``: reports all problems at once, before the node is started."""
 
 import time
 from contextlib import AsyncExitStack
@@ -14,12 +14,12 @@ from tplr.storage.probe import Finding, ProbeResult
 
 
 async def examine_node(args: Arguments, environment: Environment) -> Report:
-    """Wallet, registration, permit, chain, dataset, tokenizer, device, memory and disk of the node of ``args``.
+    """Check wallet, registration, permit, chain, dataset, tokenizer, device, memory and disk of the node of ``args``.
 
-    The model is built, as at a start, and nothing is left running.
+    Builds the model as at a start, and leaves nothing running.
     """
     checks = Checks()
-    endpoints = await examine_endpoints(args)  # before a model is built, which blocks
+    endpoints = await examine_endpoints(args)  # before the model is built, which blocks
     async with AsyncExitStack() as stack:
         await prepare(args, environment, stack, checks)
     findings = _standing(checks, args)
@@ -32,7 +32,7 @@ async def examine_node(args: Arguments, environment: Environment) -> Report:
 
 
 def _standing(checks: Checks, args: Arguments) -> list[Finding]:
-    """What the chain says of this neuron, whatever else is wrong."""
+    """Return what the chain reports about this neuron, independently of other problems."""
     if checks.neuron is None:
         return []
     neuron, verdict, remedy = checks.neuron, ProbeResult.OK, ""
@@ -46,9 +46,9 @@ def _standing(checks: Checks, args: Arguments) -> list[Finding]:
 
 
 async def examine_endpoints(args: Arguments) -> list[Finding]:
-    """Each node of the chain that ``args`` name: whether it answers, follows the chain, and agrees with the clock here.
+    """Check each chain endpoint in ``args``: it must answer, follow the chain, and agree with this machine's clock.
 
-    One of several that fails is a warning: another one is used.
+    If another endpoint answers, a failed one is only a warning.
     """
     if args.network.startswith(LOCAL_PREFIX):
         return []
@@ -56,7 +56,7 @@ async def examine_endpoints(args: Arguments) -> list[Finding]:
 
     try:
         found = await probe_endpoints(args.network, args.archive)
-    except ConfigError:  # the start-up checks say so
+    except ConfigError:  # the start-up checks report it
         return []
     heads = [head for _, head in found if isinstance(head, EndpointHead)]
     bad = ProbeResult.WARNING if heads else ProbeResult.PROBLEM

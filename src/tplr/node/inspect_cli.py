@@ -13,6 +13,7 @@ from tplr.node.audit_stamps import AuditStamp, append_stamp
 from tplr.node.checks import check_device
 from tplr.node.network_reader import NetworkReader, Surroundings, open_network, this_environment
 from tplr.node.replay import load_state, published_windows, reading_state
+from tplr.node.score_evidence import ScoreEvidence
 from tplr.scoring.explain import explain
 
 AGREES, DIFFERS, UNKNOWN = 0, 1, 2
@@ -23,12 +24,12 @@ class Request:
     """The arguments of ``explain`` or ``audit``, and how to reach the network.
 
     Attributes:
-        window: None: the newest whose scores are published; not for an audit.
+        window: None for the newest window whose scores are published; required for an audit.
         uid: the miner to explain; an audit ignores it.
-        validator: whose reports are read; None: those of the leading validator.
+        validator: uid of the validator whose reports are read; None for the leading validator.
         source: where an audit starts: ``start``, ``checkpoint``, or the folder of a node's saved state.
         all: whether an audit checks the scores of every window, not only of the last.
-        record: file to which an audit's result is appended; None: to none.
+        record: file to which an audit's result is appended; None for no file.
     """
 
     window: int | None
@@ -71,16 +72,17 @@ async def _explain(request: Request, network: NetworkReader) -> int:
             f"validator {validator} has published no scores of window {window}: it skipped it, or they are "
             f"older than gradient_retention_windows ({hparams.gradient_retention_windows})"
         ) from error
-    if str(request.uid) not in report.peer_scores:
-        raise ConfigError(explain(report, request.uid, power=hparams.power_normalisation))
-    print(  # noqa: T201 - what the command is for
-        explain(report, request.uid, power=hparams.power_normalisation)
-    )
+    power, known = hparams.power_normalisation, str(request.uid) in report.peer_scores
+    shares = await ScoreEvidence(network.comms, hparams).shares(report, validator) if known else None
+    text = explain(report, request.uid, power=power, shares=shares)
+    if not known:
+        raise ConfigError(text)
+    print(text)  # noqa: T201 - the command's output
     return AGREES
 
 
 async def _newest_scores(network: NetworkReader, validator: int) -> int:
-    """The newest window whose scores a validator has published. Raises ConfigError, StoreError."""
+    """Return the newest window whose scores a validator has published. Raises ConfigError, StoreError."""
     windows = await published_windows(network, validator, "scores")
     if not windows:
         raise ConfigError(f"validator {validator} has published no scores")

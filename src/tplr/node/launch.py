@@ -4,7 +4,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 
-# One crash is repaired at once, and a wrong configuration is not tried for long. Then the service manager decides.
+# One crash is restarted at once, and a wrong configuration is not retried for long. Then the service manager decides.
 MAX_RESTARTS = 1
 CRASHED = 1
 
@@ -12,7 +12,7 @@ CRASHED = 1
 def launch(ranks: int, arguments: Sequence[str]) -> int:
     """Run ``tplr ARGUMENTS`` in ``ranks`` processes until they end.
 
-    ``torchrun`` itself exits with 1 whatever its ranks exit with: a service manager could not tell a wrong
+    ``torchrun`` itself always exits with 1 if a rank fails, so a service manager could not distinguish a wrong
     configuration from a crash.
 
     Returns:

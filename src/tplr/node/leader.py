@@ -1,4 +1,4 @@
-"""What an elector wants of the run, and publishes when it is decided: the start window and the peer lists."""
+"""Chooses the start window and peer lists that an elector votes for, and publishes the decided ones."""
 
 import asyncio
 import contextlib
@@ -19,10 +19,10 @@ WAIT_BLOCKS = 4
 
 
 async def published_start(context: NodeContext, horizon: int) -> int | None:
-    """The start window that most electors published; None if there is none yet.
+    """Return the start window that most electors published; None if there is none yet.
 
     Raises:
-        PayloadError: it is more than ``horizon`` windows ahead, so that no run would begin.
+        PayloadError: it is more than ``horizon`` windows ahead, so that the run would not begin.
         StoreError: it can't be read.
     """
     start = await context.comms.get_start_window()
@@ -34,7 +34,7 @@ async def published_start(context: NodeContext, horizon: int) -> int | None:
 async def start_window(
     context: NodeContext, horizon: int, decide: Callable[[], Awaitable[int | None]] | None = None
 ) -> int:
-    """Wait for the published start window; until then ``decide`` may return one."""
+    """Wait for the published start window and return it; until then ``decide`` is called and may return one."""
     comms, clock = context.comms, context.clock
     while True:
         try:
@@ -53,20 +53,20 @@ async def start_window(
 
 
 class Leader:
-    """Says which start window and peer lists this node wants, publishes what is decided, and copies what others have.
+    """Chooses the start window and peer lists that this node wants, publishes decided ones, and copies other electors'.
 
-    Alone, an elector publishes what it wants.
+    A sole elector publishes the list that it wants.
 
-    With ``probation_windows``, a place on the list is earned (``earned_peers``), and a list is published whenever
-    somebody has to get on or off it.
+    With ``probation_windows``, miners earn a place on the list (``earned_peers``), and a new list is proposed whenever
+    a place is earned or lost.
 
     Attributes:
         excluded: uids that the newest scores exclude: this node votes for none of their updates, listed or not.
-        wish: the peer list that this node wants; None: the present one stays.
+        wish: the peer list that this node wants; None to keep the present one.
     """
 
     def __init__(self, context: NodeContext, hparams: HParams, folder: Path) -> None:
-        """``folder`` keeps what this node signs about the start of the run."""
+        """``folder`` keeps the ballots that this node signs in the election of the start."""
         self.wish: PeerList | None = None
         self._folder = folder
         self.excluded: frozenset[int] = frozenset()
@@ -76,21 +76,21 @@ class Leader:
         self._telemetry = context.telemetry
         self._hparams = hparams
         self._period = self._wished_period = 0  # the first list is for the first period
-        self._published: PeerList | None = None  # the newest list; None: it is not known
+        self._published: PeerList | None = None  # the newest list; None if it is not known
         self._decided: dict[int, PeerList] = {}  # not published yet, by first effective window
-        # A uid that was registered again inherits nothing: these are its miners' hotkeys.
-        self._struck: dict[str, int] = {}  # the last scored window in which a rule struck
-        self._places: dict[int, str] = {}  # whose place on the newest list a uid is
-        self._active: dict[int, int] = {}  # the last window in which a uid was seen to be active
+        # Hotkeys identify the miners, so that the next holder of a uid inherits nothing.
+        self._struck: dict[str, int] = {}  # by hotkey: the last scored window in which it broke a rule
+        self._places: dict[int, str] = {}  # by uid on the newest list: the hotkey that holds the place
+        self._active: dict[int, int] = {}  # by uid: the last window in which it was active
 
     async def start_window(self) -> int:
-        """The run's start window: as published, or decided here once enough miners have a bucket on chain."""
+        """Return the run's start window: the published one, or decide it once enough miners have a bucket on chain."""
         start = await start_window(self._context, self._hparams.start_horizon_windows, self._decide_start)
         await self._mirror()
         return start
 
     def _candidates(self) -> list[int]:
-        """Uids with a bucket on chain and no more stake than a miner has."""
+        """Return the uids with a bucket on chain and at most a miner's stake."""
         return [
             neuron.uid
             for neuron in self._comms.metagraph.neurons
@@ -109,15 +109,15 @@ class Leader:
         peers = await decide_start(self._context, self._hparams, wish, self._folder)
         if peers is None:
             return None
-        # The list comes first, because a node that reads the start window needs it. If a list exists, an earlier
-        # attempt of this node published it, and it stays.
+        # The list is published first, because a node that reads the start window needs it. If a list exists, an earlier
+        # attempt of this node published it, and it is kept.
         with contextlib.suppress(PreconditionFailed):
             await self._post(peers)
         await self._comms.post_start_window(peers.first_effective_window)
         return peers.first_effective_window
 
     async def _first_peers(self, candidates: Collection[int]) -> ChosenPeers:
-        """The run's first list: with probation, nobody has earned a place yet."""
+        """Choose the run's first list; with probation, no miner has earned a place yet."""
         if self._hparams.probation_windows:
             window, places = self._clock.window, self._hparams.max_topk_peers
             return ChosenPeers((), (), on_probation(candidates, {}, at_most=places, turn=self._turn(window)))
@@ -130,11 +130,11 @@ class Leader:
         )
 
     def see(self, window: int, board: ScoreBoard, struck: Collection[int]) -> None:
-        """Take note of a scored window.
+        """Record the results of a scored window.
 
         Args:
             board: after the window.
-            struck: uids that broke a rule in it.
+            struck: uids that broke a rule in the window.
         """
         if not self._hparams.probation_windows:
             return
@@ -144,10 +144,10 @@ class Leader:
         self.excluded = frozenset(uid for uid, proven in self._proven(board).items() if proven is False)
 
     async def renew_peers(self, window: int, start_window: int, board: ScoreBoard) -> None:
-        """Want a peer list every ``peer_replacement_frequency`` windows, and when a place is earned or lost.
+        """Choose a new peer list every ``peer_replacement_frequency`` windows, and when a place is earned or lost.
 
-        It takes effect ``peer_list_window_margin`` windows later. The only elector publishes it at once; others vote
-        for it. A validator that is no elector copies what the electors have.
+        The list takes effect ``peer_list_window_margin`` windows later. A sole elector publishes it at once; otherwise
+        the elector votes for it. A validator that is not an elector copies the electors' lists.
         """
         if self._comms.uid not in self._comms.electors:
             self.wish, self._published, self._places, self.excluded = None, None, {}, frozenset()
@@ -170,8 +170,10 @@ class Leader:
             logger.warning("peer list not published, retrying in the next window: %s", error)
 
     async def decided(self, peers: PeerList | None) -> None:
-        """Publish the list that was decided with a window, also one that is in effect already, or has no news: so all
-        electors have the same lists. What fails is retried when lists are renewed."""
+        """Publish the list that was decided with a window, so that all electors publish the same lists.
+
+        This includes lists that are already in effect or unchanged. ``renew_peers`` retries a failed publication.
+        """
         if peers is None:
             return
         if peers.first_effective_window > self._clock.window:
@@ -191,11 +193,11 @@ class Leader:
             self._decided.pop(first, None)
 
     def _settle(self) -> None:
-        """What this node wanted is done."""
+        """Clear the wish of this node, because a list was decided."""
         self._period, self.wish = max(self._wished_period, self._period), None
 
     async def _next(self, window: int, board: ScoreBoard) -> ChosenPeers | None:
-        """Active miners by weight; None, so that the list stays, if they are too few."""
+        """Choose active miners by weight; None, to keep the list, if there are too few."""
         active = (await self._comms.track_active_peers(window)).eval
         peers = next_peers(
             active,
@@ -210,11 +212,11 @@ class Leader:
         return peers
 
     async def _earned(self, window: int, board: ScoreBoard, *, due: bool) -> ChosenPeers | None:
-        """Who has earned a place; None, so that the list stays, if it is not due and nobody gets on or off it."""
+        """Choose the miners that earned a place; None, to keep the list, if none is due and no place changes."""
         if self._published is None and (found := await self._comms.get_peer_list()):
             self._published = found
             self._places = {uid: self._places.get(uid, hotkey) for uid, hotkey in self._hotkeys(found).items()}
-            # An elector that has just started has seen nobody yet: listed miners count as seen now.
+            # An elector that has just started has no record of activity: listed miners count as active now.
             self._active = dict.fromkeys((*found.peers, *found.reserve_peers), window) | self._active
         present = self._published
         listed = (*present.peers, *present.reserve_peers) if present else ()
@@ -236,19 +238,19 @@ class Leader:
         return chosen if due or lost or newcomers or (waiting and room) else None
 
     def _turn(self, window: int) -> int:
-        """Counts the turns of those on probation: long enough to be measured, judged, and listed by then."""
+        """Return the number of the probation turn, which is long enough to measure, judge and list a miner."""
         hparams = self._hparams
         return window // (2 * (hparams.probation_windows + hparams.validator_offset + hparams.peer_list_window_margin))
 
     async def _lively(self, window: int) -> set[int]:
-        """Uids that are active, or were lately and can't be asked now: that may be this node's own fault."""
+        """Return the uids that are active, or were recently and can't be checked now, perhaps by this node's fault."""
         groups = await self._comms.track_active_peers(window)
         self._active |= dict.fromkeys(groups.eval, window)
         lately = window - self._hparams.recent_windows
         return {*groups.eval, *(uid for uid in groups.unknown if self._active.get(uid, lately) > lately)}
 
     def _proven(self, board: ScoreBoard) -> dict[int, bool | None]:
-        """Whether each scored miner is known to help, or known not to; None: not measured for long enough."""
+        """Return whether each scored miner is known to help (True) or not to help (False); None if not known yet."""
         return {uid: self._judged(uid, one, board) for uid, one in board.peer_scores.items()}
 
     def _judged(self, uid: int, score: PeerScore | DocumentedScore, board: ScoreBoard) -> bool | None:
@@ -257,12 +259,12 @@ class Leader:
         return board.proven(uid)
 
     def _hotkeys(self, listed: PeerList) -> dict[int, str]:
-        """The present hotkeys of the uids on a list."""
+        """Return the present hotkeys of the uids on a list."""
         on_list = {*listed.peers, *listed.reserve_peers}
         return {one.uid: one.hotkey for one in self._comms.metagraph.neurons if one.uid in on_list}
 
     async def _mirror(self) -> None:
-        """Copy what the other electors have and this node's bucket lacks."""
+        """Copy the other electors' start window and peer lists that this node's bucket lacks."""
         try:
             await self._comms.copy_run(self._hparams.start_horizon_windows)
         except (StoreError, PayloadError) as error:
@@ -283,7 +285,7 @@ class Leader:
         if document.first_effective_window > self._clock.window:
             self._published, self._places = document, self._hotkeys(document)
         else:
-            self._published = None  # this node was away: the newest one may be another elector's
+            self._published = None  # this node was offline: the newest list may be another elector's
         logger.info(
             "peer list from window %d: %s, reserve %s, on probation %s",
             document.first_effective_window,
@@ -300,7 +302,7 @@ class Leader:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values: who was struck lately, whose the places on the list are, and who is excluded."""
+        """Return plain JSON values: recently penalized hotkeys, holders of places on the list, and excluded uids."""
         return {
             "struck": dict(self._struck),
             "places": {str(uid): hotkey for uid, hotkey in self._places.items()},
@@ -308,7 +310,7 @@ class Leader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state. Raises StateError if it is malformed."""
+        """Load a saved state. Raises StateError if it is malformed."""
         try:
             struck = {str(hotkey): int(window) for hotkey, window in state["struck"].items()}
             places = {int(uid): str(hotkey) for uid, hotkey in state["places"].items()}

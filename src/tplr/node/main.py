@@ -1,4 +1,4 @@
-"""Runs a role as a process: arguments, checks, signals, one task group, exit status."""
+"""Runs a role as a process: start-up checks, signals, one task group, exit status."""
 
 import asyncio
 import signal
@@ -52,7 +52,7 @@ def main(args: Arguments) -> int:
 
 
 async def _main(args: Arguments, environment: Environment, commands: Commands | None) -> int:
-    # Some checks block. Nothing needs an orderly end before the node runs, so a signal exits at once.
+    # Some checks block. Before the node runs, nothing needs a clean shutdown, so a signal exits at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(OK))
     stopped = asyncio.Event()
@@ -61,7 +61,7 @@ async def _main(args: Arguments, environment: Environment, commands: Commands | 
             checks = Checks()
             node = await prepare(args, environment, stack, checks, commands)
             if node and args.check:
-                print(f"{args.role}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - what --check is for
+                print(f"{args.role}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - the output of --check
                 return OK
             if node:
                 _cancel_on_signal(asyncio.current_task(), stopped)
@@ -87,7 +87,7 @@ async def _main(args: Arguments, environment: Environment, commands: Commands | 
 
 
 def _first(error: Exception, kind: type[T]) -> T | None:
-    """The first error of ``kind`` in ``error``, which may be a nested exception group."""
+    """Return the first error of ``kind`` in ``error``, which may be a nested exception group."""
     if isinstance(error, kind):
         return error
     inner = error.exceptions if isinstance(error, ExceptionGroup) else ()

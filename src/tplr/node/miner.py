@@ -1,4 +1,4 @@
-"""A miner: trains on the window's pages, publishes its update, applies the window's updates."""
+"""A miner: trains on the window's pages, publishes its update and applies the window's updates."""
 
 import asyncio
 import hashlib
@@ -35,7 +35,7 @@ class Miner:
         speed: ModelSpeed | None = None,
         profile: Path | None = None,
     ) -> None:
-        """``profile``: folder of a profiler trace of the second window that is trained."""
+        """``profile``: folder for a profiler trace of the second trained window."""
         self._replica = replica
         self._train_state = replica.train_state
         self._data_loader = data_loader
@@ -46,12 +46,12 @@ class Miner:
         self._hparams = hparams
         overlap = hparams.outer_delay > 0
         replica.beside_training = overlap
-        # Of training and of all that it waits for; what is done beside it is not counted.
+        # Times of training and of everything that it waits for; work that overlaps with it is not counted.
         self._times = WindowTime() if overlap else replica.times
         self._speed = speed
         self._profile = profile and WindowProfile(profile)
-        self._training: int | None = None  # window that is trained now
-        self._tokens = 0  # trained in the window so far
+        self._training: int | None = None  # the window being trained
+        self._tokens = 0  # tokens trained in the window so far
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -64,7 +64,7 @@ class Miner:
             await self._in_turn()
 
     async def _in_turn(self) -> None:
-        """Apply a window, then train the next one."""
+        """Alternate between applying a window and training the next one."""
         async for tick in self._clock.ticks():
             if tick.window < self._train_state.start_window:
                 continue
@@ -73,7 +73,7 @@ class Miner:
             self._report_times(tick.window)
 
     async def _process(self, tick: Tick) -> None:
-        """Apply the windows before ``tick.window``, and do the work of that window."""
+        """Apply the windows before ``tick.window``, then train that window and publish its update."""
         for missed in range(max(tick.window - tick.missed, self._train_state.start_window), tick.window):
             self._miss(missed, "still processing earlier windows", "behind")
         await self._replica.advance(until=tick.window)
@@ -84,12 +84,12 @@ class Miner:
             await self._put_out(tick.window, body)
 
     async def _overlapped(self, group: asyncio.TaskGroup) -> None:
-        """Train each window as soon as the one before is packed, which is published and applied meanwhile.
+        """Train each window as soon as the previous one is packed; publish and apply that one concurrently.
 
-        At most one window is missing in the model that a training starts from.
+        The model that a training starts from lacks at most one window.
         """
         window = await self._clock.wait_for_window(self._train_state.start_window)
-        published = applied = None  # of the window before
+        published = applied = None  # tasks of the previous window
         while True:
             if applied is None:
                 await self._replica.advance(until=window)
@@ -110,7 +110,7 @@ class Miner:
             window += 1
 
     async def _wait_until_due(self, window: int) -> None:
-        """Wait until the training of the window before must have ended: one that had few batches ends earlier."""
+        """Wait until the latest end of the previous window's training, which ends earlier if it has few batches."""
         await self._clock.wait_for_window(window - 1)
         while self._clock.window < window:
             left = self._clock.seconds_left() - self._hparams.commit_margin_seconds
@@ -121,15 +121,15 @@ class Miner:
     async def _apply_when_over(self, window: int, published: asyncio.Task[None] | None) -> None:
         """Apply a window once its updates are decided."""
         if published:
-            await published  # before this node learns whether its update is in the set
+            await published  # must end before this node learns whether its update is in the set
         await self._clock.wait_for_window(window + 1)
         await self._replica.advance(until=window + 1)
 
     async def _make_update(self, window: int, after: asyncio.Task[None] | None = None) -> bytes | None:
-        """Load a window's pages, train, pack; None, and the window is missed, if there is nothing to send.
+        """Load a window's pages, train, and return the packed update; None if the window is missed.
 
         Args:
-            after: the update of the window before must be out, or back in the error feedback, when this one is packed.
+            after: publishes the previous update or restores it to the error feedback; awaited before packing.
         """
         with in_window(window):
             try:
@@ -139,7 +139,7 @@ class Miner:
                 return None
 
     async def _work(self, window: int, after: asyncio.Task[None] | None) -> bytes | None:
-        """As ``_make_update``, but raises."""
+        """As ``_make_update``, but raises errors."""
         uid = self._comms.uid
         with self._times.phase("waiting_for_pages"):
             pages = await self._data_loader.assigned(uid, window)
@@ -147,7 +147,8 @@ class Miner:
         try:
             await failpoint("data_loaded")
             if self._train_state.local.moves and not self._replica.beside_training:
-                await self._wait_for_save()
+                with self._times.phase("saving"):
+                    await self._replica.wait_for_save()
             train_stats = await self._train(window, pages)
         finally:
             ahead.cancel()
@@ -159,9 +160,10 @@ class Miner:
         if after:
             with self._times.phase("uploading"):
                 await after
-        await self._wait_for_save()
-        with self._times.phase("packing"):
-            async with self._replica.model:
+        async with AsyncExitStack() as holding:
+            with self._times.phase("saving"):
+                await holding.enter_async_context(self._replica.model_to_change())
+            with self._times.phase("packing"):
                 body = await asyncio.to_thread(
                     self._train_state.pack,
                     window=window,
@@ -173,16 +175,12 @@ class Miner:
         return body
 
     async def _read_ahead(self, window: int) -> None:
-        """Load a window's pages as soon as they are known, in the first moment of the window before."""
+        """Load a window's pages as soon as they are known, at the start of the previous window."""
         await self._clock.wait_for_window(window - 1)
         self._data_loader.read_ahead(self._comms.uid, window)
 
-    async def _wait_for_save(self) -> None:
-        with self._times.phase("saving"):
-            await self._replica.wait_for_save()
-
     async def _put_out(self, window: int, body: bytes) -> None:
-        """Publish an update; what does not count goes back into the error feedback."""
+        """Publish an update; if it does not count, restore it to the error feedback."""
         with in_window(window):
             cause: Cause = "late"
             try:
@@ -194,13 +192,12 @@ class Miner:
             except StoreError as error:
                 missed, cause = str(error), _cause(error)
             if missed:
-                await self._replica.wait_for_save()
-                async with self._replica.model:
+                async with self._replica.model_to_change():
                     await asyncio.to_thread(self._train_state.restore_update, body, window=window, uid=self._comms.uid)
                 self._miss(window, missed, cause)
 
     async def _train(self, window: int, pages: WindowBatches) -> TrainStats:
-        """Train, and give the model back between two inner steps whenever somebody else waits for it."""
+        """Train, and release the model between two inner steps whenever another task waits for it."""
         seconds, wanted = 0.0, self._replica.model.wanted
         self._training = window
         run = partial(self._train_state.train, pages.batches, pause=wanted)
@@ -219,7 +216,7 @@ class Miner:
                     break
                 run = partial(self._train_state.train, None, pause=wanted)
         finally:
-            self._training = None  # a thread can't be cancelled: it ends after its current batch
+            self._training = None  # a thread can't be cancelled: this makes it end after its current batch
         self._tokens = train_stats.tokens
         self._telemetry.emit(
             "trained",
@@ -234,7 +231,7 @@ class Miner:
         return train_stats
 
     def _out_of_time(self) -> bool:
-        """Whether training must end, so that the update is packed and its hash published before the window ends."""
+        """Return whether training must end, so that the update is packed and its hash published in time."""
         if self._training is None or self._clock.window > self._training:
             return True
         in_time = self._clock.seconds_left() >= self._hparams.commit_margin_seconds
@@ -244,10 +241,10 @@ class Miner:
         """Publish the hash and then the update, each in its time bounds.
 
         Returns:
-            Why the update does not count, or None if it does.
+            The reason why the update does not count, or None if it does.
 
         Raises:
-            StoreError: the bucket refused one of them.
+            StoreError: the bucket refused the hash or the update.
         """
         await self._comms.put_commit(window, hashlib.sha256(body).hexdigest())
         await failpoint("committed")
@@ -255,7 +252,7 @@ class Miner:
             return "the update was ready only after the window's end"
         with self._replica.times.phase("waiting_for_end"):
             await self._clock.wait_for_window(window + 1)
-            # A commit stamped in the second in which the window ends still counts: publish after that second.
+            # A commit written in the second in which the window ends still counts, so publish after that second.
             await asyncio.sleep(UploadBounds.resolution)
         info = await self._comms.put_update(window, body)
         await failpoint("uploaded")
@@ -267,13 +264,13 @@ class Miner:
             logger.warning("uploaded; deadline check unavailable: %s", error)
             return None
         while (verdict := bounds.judge(info.last_modified)) is Reason.TOO_EARLY:
-            # The store's clock runs behind the chain's.
+            # The store's clock is behind the chain's.
             await asyncio.sleep(bounds.start - info.last_modified)
             info = await self._comms.put_update(window, body)
         return f"uploaded {info.last_modified - bounds.end:.0f} s after the deadline" if verdict else None
 
     def _report_times(self, window: int) -> None:
-        """Tell where the time since the last report went."""
+        """Emit the time spent in each phase since the last report."""
         seconds = self._times.take()
         rate = self._tokens / seconds["training"] if self._tokens else None
         self._telemetry.emit(
@@ -288,7 +285,7 @@ class Miner:
         self._tokens = 0
 
     def _miss(self, window: int, reason: str, cause: Cause) -> None:
-        """``cause`` is for statistics, ``reason`` for people."""
+        """Log and emit that a window was missed; ``cause`` is for statistics, ``reason`` for people."""
         logger.warning("window %d missed: %s", window, reason)
         self._telemetry.emit("missed", window=window, cause=cause, reason=reason)
 

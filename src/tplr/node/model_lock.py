@@ -1,18 +1,18 @@
-"""Who may use the model: training, which gives it back between two inner steps when others wait, or one of them."""
+"""A lock on the model: training holds it, and releases it between two inner steps if another task waits for it."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
 
 
 class ModelLock(AbstractAsyncContextManager["ModelLock", None]):
-    """A lock that is granted in the order of requests, and whose holder sees that others wait."""
+    """A lock that is granted in the order of requests, and whose holder can see whether other tasks wait."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._waiting = 0
 
     def wanted(self) -> bool:
-        """Whether somebody waits for the model. Any thread may ask."""
+        """Return whether a task waits for the model. Thread-safe."""
         return self._waiting > 0
 
     async def __aenter__(self) -> "ModelLock":

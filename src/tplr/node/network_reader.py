@@ -1,4 +1,4 @@
-"""Connects to a run for reading: chain, buckets and dataset, by someone who has no bucket and writes nothing."""
+"""Connects to a run for reading: chain, buckets and dataset. The reader needs no bucket and writes nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +27,7 @@ UNUSED_BUCKET = Bucket(name="nobody", account_id="0" * 32, access_key_id="0" * 3
 
 FIRST_BLOCK_SECONDS = 60.0  # a few blocks of any chain
 
-# Opens what has to run beside a command, and gives the environment to read in.
+# Opens the services that must run during a command, and yields the environment of the command.
 Surroundings = Callable[[], AbstractAsyncContextManager[Environment]]
 
 
@@ -42,11 +42,11 @@ class NetworkReader:
     comms: Comms
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """The run's tokenizer. Blocks. Raises as ``HParams.load_tokenizer``."""
+        """Load the run's tokenizer. Blocks. Raises as ``HParams.load_tokenizer``."""
         return self.hparams.load_tokenizer(self.arguments.hparams.parent)
 
     async def data_source(self) -> PageDataSource | StoreDataSource:
-        """The run's data. Raises as ``open_data_source``."""
+        """Open the run's data. Raises as ``open_data_source``."""
         return await open_data_source(
             self.hparams,
             await asyncio.to_thread(self.tokenizer),
@@ -58,26 +58,26 @@ class NetworkReader:
 
     @asynccontextmanager
     async def data_loader(self) -> AsyncIterator[WindowDataLoader]:
-        """Batches of the run's data, by uid and window. Raises as ``open_data_source``."""
+        """Open a loader for batches of the run's data, by uid and window. Raises as ``open_data_source``."""
         async with WindowDataLoader(await self.data_source(), self.comms) as loader:
             yield loader
 
     async def start_window(self) -> int:
-        """The run's first window. Raises ConfigError if none is published."""
+        """Return the run's first window. Raises ConfigError if none is published."""
         start = await self.comms.get_start_window()
         if start is None:
             raise ConfigError("no start window is published: the run has not started")
         return start
 
     def validator(self, uid: int | None = None) -> int:
-        """``uid``, or the leading validator's. Raises ConfigError if nobody leads."""
+        """Return ``uid``, or the leading validator's. Raises ConfigError if no validator has a bucket."""
         validator = self.comms.highest_stake_validator() if uid is None else uid
         if validator is None:
             raise ConfigError("no validator has a bucket on chain: give --validator")
         return validator
 
     async def newest_checkpoint(self, version: str | None = None, *, until: int | None = None) -> Checkpoint:
-        """The leading validator's newest checkpoint of ``version`` (default: this run's), of a window up to ``until``.
+        """Find the leading validator's newest checkpoint of ``version`` (default: this run's) up to window ``until``.
 
         Raises:
             ConfigError: there is none.
@@ -92,7 +92,7 @@ class NetworkReader:
 
 @asynccontextmanager
 async def this_environment() -> AsyncIterator[Environment]:
-    """The environment of this process."""
+    """Yield the environment of this process."""
     yield Environment.read()
 
 
@@ -103,10 +103,10 @@ async def open_network(
     """Connect to the network that ``args`` name, in ``environment``.
 
     Args:
-        publishes: also write, into the gradients bucket of the environment, signed by the hotkey; reading needs none.
+        publishes: also write into the environment's gradients bucket, signed by the hotkey. Reading needs neither.
 
     Raises:
-        ConfigError, ChainError, StoreError: what is named can't be reached.
+        ConfigError, ChainError, StoreError: the network or a bucket can't be reached.
     """
     hparams = load_hparams(args.hparams)
     async with AsyncExitStack() as stack:
@@ -118,7 +118,7 @@ async def open_network(
                 wallet_path=args.wallet_path,
                 wallet_name=args.wallet_name,
                 hotkey=args.wallet_hotkey if publishes else None,
-                # Past windows need archived blocks.
+                # Reading past windows needs archived blocks.
                 archive=args.archive or ("local",) if args.network.startswith("local:") else args.archive,
             )
         )

@@ -1,4 +1,4 @@
-"""What a validator observed in a window, as it is put together; and the score report that follows."""
+"""Collects a validator's observations of a window, and builds the score report from them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tplr.scoring.profiles import ScoreBoard
 
 @dataclass
 class Observation:
-    """The observations of a window by uid, and what else its score report holds."""
+    """The observations of a window by uid, and the other contents of its score report."""
 
     window: int
     observations: dict[int, PeerObservation]
@@ -24,7 +24,7 @@ class Observation:
 
     @property
     def evidence(self) -> Evidence:
-        """What scores follow from."""
+        """The evidence that scores are computed from."""
         return Evidence(
             window=self.window,
             observations={str(uid): one for uid, one in sorted(self.observations.items())},
@@ -49,7 +49,7 @@ class Observation:
 def score_report(
     seen: Observation, outcome: Outcome, board: ScoreBoard, *, uid: int, weights_set: WeightsSet | None
 ) -> ScoreReport:
-    """The score report that validator ``uid`` publishes."""
+    """Build the score report that validator ``uid`` publishes."""
     evidence = seen.evidence
     return ScoreReport(
         window=seen.window,

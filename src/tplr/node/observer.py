@@ -28,7 +28,7 @@ from tplr.seeds import derive, evaluation_seed
 from tplr.training.evaluation import Baseline
 
 Updates = Sequence[GatheredUpdate[Update]]
-# Own faults that explain why something was not measured.
+# The validator's own faults that explain a missing measurement.
 NO_PROBATION, NOT_MEASURED, NOT_EVALUATED = (
     "nobody on probation measured",
     "no update measured",
@@ -61,7 +61,7 @@ class Observer:
         return seen
 
     def _miners(self, board: ScoreBoard) -> dict[int, PeerObservation]:
-        """Registered uids with a miner's stake that have a bucket or a score."""
+        """Return the registered uids with at most a miner's stake that have a bucket or a score."""
         return {
             neuron.uid: PeerObservation(hotkey=neuron.hotkey)
             for neuron in self._comms.metagraph.neurons
@@ -70,7 +70,7 @@ class Observer:
         }
 
     async def _observe(self, seen: Observation, included: Updates, board: ScoreBoard) -> None:
-        """Measure all updates, of the included set and on probation, and evaluate those that are drawn."""
+        """Measure all updates, of the included set and on probation, and evaluate the sampled ones."""
         updates = list(included)
         with seen.own_fault(NO_PROBATION):
             updates += await self._fetch_probation(seen)
@@ -83,7 +83,7 @@ class Observer:
             held_out = await self._held_out(seen, sampled, seed)
             if valid:
                 all_updates = [one.update for one in valid]
-                # Before anybody is on the list, the norms of all that were measured are all there is.
+                # While the list is empty, only the norms of all measured updates are available.
                 await self._set_caps(included or valid)
                 before, found = await asyncio.to_thread(self._train_state.align, all_updates, held_out, seed)
                 self._note_baseline(seen, before)
@@ -96,7 +96,7 @@ class Observer:
                 await self._evaluate(seen, valid, before, seed)
 
     async def _observe_documented(self, seen: Observation, included: Updates, board: ScoreBoard) -> None:
-        """Evaluate the drawn updates, on the peer list or not, and find copies."""
+        """Evaluate the sampled updates, on the peer list or not, and find copies."""
         with seen.own_fault("activity unknown"):
             groups = await self._comms.track_active_peers(seen.window + 1)
             for uid in seen.observations:
@@ -118,7 +118,7 @@ class Observer:
             await self._evaluate(seen, _with_own_pages(seen, updates), before, seed)
 
     async def _seed(self, window: int) -> int:
-        """Seed of all that is drawn after a window."""
+        """Return the seed of all random choices after a window."""
         block_hash = await self._comms.window_hash(window + 1)
         return evaluation_seed(hotkey=self._comms.hotkey, block_hash=block_hash)
 
@@ -126,9 +126,9 @@ class Observer:
         return await self._comms.gather_updates(uids, seen.window, self._train_state.outer.spec)
 
     async def _fetch_probation(self, seen: Observation) -> Updates:
-        """The updates of miners on probation, and of those that the included set left out before the next list.
+        """Fetch the updates of miners on probation, and of miners that are excluded until the next list.
 
-        The newest list names them, although it is not in effect yet: a newcomer is measured from its first window on.
+        The newest list is read as well, even if it is not yet in effect, to measure a newcomer from its first window.
         """
         lists = [await self._comms.get_peer_list(seen.window), await self._comms.get_peer_list()]
         named = {uid for one in lists if one for uid in (*one.peers, *one.reserve_peers, *one.probation)}
@@ -139,11 +139,11 @@ class Observer:
         return more.updates
 
     async def _set_caps(self, updates: Updates) -> None:
-        """Measure steps as they are applied: with the norm caps of these updates."""
+        """Use the norm caps of these updates, so that measured steps equal applied steps."""
         await asyncio.to_thread(self._train_state.set_caps, [one.update for one in updates])
 
     async def _note_pages(self, seen: Observation, updates: Updates) -> None:
-        """Record who names the pages that it was assigned."""
+        """Record, for each update, whether it names the pages assigned to its uid."""
         for one in updates:
             digest = await self._data_loader.digest(one.uid, seen.window)
             seen.note(one.uid, assigned_pages=one.update.pages_digest == digest)
@@ -154,7 +154,7 @@ class Observer:
         return uids
 
     async def _held_out(self, seen: Observation, sampled: Iterable[int], seed: int) -> np.ndarray:
-        """Batches of the held-out pages, int64 (batches, batch_size, sequence_length)."""
+        """Load batches of the held-out pages, int64 (batches, batch_size, sequence_length)."""
         pages = await self._data_loader.held_out(seen.window, self._comms.hotkey, sampled)
         seen.held_out_pages = pages.digest
         return sample_batches(pages, seed, self._hparams)
@@ -163,7 +163,7 @@ class Observer:
         self._telemetry.emit("baseline", window=seen.window, held_out_loss=float(before.losses.mean()))
 
     async def _evaluate(self, seen: Observation, updates: Updates, before: Baseline, seed: int) -> None:
-        """Evaluate the sampled ones of these updates."""
+        """Evaluate those of these updates that are sampled."""
         chosen = [one for one in updates if (m := seen.observations.get(one.uid)) and m.sampled]
         by_loss = evaluated_by_loss((one.uid for one in chosen), seed=seed)
         if chosen:
@@ -181,7 +181,7 @@ class Observer:
     async def _test_own_pages(
         self, seen: Observation, uid: int, updates: Updates, batches: np.ndarray, seed: int
     ) -> bool:
-        """Take the own-pages test; returns whether there are enough updates for it."""
+        """Run the own-pages test of ``uid``; return whether there are enough updates for it."""
         if seen.alignment is None or len(updates) <= FEWEST_OTHERS + 1:
             return False
         all_updates = [one.update for one in updates]
@@ -215,18 +215,18 @@ def _note_verdicts(seen: Observation, gathered: GatherResult[Update], *, include
 
 
 def _with_own_pages(seen: Observation, updates: Updates) -> Updates:
-    """The updates that name the pages that their uid was assigned."""
+    """Return the updates that name the pages assigned to their uid."""
     return [one for one in updates if (m := seen.observations.get(one.uid)) and m.assigned_pages]
 
 
 def sample_batches(pages: WindowBatches, seed: int, hparams: HParams) -> np.ndarray:
-    """The batches that are evaluated: a share ``validator_sample_rate``, and at least ``evaluation_sequences``.
+    """Sample batches for evaluation: a share ``validator_sample_rate``, and at least ``evaluation_sequences``.
 
     Returns:
         int64 (batches, batch_size, sequence_length), chosen by ``seed``.
 
     Raises:
-        DataError: the list holds no batch.
+        DataError: ``pages`` hold no batch.
     """
     total = len(pages.batches)
     if total == 0:

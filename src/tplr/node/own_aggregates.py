@@ -1,4 +1,4 @@
-"""The updates of decided sets in one object each: stored on this node's disk first, so that they stay available."""
+"""Publishes aggregates of decided sets; stores the updates on this node's disk first, so that they stay available."""
 
 import asyncio
 import hashlib
@@ -17,12 +17,12 @@ from tplr.node.failpoints import failpoint
 from tplr.node.windows import WindowUpdates
 from tplr.telemetry import Telemetry
 
-# The name of a stored update. Aggregates have other names, and so have files that a killed process left half written.
+# The name of a stored update. Aggregates, and incomplete files of a killed process, have other names.
 _UPDATE = re.compile(r"window-[0-9]+-([0-9]+)-([0-9a-f]{64})")
 
 
 def announce(telemetry: Telemetry, included: IncludedSet, seconds: float) -> None:
-    """Emit the event of a window that is decided, or whose aggregate is published, after so many seconds of work."""
+    """Emit the event of a window that is decided, or whose aggregate is published; ``seconds``: of work."""
     telemetry.emit(
         "aggregated",
         window=included.window,
@@ -35,10 +35,10 @@ def announce(telemetry: Telemetry, included: IncludedSet, seconds: float) -> Non
 
 
 class OwnAggregates:
-    """Publishes the peers' own bytes. From then on a window stays available, even if the peers' buckets are emptied."""
+    """Publishes the peers' own bytes, so that a window stays available even if the peers' buckets are emptied."""
 
     def __init__(self, comms: Comms, windows: WindowUpdates, folder: Path) -> None:
-        """``folder`` keeps unpublished aggregates."""
+        """``folder`` keeps unpublished updates and aggregates."""
         self._comms = comms
         self._windows = windows
         self._folder = folder
@@ -46,7 +46,7 @@ class OwnAggregates:
         self._kept: set[int] = set()
 
     async def keep(self, found: GatherResult[Update]) -> None:
-        """Store the updates that this node found in a window here, as far as they are not. Raises StateError."""
+        """Store the updates that this node found in a window, unless they are stored already. Raises StateError."""
         for one in found.updates:
             path = self._folder / f"window-{found.window}-{one.uid}-{one.sha256}"
             if not await asyncio.to_thread(path.exists):
@@ -54,7 +54,7 @@ class OwnAggregates:
         self._kept.add(found.window)
 
     async def kept(self, window: int) -> GatherResult[Update] | None:
-        """The updates of a window that were stored here before a restart; None: there are none."""
+        """Load the updates of a window that were stored before a restart; None if there are none."""
         found = {}
         for path in await asyncio.to_thread(lambda: sorted(self._folder.glob(f"window-{window}-*-*"))):
             if (name := _UPDATE.fullmatch(path.name)) is None:
@@ -72,29 +72,29 @@ class OwnAggregates:
         return GatherResult(window=window, updates=updates, skipped={}) if found else None
 
     async def publish(self, included: IncludedSet, own: GatherResult[Update] | None = None) -> None:
-        """Publish a set's aggregate, from what is stored here, from ``own``, or from wherever its updates are.
+        """Publish a set's aggregate from the stored one, from ``own``, or from updates fetched from other nodes.
 
         Raises:
             PayloadError: no node can apply the set.
-            StateError, StoreError, ChainUnavailable, WindowLost: not published.
+            StateError, StoreError, ChainUnavailable, WindowLost: the aggregate is not published.
         """
         await self._comms.put_aggregate(included, await self._body(included, own))
         self._published[included.window] = self.path(included)
         await failpoint("aggregated")
 
     def has_published(self, included: IncludedSet) -> bool:
-        """Whether the last aggregate that was published of the window is that of this set."""
+        """Return whether the aggregate that was last published for the window is that of this set."""
         return self._published.get(included.window) == self.path(included)
 
     async def drop(self, window: int) -> None:
-        """Delete what is stored here of a window."""
+        """Delete the stored files of a window."""
         self._published.pop(window, None)
         self._kept.discard(window)
         for path in await asyncio.to_thread(lambda: [*self._folder.glob(f"window-{window}-*")]):
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
     async def drop_before(self, window: int) -> None:
-        """Delete what is stored here of earlier windows: nobody asks for them any more, published or not."""
+        """Delete the stored files of windows before ``window``, published or not: no node needs them any more."""
         self._published = {number: path for number, path in self._published.items() if number >= window}
         self._kept = {number for number in self._kept if number >= window}
         for path in await asyncio.to_thread(lambda: [*self._folder.glob("window-*-*")]):
@@ -126,6 +126,6 @@ class OwnAggregates:
         return body
 
     def path(self, included: IncludedSet) -> Path:
-        """Where the aggregate of a set is stored: sets of the same updates have the same one."""
+        """Return the path of a set's stored aggregate; sets with the same updates share it."""
         digest = hashlib.sha256(repr([(one.uid, one.sha256) for one in included.included]).encode()).hexdigest()
         return self._folder / f"window-{included.window}-{digest[:16]}"

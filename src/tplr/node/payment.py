@@ -9,12 +9,12 @@ from tplr.logging import logger
 from tplr.node.replica import NodeContext
 from tplr.schemas import WeightsSet
 
-# Largest difference, over all uids, between weights as set and as the chain holds them: it rounds to 16 bits.
+# Largest accepted sum of differences, over all uids, between set weights and those on chain, which have 16 bits.
 ROUNDING = 0.01
 
 
 class _Set(NamedTuple):
-    """Weights that were set, and the newest window whose scores they follow from."""
+    """Weights that were set, and the newest window whose scores they are based on."""
 
     scored: int
     weights: Mapping[int, float]
@@ -24,7 +24,7 @@ class Payment:
     """Sets weights every ``windows_per_weights`` windows; after a refusal it retries in the next window.
 
     Attributes:
-        last: the weights last set, as read back; None before the first time.
+        last: the weights last set, and as read back; None before the first time.
     """
 
     def __init__(self, context: NodeContext, hparams: HParams) -> None:
@@ -33,18 +33,18 @@ class Payment:
         self._every = hparams.windows_per_weights
         self._pay_windows = hparams.pay_windows
         self._burn_uid = hparams.burn_uid
-        self._burned = False  # the weights last set are the burn uid's
+        self._burned = False  # the last weights went to the burn uid
         self._next_window = 0
         self._not_before_block = 0
         self._unconfirmed: list[_Set] = []
         self.last: WeightsSet | None = None
 
     def next_due(self, window: int) -> int:
-        """Window in which weights are due next, as seen from ``window``."""
+        """Return the next window, from ``window`` on, in which weights are due."""
         return max(window, self._next_window)
 
     def due(self, window: int, weights: Mapping[int, float]) -> bool:
-        """Whether ``weights`` are to be set in ``window``: miners do not wait for long after weight was burned."""
+        """Return whether to set ``weights`` in ``window``; after burned weight, at once when a miner has a score."""
         due = window >= self._next_window or (self._burned and bool(weights))
         return due and self._comms.clock.block >= self._not_before_block
 
@@ -52,8 +52,8 @@ class Payment:
         """Set ``weights`` (shares by uid) and read them back. A refusal is logged, not raised.
 
         Args:
-            scored: newest window whose scores they follow from.
-            nobody_for: measured windows in a row after which no miner had a score; with ``pay_windows`` of them, the
+            scored: newest window whose scores they are based on.
+            nobody_for: number of consecutive measured windows without a miner's score; from ``pay_windows`` on, the
                 burn uid gets all weight.
         """
         if burned := not weights:
@@ -77,7 +77,7 @@ class Payment:
         self._telemetry.emit("weights", block=block, weights=intended, on_chain=self.last.on_chain)
 
     def _burn(self, nobody_for: int) -> Mapping[int, float]:
-        """The weights when no miner has a score; empty to leave those on chain."""
+        """Return the weights for when no miner has a score; empty to keep those on chain."""
         if nobody_for < self._pay_windows:
             logger.info("no weights to set: no miner has a score above 0")
             return {}
@@ -90,9 +90,9 @@ class Payment:
         return {}
 
     async def in_force(self) -> int | None:
-        """The newest window whose scores the weights in force follow from; None while no new weights are in force.
+        """Return the newest window whose scores the weights in force are based on; None if no new ones are in force.
 
-        Where the chain seals weights, those come into force some epochs after they were set.
+        If the chain seals weights (commit-reveal), they come into force some epochs after they were set.
         """
         if not self._unconfirmed:
             return None
@@ -104,7 +104,7 @@ class Payment:
         return None
 
     async def _read_back(self) -> dict[str, float]:
-        """This validator's weights in force; with commit-reveal, those set earlier."""
+        """Read this validator's weights in force; with commit-reveal, these were set earlier."""
         try:
             rows = await self._comms.chain.weights()
             own = rows.get(self._comms.uid, {})

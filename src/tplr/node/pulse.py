@@ -1,4 +1,4 @@
-"""Once a window: what a node can tell of itself that no other event says, as the event ``pulse``."""
+"""Emits the event ``pulse`` once a window: measurements of the node that no other event contains."""
 
 import asyncio
 import shutil
@@ -11,15 +11,15 @@ from tplr.storage import S3Connections
 
 
 async def beat(context: NodeContext, connections: S3Connections, folder: Path) -> None:
-    """Emit the events without end. Their absence says that the chain is silent, or the node.
+    """Emit the events until cancelled. If they are missing, the chain or the node has stopped.
 
     Args:
-        folder: of the saved state, whose disk is watched.
+        folder: of the saved state; the free space of its disk is reported.
     """
     clock = context.clock
     async for tick in clock.ticks():
         results, connections.results = connections.results, Counter()
-        free, gpus = await asyncio.to_thread(lambda: (shutil.disk_usage(folder).free, read_gpus()))
+        free, gpus = await asyncio.to_thread(lambda: (_free_bytes(folder), read_gpus()))
         context.telemetry.emit(
             "pulse",
             window=tick.window,
@@ -31,3 +31,11 @@ async def beat(context: NodeContext, connections: S3Connections, folder: Path) -
             storage_requests=dict(results),
             gpus=gpus,
         )
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """Of the disk; None if it does not answer: a node goes on while its disk fails."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None

@@ -20,21 +20,21 @@ from tplr.training.model import build_model
 from tplr.training.sharded import joined_process_group
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-CHECKS_SECONDS = 60.0  # of rank 0's start-up checks, more or less
+CHECKS_SECONDS = 60.0  # approximate duration of rank 0's start-up checks
 
 
 def with_rank_device(args: Arguments, environment: Environment) -> Arguments:
-    """``args`` with ``--device cuda`` replaced by this rank's GPU of its machine."""
+    """Return ``args`` with ``--device cuda`` replaced by this rank's GPU of its machine."""
     local_rank = environment.local_rank
     return replace(args, device=f"cuda:{local_rank}") if local_rank and args.device == "cuda" else args
 
 
 @contextmanager
 def joined_ranks(args: Arguments, environment: Environment) -> Iterator[Commands | None]:
-    """Joins the process group that ``torchrun`` started; None if there is only this process.
+    """Join the process group that ``torchrun`` started; yields None if this is the only process.
 
     Raises:
-        ConfigError: ``--device`` is not a device of this machine, or the role has no use for ranks.
+        ConfigError: ``--device`` is not a device of this machine, or the role does not support ranks.
     """
     size = environment.world_size
     if size == 1:
@@ -58,9 +58,9 @@ def joined_ranks(args: Arguments, environment: Environment) -> Iterator[Commands
 
 
 def _end_with_torchrun() -> None:
-    """Linux kills this process when ``torchrun`` is gone, which starts ranks in sessions of their own.
+    """Make Linux kill this process when ``torchrun`` ends, because ``torchrun`` starts each rank in its own session.
 
-    Ranks that outlive it would be a second node with the same hotkey as soon as it is started again.
+    Otherwise, after a restart of ``torchrun``, the old ranks would be a second node with the same hotkey.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -70,11 +70,11 @@ def serve_rank_0(args: Arguments, commands: Commands) -> None:
     """Execute rank 0's commands until it ends.
 
     Raises:
-        ConfigError: hparams can't be read, or the device can't be used. Rank 0 has said all that it found by then: with
-            the first rank that ends, torchrun ends all.
+        ConfigError: hparams can't be read, or the device can't be used. It is raised only after rank 0 has reported all
+            its problems, because torchrun ends all ranks when the first one ends.
     """
     name_node(f"{args.role}, rank {commands.parallel.rank}")
-    for number in (signal.SIGINT, signal.SIGTERM):  # torchrun sends them to all ranks; rank 0 says when it is done
+    for number in (signal.SIGINT, signal.SIGTERM):  # torchrun sends them to all ranks; rank 0 decides when to end
         signal.signal(number, signal.SIG_IGN)
     try:
         hparams = load_hparams(args.hparams)

@@ -1,4 +1,4 @@
-"""Brings a reader's model to a window: where it starts, which updates it applies, and what it is compared with."""
+"""Brings a reader's model to a window: finds a starting point, applies updates, and compares the result."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from tplr.training.model import build_model, meta_model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Where a replay can start without a folder: the first weights; the leading validator's newest checkpoint that is not
-# after the window; that checkpoint, or the first weights if there is none.
+# Starting points of a replay other than a folder: the first weights; the leading validator's newest checkpoint that is
+# not after the window; that checkpoint, or the first weights if there is none.
 PUBLISHED = ("start", "checkpoint", "nearest")
-PREFETCH_WINDOWS = 2  # fetched while one is applied
+PREFETCH_WINDOWS = 2  # windows that are fetched while one is applied
 
 
 def reading_state(
@@ -46,12 +46,12 @@ def reading_state(
     device: torch.device | str = "cpu",
     model: PreTrainedModel | None = None,
 ) -> TrainState:
-    """A training state of the run for a reader. Blocks.
+    """Create a training state of the run for a reader. Blocks.
 
     Args:
         source: one of ``PUBLISHED``, or the folder of a node's saved state.
-        scratch: an empty folder for what is fetched.
-        model: default: one with the first weights of ``init_seed``, on ``device``.
+        scratch: an empty folder for fetched files.
+        model: default: a model with the first weights of ``init_seed``, on ``device``.
     """
     folder = scratch if source in PUBLISHED else Path(source).expanduser()
     model = build_model(network.hparams, device) if model is None else model
@@ -61,7 +61,7 @@ def reading_state(
 
 
 def layout_state(network: NetworkReader, source: str, start: int, scratch: Path) -> TrainState:
-    """As ``reading_state``, without memory for its tensors: it finds and fetches saved states. Blocks."""
+    """As ``reading_state``, without memory for tensors; for finding and fetching saved states. Blocks."""
     return reading_state(network, source, start, scratch, model=meta_model(network.hparams))
 
 
@@ -69,17 +69,17 @@ def layout_state(network: NetworkReader, source: str, start: int, scratch: Path)
 async def starting_point(
     network: NetworkReader, train_state: TrainState, source: str, *, until: int
 ) -> AsyncIterator[SavedState | None]:
-    """The state to start from, of a window up to ``until``; its files exist while the block lasts.
+    """Find the state to start from, of a window up to ``until``; its files exist until the block ends.
 
     Args:
         source: as in ``reading_state``.
 
-    Returns:
-        None: the run's first weights.
+    Yields:
+        The state, or None for the run's first weights.
 
     Raises:
         ConfigError: there is no such state.
-        StateError: it is of another run, or is not what its manifest says.
+        StateError: it is of another run, or does not match its manifest.
         StoreError: it can't be downloaded.
     """
     if source == "nearest":
@@ -102,7 +102,7 @@ async def starting_point(
 
 
 async def load_state(network: NetworkReader, train_state: TrainState, source: str, *, until: int) -> int:
-    """Load the state that ``starting_point`` finds. Returns the next window to apply."""
+    """Load the state that ``starting_point`` finds; return the next window to apply."""
     async with starting_point(network, train_state, source, until=until) as saved:
         if saved is not None:
             await asyncio.to_thread(train_state.restore_shared, saved)
@@ -112,7 +112,7 @@ async def load_state(network: NetworkReader, train_state: TrainState, source: st
 
 
 async def load_first_weights(network: NetworkReader, train_state: TrainState) -> None:
-    """Set those of another version's checkpoint, if the run begins with it; ``init_seed``'s are there already."""
+    """Load the weights of another version's checkpoint, if the run begins with it; else keep those of ``init_seed``."""
     if version := network.hparams.checkpoint_init_version:
         await train_state.fetch_first_weights(network.comms, await network.newest_checkpoint(version))
 
@@ -120,10 +120,10 @@ async def load_first_weights(network: NetworkReader, train_state: TrainState) ->
 async def agreed_updates(
     comms: Comms, hparams: HParams, spec: PayloadSpec, windows: range
 ) -> AsyncGenerator[GatherResult[Update]]:
-    """The updates of past windows that all nodes applied, in order. Close it (``contextlib.aclosing``).
+    """Yield the updates of past windows that all nodes applied, in order. Close it (``contextlib.aclosing``).
 
     Raises:
-        WindowLost: the updates of a window are deleted, or no node says which ones they are.
+        WindowLost: the updates of a window are deleted, or no node reports which ones they are.
         ChainUnavailable, StoreError: they can't be read now.
     """
     updates = WindowUpdates(comms, hparams, spec)
@@ -138,10 +138,10 @@ async def agreed_updates(
 
 
 async def apply_windows(network: NetworkReader, train_state: TrainState, windows: range) -> None:
-    """Apply these windows; ``train_state`` has all before them. The model is compared where a report is published.
+    """Apply these windows to ``train_state``, which has all earlier ones; compare the model with published reports.
 
     Raises:
-        StateError: the model differs from the leading validator's.
+        StateError: the model differs from the one that most electors report.
         WindowLost, ChainUnavailable, StoreError: as ``agreed_updates``.
     """
     agreed = agreed_updates(network.comms, network.hparams, train_state.spec, windows)
@@ -155,14 +155,14 @@ async def apply_windows(network: NetworkReader, train_state: TrainState, windows
 async def check_agreement(
     network: NetworkReader, parameters: Mapping[str, torch.Tensor], window: int, *, step: int
 ) -> str | None:
-    """The fingerprint of a model after ``window``; None if the leading validator's report of it is not published.
+    """Return the fingerprint of a model after ``window``; None if no report of most electors is published.
 
     Args:
-        parameters: of the whole model, each read when it is needed.
+        parameters: of the whole model; each is read when it is needed.
         step: number of outer steps applied.
 
     Raises:
-        StateError: most of the electors' stake reports another one.
+        StateError: electors with more than half of the stake report another fingerprint.
     """
     report = await majority_report(network.comms, window)
     if report is None:
@@ -179,14 +179,14 @@ async def check_agreement(
 async def model_fingerprint(
     network: NetworkReader, parameters: Mapping[str, torch.Tensor], window: int, *, step: int
 ) -> str:
-    """The fingerprint of a model after ``window``, as nodes compute it."""
+    """Compute the fingerprint of a model after ``window`` as nodes do."""
     seed = fingerprint_seed(window=window, block_hash=await network.comms.window_hash(window + 1))
     samples = network.hparams.fingerprint_samples
     return await asyncio.to_thread(fingerprint, parameters, step=step, seed=seed, samples=samples)
 
 
 async def published_windows(network: NetworkReader, uid: int, kind: str) -> list[int]:
-    """The windows of which ``uid`` has published an object of ``kind``, as in ``WindowKey``; ascending.
+    """List, ascending, the windows for which ``uid`` has published an object of ``kind``, as in ``WindowKey``.
 
     Raises:
         StoreError: its bucket can't be listed.
@@ -198,16 +198,16 @@ async def published_windows(network: NetworkReader, uid: int, kind: str) -> list
 
 
 async def reported_windows(network: NetworkReader) -> list[int]:
-    """The windows of which the leading validator's reports are published, ascending. Raises StoreError."""
+    """List, ascending, the windows that the leading validator has reported. Raises StoreError."""
     leader = network.comms.highest_stake_validator()
     return [] if leader is None else await published_windows(network, leader, "debug")
 
 
 async def chosen_window(network: NetworkReader, asked: str, start: int) -> int:
-    """The window that ``asked`` names: a number, or ``latest`` for the newest that the leading validator reported.
+    """Return the window that ``asked`` names: a number, or ``latest`` for the newest one of the leading validator.
 
     Raises:
-        ConfigError: it is before the run's ``start``, or no node has reported it yet.
+        ConfigError: it is before the run's ``start``, or the leading validator has not reported it yet.
     """
     reported = await reported_windows(network)
     if not reported:

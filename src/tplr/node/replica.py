@@ -1,11 +1,11 @@
-"""A node's model and how it advances: gather a window, apply it, fingerprint, save; the same live and in replay."""
+"""A node's model and how it advances: gather, apply, fingerprint, save; equal for live and past windows."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PREFETCH_WINDOWS = 2  # fetched while one is applied
+PREFETCH_WINDOWS = 2  # windows that are fetched while one is applied
 CATCH_UP_SAVES = 10  # windows between two snapshots during catch-up
 LOG_INTERVAL = 10.0  # seconds
 
@@ -59,11 +59,11 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
     waits for background saves and cancels background publishing.
 
     Attributes:
-        window: the next one to apply.
-        model: held by whoever reads or changes the model; ``advance`` and ``open`` take it.
-        beside_training: a training, which holds ``model`` too, continues while a state is saved.
+        window: the next window to apply.
+        model: the lock that a task holds while it reads or changes the model; ``advance`` and ``open`` take it.
+        beside_training: whether training, which also holds ``model``, continues while a state is saved.
         folder: of the saved state.
-        times: what this node's time goes into; the role adds its own phases.
+        times: the time that this node spends in each phase; the role adds its own phases.
     """
 
     def __init__(
@@ -77,8 +77,12 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         settings: DeviceSettings = DEFAULTS,
         commands: Commands | None = None,
     ) -> None:
-        """``every_peer``: gather from all buckets on chain instead of from the peer list. ``commands``: of the ranks
-        that hold the model together."""
+        """Create a replica without a model state; ``open`` loads one.
+
+        Args:
+            every_peer: gather from all buckets on chain instead of from the peer list.
+            commands: of the ranks that hold the model together; None in a single process.
+        """
         self.window = -1
         self.model = ModelLock()
         self.beside_training = False
@@ -118,13 +122,13 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             logger.info("saved state restored: next window to apply is %d", self.window)
         newer_than = start_window if saved is None else saved.window + self._hparams.checkpoint_frequency
         if await self._take_checkpoint(newer_than=newer_than):
-            # It is unknown whether this node's last update was applied in one of the skipped windows.
+            # A skipped window may contain this node's last update: treat it as applied.
             await self._with_model(self.train_state.own_applied, self.window - 1)
         elif saved is None:
             await self._set_first_weights()
 
     async def _take_checkpoint(self, *, newer_than: int) -> bool:
-        """Restore the first valid checkpoint of a window above ``newer_than``. Returns whether there was one."""
+        """Restore the first valid checkpoint of a window above ``newer_than``; return whether there was one."""
         for checkpoint in await self._context.comms.checkpoints():
             # A checkpoint of a future window would move this node ahead of the clock.
             if not newer_than < checkpoint.window <= self._context.clock.window:
@@ -146,9 +150,9 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         return False
 
     async def _check_model(self, fetched: SavedState, *, by: int) -> None:
-        """Raises StateError unless most electors report this model after the window before.
+        """Raise StateError unless most electors report this model after the previous window.
 
-        The only elector's checkpoint, or an own one, passes without a report: later reports will show a difference.
+        A checkpoint of a sole elector or of this node passes without a report: later reports will show a difference.
         """
         comms, window = self._context.comms, fetched.window
         report = None if comms.alone else await majority_report(comms, window - 1)
@@ -164,7 +168,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             raise StateError("its fingerprint differs from what most electors report of that window")
 
     async def _set_first_weights(self) -> None:
-        """The run's first weights: drawn, or those of another version's checkpoint."""
+        """Set the run's first weights: random ones, or those of another version's checkpoint."""
         if not (version := self._hparams.checkpoint_init_version):
             await self._with_model(self.train_state.reset_to_first_weights)
             return
@@ -201,7 +205,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
                 logger.info("catching up: %d windows left, about %.0f s", until - self.window, left)
 
     async def gather(self) -> GatherResult[Update]:
-        """The next window's updates. Also waits until no save reads the tensors. Raises WindowLost."""
+        """Return the next window's updates, after any save that reads the tensors has ended. Raises WindowLost."""
         clock, began = self._context.clock, time.monotonic()
         closes_in = self._hparams.time_window_delta_seconds - clock.seconds_since(self.window + 1)
         with self.times.phase("gathering"):
@@ -212,17 +216,16 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         return gathered
 
     async def apply(self, gathered: GatherResult[Update], *, save: bool = True) -> None:
-        """Take the outer step of ``self.window``, then publish its report, while the state is saved."""
+        """Take the outer step of ``self.window``, then publish its report while the state is saved."""
         with self.times.phase("applying"):
             began = time.monotonic()
             window, uid = self.window, self._context.comms.uid
             unavailable = [uid for uid, reason in gathered.skipped.items() if reason is Reason.UNAVAILABLE]
             if unavailable and not gathered.published:
                 logger.warning("applying without unreachable uids %s; other nodes may have reached them", unavailable)
-            # Cached when the window was gathered: nothing between here and the save may fail.
+            # The hash was cached when the window was gathered: nothing between here and the save may fail.
             block_hash = await self._context.comms.window_hash(window + 1)
-            await self.wait_for_save()  # it needs the model for its end, so not while this holds it
-            async with self.model:
+            async with self.model_to_change():
                 await asyncio.to_thread(self.train_state.apply, [one.update for one in gathered.updates], window)
                 if any(one.uid == uid for one in gathered.updates):
                     await asyncio.to_thread(self.train_state.own_applied, window)
@@ -249,10 +252,20 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             await failpoint("reported")
 
     async def wait_for_save(self) -> None:
-        """Wait until the background save is written: then tensors may change."""
+        """Wait until the background save is written; afterwards tensors may change."""
         if self._saving:
             with self.times.phase("saving"):
                 await asyncio.shield(self._saving)
+
+    @asynccontextmanager
+    async def model_to_change(self) -> AsyncIterator[None]:
+        """Hold the model while no save reads the tensors; one may begin while this waits for the model."""
+        while True:
+            await self.wait_for_save()  # it needs the model for its end, so not while this holds it
+            async with self.model:
+                if self._saving is None or self._saving.done():
+                    yield
+                    return
 
     # Roll back, and skip windows
 
@@ -315,12 +328,12 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         self._saving = asyncio.create_task(self._save(window, saved))
 
     async def _end_save(self) -> SavedState:
-        """The state that ``begin_save`` began to write. Raises StateError."""
+        """Finish the snapshot that ``begin_save`` began, and return it. Raises StateError."""
         await asyncio.to_thread(self.train_state.wait_written)
         return await self._with_model(self.train_state.end_save)
 
     async def _save(self, window: int, saving: Awaitable[SavedState]) -> None:
-        """Wait until the state is saved; an elector's is then published, if a checkpoint is due."""
+        """Wait until the state is saved; if a checkpoint is due and this node is an elector, publish it."""
         try:
             saved = await saving
         except StateError as error:
@@ -333,7 +346,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         comms = self._context.comms
         uid = comms.metagraph.uid_of(comms.hotkey)
         if uid is None:
-            return  # it has just lost its place on the subnet, and the node is about to end
+            return  # this node has just lost its uid on the subnet, and is about to end
         if uid in comms.electors:
             self.train_state.snapshots.held.add(window)
             self._publishing = asyncio.create_task(self._publish(window, saved.folder))
@@ -341,12 +354,12 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             self._publishing = asyncio.create_task(self._withdraw_unread())
 
     def _not_saved(self, error: StateError) -> None:
-        # The step is taken all the same: only the state to restart from after a crash is older.
+        # The step has been taken; only the state to restart from after a crash is older.
         logger.error("state not saved: %s", error)
         self._context.telemetry.emit("problem", text=f"state not saved: {error}")
 
     async def _with_model(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """``work``, in a thread, while this task holds the model."""
+        """Run ``work`` in a thread while this task holds the model."""
         async with self.model:
             return await asyncio.to_thread(work, *args, **kwargs)
 
@@ -364,7 +377,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             self.train_state.snapshots.held.discard(window)
 
     async def _withdraw_unread(self) -> None:
-        """Delete this node's published checkpoints: of one that is no elector, nobody reads any."""
+        """Delete this node's published checkpoints: no node reads those of a node that is not an elector."""
         try:
             await self._context.comms.withdraw_checkpoints(-1)
         except StoreError as error:

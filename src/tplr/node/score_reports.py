@@ -1,7 +1,7 @@
-"""Publishes a validator's score reports: at once, or their hash at once and their content when weights are in force.
+"""Publishes a validator's score reports: at once, or the hash at once and the report when its weights are in force.
 
-A sealed report waits on disk. A validator that was killed after it had sealed a window does not score that window
-again: the published hash binds it to the report that waits.
+A sealed report is kept on disk. A validator that was killed after it had sealed a window does not score that window
+again, because the published hash binds it to the report on disk.
 """
 
 import asyncio
@@ -33,19 +33,19 @@ class ScoreReports:
         self._name = re.compile(rf"window-([0-9]{{1,15}})-v{re.escape(hparams.version)}")
         self._sealed: dict[int, bool] = {}  # windows on disk, and whether their hash is published
         self._listed = False
-        self._readable = -1  # newest window whose report may be read, because weights are in force
+        self._readable = -1  # newest window whose report may be published, because its weights are in force
 
     async def kept(self, window: int) -> ScoreReport | None:
-        """The report of a window that was sealed before a restart, or None."""
+        """Load the report of a window that was sealed before a restart; None if there is none."""
         if not self._listed:
-            # Once: what is listed later may be deleted by ``release`` before it is read.
+            # List only once: ``release`` may delete a report that is listed later before it is read.
             self._listed = True
             for found in await asyncio.to_thread(self._on_disk):
                 self._sealed.setdefault(found, False)
         return await self._read(window) if window in self._sealed else None
 
     async def publish(self, report: ScoreReport, *, weights_due: int) -> None:
-        """Publish a report, or seal it. A failure is logged: a hash that is not published is tried again.
+        """Publish a report, or seal it. A failure is logged; publishing a hash is retried.
 
         Args:
             weights_due: window in which the next weights are due.
@@ -80,10 +80,10 @@ class ScoreReports:
                 self._sealed[window] = True
 
     async def release(self, in_force: int | None, *, newest: int) -> None:
-        """Publish the sealed reports that may be read now.
+        """Publish the sealed reports that may be published now.
 
         Args:
-            in_force: newest window whose scores the weights in force follow from; None if that is unknown.
+            in_force: newest window whose scores the weights in force are based on; None if that is unknown.
             newest: the present window.
         """
         self._readable = max(self._readable, -1 if in_force is None else in_force)
@@ -95,7 +95,7 @@ class ScoreReports:
             await self._forget(window)
 
     async def _put(self, report: ScoreReport) -> bool:
-        """Publish a report; returns whether that succeeded."""
+        """Publish a report; return whether that succeeded."""
         try:
             await self._comms.put_scores(report)
         except StoreError as error:
@@ -104,7 +104,7 @@ class ScoreReports:
         return True
 
     async def _read(self, window: int) -> ScoreReport | None:
-        """A report from disk; None if it is lost, which is logged."""
+        """Read a report from disk; None if it is lost, which is logged."""
         path = self._path(window)
         try:
             body = await asyncio.to_thread(path.read_bytes)
@@ -116,7 +116,7 @@ class ScoreReports:
 
     async def _forget(self, window: int) -> None:
         self._sealed.pop(window, None)
-        with contextlib.suppress(OSError):  # what is left is published again after a restart: the same bytes
+        with contextlib.suppress(OSError):  # a file that remains is published again after a restart, unchanged
             await asyncio.to_thread(self._path(window).unlink, missing_ok=True)
 
     def _path(self, window: int) -> Path:

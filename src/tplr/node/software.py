@@ -1,4 +1,4 @@
-"""Publishes what software a node runs, and notices when most validators run something newer."""
+"""Publishes a node's software versions, and detects that most validators run newer ones."""
 
 import asyncio
 import contextlib
@@ -11,32 +11,32 @@ from tplr.logging import logger
 from tplr.node.replica import NodeContext
 from tplr.schemas import Software
 
-# An upgrade is announced many windows ahead: each validator's document is read once in so many windows, and in every
-# one until there is any.
+# An upgrade is announced many windows ahead, so validators' documents are read only every so many windows; as long as
+# none is found, they are read in every window.
 READ_EVERY_WINDOWS = 5
 
 
 def own_software(uid: int, version: RunVersion) -> Software:
-    """What this node runs, with the newest rules of its hparams."""
+    """Return this node's software document, with the newest rules of its hparams."""
     since, newest = version.changes[-1] if version.changes else (0, str(version))
     return Software(uid=uid, package=package_version("tplr"), spec_version=int(newest), since=since)
 
 
 class SoftwareWatch:
-    """Compares this node with what validators with more than half of all validators' stake run."""
+    """Compares this node's software with that of validators with more than half of all validators' stake."""
 
     def __init__(self, context: NodeContext, version: RunVersion, *, publishes: bool = True) -> None:
-        """``publishes``: whether the node has a bucket on chain, where others find what it runs."""
+        """``publishes``: whether the node has a bucket on chain, where others find its document."""
         self._comms, self._clock, self._telemetry = context.comms, context.clock, context.telemetry
         self._version, self._publishes = version, publishes
         self._others: list[Software] = []
         self._said: set[str] = set()
 
     async def run(self) -> None:
-        """Publish, then look at each window, for ever.
+        """Publish this node's document, then compare versions in each window until cancelled.
 
         Raises:
-            Outdated: the window has begun from which most validators follow rules that this node does not know.
+            Outdated: most validators follow rules, in effect now, that this node does not know.
         """
         own = own_software(self._comms.uid, self._version)
         published, read_in = not self._publishes, 0
@@ -56,7 +56,7 @@ class SoftwareWatch:
         return True
 
     async def _read(self) -> list[Software]:
-        """The documents of the validators that have one."""
+        """Read the documents of the validators that have one."""
         return [one for one in await asyncio.gather(*map(self._document, self._comms.validators())) if one]
 
     async def _document(self, uid: int) -> Software | None:
@@ -95,7 +95,9 @@ class SoftwareWatch:
 def newer_software(
     own: Software, others: Iterable[Software], stakes: Mapping[int, float]
 ) -> tuple[str, Software] | None:
-    """What validators with more than half of all stake run at least, if it is newer than ``own``, and what to do.
+    """Return a text on what to do and the lowest newer software of validators with more than half of all stake.
+
+    None if validators with more than half of the stake do not run newer software than ``own``.
 
     Args:
         others: documents of validators.
@@ -117,7 +119,7 @@ def newer_software(
 
 
 def _most(newer: Sequence[Software], stakes: Mapping[int, float]) -> Software | None:
-    """The oldest of ``newer``, if their authors have more than half of the stake."""
+    """Return the lowest version in ``newer`` if the authors of all of them have more than half of the stake."""
     found = sorted(newer, key=lambda one: (one.spec_version, _parts(one), one.uid))
     if sum(stakes.get(one.uid, 0.0) for one in found) * 2 > sum(stakes.values()):
         return found[0]

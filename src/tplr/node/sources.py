@@ -1,4 +1,4 @@
-"""Training data of a window: pages of a text dataset, or sequences of a token store, behind one protocol."""
+"""Training data of a window: pages of a text dataset or sequences of a token store, behind one protocol."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,18 +24,18 @@ from tplr.stores.sequences import SampleReader, SequenceAssignment, samples_dige
 # Held-out pages are oversampled, because some may be assigned to a miner.
 OVERSAMPLING = 8
 
-D = TypeVar("D")  # what a source samples: pages, or sequence numbers
+D = TypeVar("D")  # the samples of a source: pages, or sequence numbers
 
 
 class WindowDataSource(Protocol[D]):
-    """A dataset and its sampling rules: every node that knows the block's hash samples the same."""
+    """A dataset and its sampling rules: every node that knows the block's hash gets the same samples."""
 
     def assigned(self, uid: int, window: int, block_hash: str) -> D:
-        """The data of ``uid`` in ``window``; ``block_hash`` of the first block of ``seeds.seed_window(window)``."""
+        """Sample the data of ``uid`` in ``window``; ``block_hash``: of the first block of ``seed_window(window)``."""
         ...
 
     def held_out(self, hotkey: str, block_hash: str, apart_from: Sequence[D]) -> D:
-        """Random data for a validator's evaluation, disjoint from ``apart_from``.
+        """Sample random data for a validator's evaluation, disjoint from ``apart_from``.
 
         Args:
             block_hash: of the first block after the window.
@@ -46,11 +46,11 @@ class WindowDataSource(Protocol[D]):
         ...
 
     def digest(self, sampled: D) -> str:
-        """Hex SHA-256 of the dataset's version and of the sample; "" if a uid has no data."""
+        """Return the hex SHA-256 of the dataset's version and the sample; "" if a uid has no data."""
         ...
 
     async def batches(self, sampled: D) -> np.ndarray:
-        """int64 (batches, batch_size, sequence_length).
+        """Load the batches of a sample: int64 (batches, batch_size, sequence_length).
 
         Raises:
             DataError: the data contradict their manifest.
@@ -68,7 +68,7 @@ class PageDataSource:
 
     @property
     def sha256(self) -> str:
-        """Of the dataset's manifest."""
+        """The hash of the dataset's manifest."""
         return self._dataset.manifest.sha256
 
     def assigned(self, uid: int, window: int, block_hash: str) -> Sequence[PageRef]:
@@ -110,7 +110,7 @@ class StoreDataSource:
 
     @property
     def sha256(self) -> str:
-        """Of the token store."""
+        """The hash of the token store."""
         return self._samples.sha256
 
     def assigned(self, uid: int, window: int, block_hash: str) -> Sequence[int]:
@@ -143,8 +143,8 @@ async def open_data_source(
     """Open the run's data in the dataset bucket.
 
     Raises:
-        DataError: they don't fit the run's constants.
-        StoreError: they can't be read.
+        DataError: the data don't fit the run's constants.
+        StoreError: the data can't be read.
     """
     stores = [connections.store(bucket) for bucket in location.replicas]
     if hparams.data == "store":
@@ -168,7 +168,7 @@ async def open_data_source(
 
 
 def check_address(manifest: DatasetManifest, hparams: HParams) -> None:
-    """Raises ConfigError if the dataset addresses pages in another way than the run: nodes would sample other rows."""
+    """Raise ConfigError if the dataset and the run address pages differently: nodes would sample different rows."""
     if manifest.address != hparams.page_address:
         raise ConfigError(
             f"the dataset's manifest addresses pages by {manifest.address!r}, page_address in hparams is "

@@ -1,4 +1,4 @@
-"""Aborts multipart uploads that a killed node left unfinished: they are invisible, but stored and paid for."""
+"""Aborts multipart uploads that a killed node left unfinished: they are invisible, but stored and billed."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from tplr.errors import StoreError
 from tplr.logging import logger
 from tplr.storage import ObjectStore, abort_uploads
 
-# A younger upload may be resumed when this node publishes the same snapshot again.
+# A more recent upload may be resumed when this node publishes the same snapshot again.
 AGE_SECONDS = 3600.0
 TIME_LIMIT_SECONDS = 60.0
 

@@ -18,22 +18,22 @@ from tplr.logging import logger
 from tplr.node.replica import NodeContext
 from tplr.schemas import PeerList
 
-# One after another: electors that try in every second window only may never meet.
+# Consecutive slots: electors that take part only in every second window may never take part in the same one.
 SLOTS = 3
 
 
 async def decide_start(context: NodeContext, hparams: HParams, wish: PeerList, folder: Path) -> PeerList | None:
-    """Take part for a few windows; the run's first list, whose first window is the start, if it is decided.
+    """Take part in a few windows; return the run's first list if it is decided. Its first window is the start.
 
-    Slot r is window r, so that all electors are in the same one. They are those of the window before, also for one that
-    is alone: else others could not see later that it was, and would decide on another start.
+    Slot r is window r, so that all electors are in the same slot. Its electors are those of the previous window, even
+    if there is only one. So later electors can verify that it was the only one, and do not decide on another start.
 
     Args:
         wish: the first list that this node wants.
-        folder: for what it signs.
+        folder: for signed ballots.
 
     Raises:
-        ChainUnavailable, StateError, StoreError: not now.
+        ChainUnavailable, StateError, StoreError: taking part is not possible now.
     """
     for _ in range(SLOTS):
         if peers := await _take_part(context, hparams, wish, folder):
@@ -42,13 +42,13 @@ async def decide_start(context: NodeContext, hparams: HParams, wish: PeerList, f
 
 
 async def _take_part(context: NodeContext, hparams: HParams, wish: PeerList, folder: Path) -> PeerList | None:
-    """In one slot."""
+    """Take part in one slot."""
     comms, clock, delta = context.comms, context.clock, hparams.relay_seconds
     if earlier := await _decided_before(context, delta):
         return earlier
     window, length = clock.window, hparams.blocks_per_window * clock.block_time
     electors = await _electors(comms, window)
-    # An elector that is alone has published before the electors of the next window look for it, in the last Delta.
+    # A sole elector must publish before the electors of the next window read its decision, in the window's last Delta.
     latest = length - 3 * delta if electors.uids == (comms.uid,) else delta
     if clock.seconds_since(window) > latest:
         await asyncio.sleep(max(0.0, length - delta - clock.seconds_since(window)))
@@ -67,7 +67,7 @@ async def _take_part(context: NodeContext, hparams: HParams, wish: PeerList, fol
     if not await box.restore(election):
         feed(election, await box.vote(Vote(found={}, missing={}, peers=wish)))
 
-    # The slot of a window begins with it; for an elector alone, it is never too late.
+    # A slot begins with its window; a sole elector may begin later, so its slot begins now.
     begins, passed = window * SLOT * delta, 0.0 if alone else clock.seconds_since(window)
     run = ElectionRun(election, box, delta, asyncio.get_running_loop().time() - passed - begins)
 
@@ -79,12 +79,12 @@ async def _take_part(context: NodeContext, hparams: HParams, wish: PeerList, fol
 
 
 async def _electors(comms: Comms, window: int) -> Electors:
-    """Those of the slot of ``window``: as of the window before, whose first block is final already."""
+    """Return the electors of the slot of ``window``: those of the previous window, whose first block is final."""
     return await comms.electors_in(max(0, window - 1))
 
 
 async def _decided_before(context: NodeContext, delta: float) -> PeerList | None:
-    """What the electors of an earlier window decided, before others became electors; within Delta."""
+    """Return the list that the electors of an earlier window decided, or None; waits for at most Delta."""
     others = [uid for uid in context.comms.electors.uids if uid != context.comms.uid]
     found = await asyncio.gather(*(_decided_by(uid, context, delta) for uid in others))
     return next((peers for peers in found if peers), None)

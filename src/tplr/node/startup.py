@@ -1,4 +1,4 @@
-"""Checks a node's arguments, opens its connections on the caller's exit stack, and makes its role."""
+"""Checks a node's arguments, opens its connections on the caller's exit stack, and creates its role."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +36,7 @@ from tplr.node.data_loader import WindowDataLoader
 from tplr.node.miner import Miner
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import PageDataSource, StoreDataSource, open_data_source
+from tplr.node.state import StateFolder
 from tplr.node.validator import Validator
 from tplr.node.window_time import ModelSpeed
 from tplr.planner import Host, Plan, make_plan
@@ -54,10 +55,10 @@ from tplr.training.schemes import payload_spec
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# No decision depends on this machine's clock, but S3 refuses requests with a time that is 15 minutes off.
+# No decision depends on this machine's clock, but S3 refuses requests whose time is off by more than 15 minutes.
 MAX_SKEW_SECONDS = 300.0
 FINAL_AFTER_BLOCKS = 10
-HICCUP_SECONDS = 1.0  # before the chain is asked again
+HICCUP_SECONDS = 1.0  # pause before the chain is asked again
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ class Node:
     Attributes:
         version: of the run.
         folder: of the saved state.
-        bucket: its gradients bucket with the read key, to be committed on chain; None for an aggregator.
+        bucket: the node's gradients bucket with the read key, to be committed on chain; None for an aggregator.
     """
 
     role: Role
@@ -90,7 +91,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class _Services:
-    """What ``_reach_services`` has opened; ``bucket`` is that of ``Node``."""
+    """The services that ``_reach_services`` has opened; ``bucket`` is that of ``Node``."""
 
     chain: Chain | None
     comms: Comms | None
@@ -106,9 +107,10 @@ async def prepare(
     checks: Checks,
     commands: Commands | None = None,
 ) -> Node | None:
-    """Check and open everything on ``stack``. Returns None if ``checks`` found problems.
+    """Check and open everything on ``stack``; return None if ``checks`` found problems.
 
-    Writes only a test object into the node's own bucket. Building the model blocks the loop: nothing else runs yet.
+    Writes only a test object into the node's own bucket. Building the model blocks the loop, in which nothing else runs
+    yet.
 
     Args:
         commands: of the ranks that hold the model together; None in a single process.
@@ -129,7 +131,7 @@ async def prepare(
     model = (
         hparams
         and device
-        and fits  # the replica sets the weights: a saved state's, or the first ones
+        and fits  # the replica loads the weights: a saved state's, or the first ones
         and checks.take("model", build_model, hparams, device, parallel, settings, first_weights=False)
     )
     comms, source, connections = services.comms, services.source, services.connections
@@ -167,7 +169,7 @@ async def _reach_services(
     hparams: HParams | None,
     resources: Resources | None,
 ) -> _Services:
-    """Ask all that a miner or validator needs, at the same time; what could not be had is None."""
+    """Connect concurrently to all services that a miner or validator needs; a service that failed is None."""
     connections = checks.take("environment", S3Connections.of, env)
     readable = checks.take("environment", env.bucket, "gradients", "read")
     writable = checks.take("environment", env.bucket, "gradients", "write")
@@ -182,7 +184,7 @@ async def _reach_services(
     until = answers_due()
 
     async def open_source() -> PageDataSource | StoreDataSource | None:
-        tokenizer = await asyncio.shield(loading)  # which is a check of its own
+        tokenizer = await asyncio.shield(loading)  # loading is a check of its own
         if not (hparams and tokenizer and connections and location and resources):
             return None
         opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder, resources=resources)
@@ -191,7 +193,7 @@ async def _reach_services(
     async def reach(name: str, check: Awaitable[None]) -> None:
         await checks.wait(name, check, until=until)
         if checks.outside_down(name):
-            opening.cancel()  # the dataset is at the same service, or would be asked for a minute
+            opening.cancel()  # the dataset uses the same service, and would be retried for a minute
 
     comms = None
     async with asyncio.TaskGroup() as group:
@@ -220,9 +222,9 @@ async def _reach_services(
 
 
 def import_libraries(args: Arguments) -> None:
-    """Import what takes seconds, and is no part of the time in which services have to answer. Blocks."""
+    """Import slow libraries, so that their seconds do not count as answer time of services. Blocks."""
     if args.role != "aggregator":
-        import_module("transformers").AutoTokenizer  # noqa: B018 - it is imported when it is first named
+        import_module("transformers").AutoTokenizer  # noqa: B018 - the first access imports it
         take_over("transformers", "huggingface_hub")
     if not args.network.startswith(LOCAL_PREFIX):
         import_module("tplr.chain.subtensor")
@@ -231,7 +233,7 @@ def import_libraries(args: Arguments) -> None:
 async def _load_tokenizer(
     hparams: HParams | None, folder: Path, checks: Checks, until: float
 ) -> PreTrainedTokenizerFast | None:
-    """The tokenizer of a folder here, or from the hub, which has to answer in time."""
+    """Load the tokenizer from a local folder, or from the hub, which must answer by ``until``."""
     if hparams is None:
         return None
     load = partial(hparams.load_tokenizer, folder)
@@ -241,7 +243,7 @@ async def _load_tokenizer(
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """The result of ``work`` in a thread that the process does not wait for: a hub may take minutes to fail."""
+    """Run ``work`` in a thread that the process does not wait for at exit: a hub may take minutes to fail."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -252,11 +254,11 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             found = work()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets it
+        except BaseException as error:  # noqa: BLE001 - every error is passed to the caller
             outcome = (done.set_exception, error)
         else:
             outcome = (done.set_result, found)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
             loop.call_soon_threadsafe(finish_future, *outcome)
 
     threading.Thread(target=run, daemon=True, name="start-up").start()
@@ -266,7 +268,7 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
 async def _prepare_aggregator(
     args: Arguments, env: Environment, stack: AsyncExitStack, checks: Checks, resources: Resources | None
 ) -> Node | None:
-    """``prepare`` for an aggregator: no bucket on chain, no data, no model."""
+    """``prepare`` for an aggregator, which has no bucket on chain, no data and no model."""
     hparams = checks.take("hparams", load_hparams, args.hparams)
     connections = checks.take("environment", S3Connections.of, env)
     bucket = checks.take("environment", env.bucket, "aggregator", "write")
@@ -302,7 +304,7 @@ async def _prepare_aggregator(
 
 
 async def _checked_chain(args: Arguments, stack: AsyncExitStack, checks: Checks, until: float) -> Chain | None:
-    """The chain, this hotkey being registered there; ``until``: as in ``Checks.wait``, for all questions together."""
+    """Open the chain, and check registration and clock; ``until``: as in ``Checks.wait``, for all requests together."""
 
     async def ask(name: str, question: Callable[[], Awaitable[T]]) -> T | None:
         return await checks.wait(name, twice(question), until=until)
@@ -316,7 +318,7 @@ async def _checked_chain(args: Arguments, stack: AsyncExitStack, checks: Checks,
 
 
 async def twice(question: Callable[[], Awaitable[T]]) -> T:
-    """The chain's answer, asked again once if there is none: a hiccup that passes is no problem."""
+    """Ask the chain, and once more if it does not answer: a short interruption is not reported as a problem."""
     try:
         return await question()
     except ChainUnavailable as error:
@@ -326,7 +328,7 @@ async def twice(question: Callable[[], Awaitable[T]]) -> T:
 
 
 async def check_answers(stores: Sequence[ObjectStore]) -> None:
-    """Raises StoreUnavailable if none of a dataset's replicas answers, whatever the answer."""
+    """Raise StoreUnavailable if none of a dataset's replicas answers; an error response is an answer."""
 
     async def ask(store: ObjectStore) -> StoreUnavailable | None:
         try:
@@ -358,7 +360,7 @@ def _open_chain(args: Arguments) -> AbstractAsyncContextManager[Chain]:
 
 
 def use_resources(args: Arguments, env: Environment) -> Resources:
-    """The threads and transfers of this node, logged; PyTorch's are set. Raises ConfigError."""
+    """Choose and log this node's numbers of threads and transfers; set PyTorch's threads. Raises ConfigError."""
     machine = LocalMachine.here(args.device.partition(":")[0])
     resources = Resources.choose(machine, env.variables)
     torch.set_num_threads(resources.tensor_threads)
@@ -367,7 +369,7 @@ def use_resources(args: Arguments, env: Environment) -> Resources:
 
 
 def open_listeners(args: Arguments, stack: ExitStack | AsyncExitStack) -> tuple[Listener, ...]:
-    """The listeners of this node's events: the log, and those given by arguments. Raises ConfigError."""
+    """Open the listeners of this node's events: the log, and those given by arguments. Raises ConfigError."""
     listeners: list[Listener] = [log_event]
     if args.events:
         listeners.append(stack.enter_context(JsonlListener(args.events, max_bytes=round(args.events_max_mb * 1e6))))
@@ -382,15 +384,17 @@ def open_listeners(args: Arguments, stack: ExitStack | AsyncExitStack) -> tuple[
 
 
 def check_state_folder(folder: Path) -> None:
-    """Raises StateError if ``folder`` can't be written."""
+    """Raise StateError if ``folder`` can't be written."""
     atomic_write(folder / "writable", b"")
 
 
 def check_fits(hparams: HParams, args: Arguments, device: torch.device, ranks: int = 1) -> Plan:
-    """The plan of this run; raises ConfigError if it needs more memory or disk than this machine has."""
+    """Return the plan of this run. Raises ConfigError if it needs more memory or disk than this machine has."""
     role = "validator" if args.role == "validator" else "miner"
-    # Nothing is known of the link yet, and a slow one is no reason to refuse a start.
+    # The link's speed is not known yet, and a slow link is no reason to refuse a start.
     here = Host.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
+    # The saved states that are there make room for the next ones.
+    here = replace(here, disk=here.disk + StateFolder(args.state_folder).size)
     plan = make_plan(hparams, here, role=role, settings=args.device_settings)
     plan.check()
     return plan
@@ -403,7 +407,7 @@ def _speed(plan: Plan, device: torch.device) -> ModelSpeed:
 
 
 def check_committable(bucket: Bucket) -> None:
-    """Raises ConfigError if the bucket does not fit into the chain's commitment of 128 characters."""
+    """Raise ConfigError if the bucket does not fit into the chain's commitment of 128 characters."""
     try:
         encode_commitment(bucket)
     except ValueError as error:
@@ -411,7 +415,7 @@ def check_committable(bucket: Bucket) -> None:
 
 
 async def check_registration(chain: Chain, args: Arguments) -> Neuron:
-    """This hotkey's neuron. Raises NotRegistered if it has no uid on the subnet."""
+    """Return this hotkey's neuron. Raises NotRegistered if it has no uid on the subnet."""
     metagraph = await chain.metagraph()
     neuron = next((one for one in metagraph.neurons if one.hotkey == chain.hotkey), None)
     if neuron is None:
@@ -423,7 +427,7 @@ async def check_registration(chain: Chain, args: Arguments) -> Neuron:
 
 
 async def check_clock(chain: Chain) -> None:
-    """Raises ConfigError if this machine's clock is far from the chain's."""
+    """Raise ConfigError if this machine's clock differs by more than ``MAX_SKEW_SECONDS`` from the chain's."""
     # The head may still be replaced, and block 0 has no time.
     block = await chain.block(max(1, await chain.head() - FINAL_AFTER_BLOCKS))
     skew = time.time() - block.time
@@ -436,9 +440,9 @@ async def check_clock(chain: Chain) -> None:
 
 
 def check_window(hparams: HParams, block_time: float) -> None:
-    """Raises ConfigError if a window leaves no time to train after the wait for a missing update.
+    """Raise ConfigError if a window leaves no time to train after the wait for a missing update.
 
-    Otherwise one missed update would lead to the next: a node that waits for it would finish late itself.
+    Otherwise one missed update would cause the next: a node that waits for it would itself finish late.
     """
     length = hparams.blocks_per_window * block_time
     waiting = hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS + hparams.commit_margin_seconds
@@ -456,8 +460,8 @@ async def check_access(readable: ObjectStore, writable: ObjectStore, *, variable
     """Check both keys of a bucket: the write key must write; a ``published`` read key must read, and not write.
 
     Raises:
-        ConfigError: names each problem and the ``variables`` to check.
-        StoreUnavailable: nothing is known of the keys, because the server does not answer.
+        ConfigError: a key is wrong; the text names each problem and the ``variables`` to check.
+        StoreUnavailable: the keys could not be checked, because the server does not answer.
     """
     findings = await probe_access(readable, writable, variables=variables, published=published)
     problems = [found for found in findings if found.verdict is ProbeResult.PROBLEM]

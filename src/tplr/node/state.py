@@ -35,7 +35,7 @@ _NAME = re.compile(r"window-(\d{1,15})")
 
 
 class _Written(Wire):
-    """What one rank has written into a snapshot."""
+    """The tensors and shards that one rank has written into a snapshot."""
 
     tensors: Annotated[dict[str, TensorLayout], FailFast()]
     shards: Items[SnapshotShard]
@@ -57,31 +57,33 @@ class SavedState:
         return self.manifest.values
 
     def tensors(self, group: str, without: Collection[str] = ()) -> dict[str, torch.Tensor]:
-        """The tensors of ``group``, by their names in it. Raises StateError if a file can't be read."""
+        """Read the tensors of ``group``, by their names in it. Raises StateError if a file can't be read."""
         found = self.lazily(group)
         return {name: found[name] for name in found if name not in without}
 
     def lazily(self, group: str, like: Mapping[str, torch.Tensor] = {}) -> "LazyTensors":
-        """The tensors of ``group``, each read at every access: those in ``like`` on their devices, as their shards."""
+        """Map the tensors of ``group``, each read at every access; those in ``like`` get its devices and shards."""
         return LazyTensors(self, f"{group}.", like)
 
     def read_into(self, group: str, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy tensors of ``group`` into ``targets``, or this rank's rows into its shards. Raises StateError.
 
-        There is no second copy in memory.
+        No second copy is made in memory.
         """
         reader = SnapshotReader(self.folder, self.manifest)
         for name, target in targets.items():
             _read_rows(reader, f"{group}.{name}", target)
 
     def check_finite(self) -> None:
-        """Raise StateError if a tensor has an entry that is no finite number: other people's weights are checked
-        before one of them reaches the model."""
+        """Raise StateError if a tensor has an entry that is not finite.
+
+        Weights from other nodes are checked before any of them is loaded into the model.
+        """
         SnapshotReader(self.folder, self.manifest).check_finite()
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
-    """Tensors of a snapshot, read from disk at every access and not kept."""
+    """Tensors of a snapshot, read from disk at every access and not cached."""
 
     def __init__(self, saved: SavedState, prefix: str, like: Mapping[str, torch.Tensor]) -> None:
         self._layouts = saved.manifest.tensors
@@ -121,13 +123,13 @@ def _read_rows(reader: SnapshotReader, name: str, target: torch.Tensor) -> None:
 
 @dataclass
 class SnapshotDraft:
-    """A snapshot without a manifest: what one rank writes into it.
+    """One rank's part of a snapshot that has no manifest yet.
 
     Attributes:
-        layouts: of all tensors, whole.
-        rows: this rank's rows of each, and the first one's number.
-        shards: written by now.
-        problem: why they could not be written.
+        layouts: of all whole tensors.
+        rows: this rank's rows of each tensor, and the number of the first row.
+        shards: the shards that this rank has written.
+        problem: the error if they could not be written.
     """
 
     place: Path
@@ -143,9 +145,9 @@ class SnapshotDraft:
     problem: StateError | None = None
 
     def write(self) -> None:
-        """Write this rank's rows, group by group, directly from the tensors, which must not change meanwhile.
+        """Write this rank's rows, group by group, directly from the tensors, which must not change during the call.
 
-        No collective. What can't be written is a ``problem``, which ``StateFolder.finish`` tells all ranks.
+        Not a collective. A failure is stored as ``problem``, which ``StateFolder.finish`` reports to all ranks.
         """
         try:
             writer = ShardWriter(self.place, rank=self.rank)
@@ -157,15 +159,15 @@ class SnapshotDraft:
             self.shards = writer.shards
         except StateError as error:
             self.problem = error
-        except Exception as error:  # noqa: BLE001 - of a thread, which nobody sees: ``finish`` raises it
+        except Exception as error:  # noqa: BLE001 - in a thread nothing would see it: ``finish`` raises it
             self.problem = StateError(f"{self.place}: {error!r}")
         finally:
-            self.rows = {}  # copies go as soon as they are on disk
+            self.rows = {}  # free copies as soon as they are on disk
 
 
 @dataclass
 class StateFolder:
-    """Keeps ``GENERATIONS`` snapshots, the last finished one and the newest before it, and those in ``held``.
+    """Keeps ``GENERATIONS`` snapshots (the last finished one and the newest before it), and those in ``held``.
 
     Attributes:
         held: windows whose snapshots are still being read.
@@ -173,6 +175,15 @@ class StateFolder:
 
     folder: Path
     held: set[int] = field(default_factory=set)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all snapshots."""
+        total = 0
+        for path in self.folder.glob("window-*/*"):
+            with contextlib.suppress(FileNotFoundError):  # a node that runs has just removed it
+                total += path.stat().st_size
+        return total
 
     def begin(
         self,
@@ -186,20 +197,21 @@ class StateFolder:
         copies: Mapping[str, Mapping[str, torch.Tensor]] = {},
         parallel: ParallelContext = SINGLE_PROCESS,
     ) -> SnapshotDraft:
-        """The snapshot of a window. ``write`` it: directly from the tensors, which must not change meanwhile. Then
-        ``finish`` it.
+        """Begin the snapshot of a window. ``write`` the draft, then ``finish`` it.
 
-        A collective: each rank writes its shards and the tensors that it alone has, all into one folder; rank 0 writes
-        the manifest, of its ``values``.
+        ``write`` reads the tensors themselves, which must not change until it ends.
+
+        A collective: each rank writes its shards and the tensors that only it has, all into one folder; rank 0 writes
+        the manifest, with its ``values``.
 
         Args:
-            copies: by group, this rank's rows of tensors that change while they are written.
+            copies: by group, copies of this rank's rows for tensors that change while the snapshot is written.
 
         Raises:
-            StateError: a tensor that snapshots do not hold, or an earlier snapshot of the window can't be removed.
+            StateError: a tensor has an unsupported element type, or an earlier snapshot of the window can't be removed.
         """
         place = self._place(window)
-        with together(parallel):  # no rank writes before rank 0 has removed what was there
+        with together(parallel):  # no rank writes before rank 0 has removed the earlier snapshot
             if parallel.rank == 0:
                 remove_snapshot(place)
         draft = SnapshotDraft(place, parallel.rank, window, start_window, global_step, version, dict(values))
@@ -216,7 +228,7 @@ class StateFolder:
         """Make a written snapshot the newest one. A collective.
 
         Raises:
-            StateError: a rank could not write its part, and older snapshots stay; or they can't be removed.
+            StateError: a rank could not write its part, and older snapshots are kept; or an old one can't be removed.
         """
         try:
             with together(parallel):
@@ -240,7 +252,7 @@ class StateFolder:
                     write_manifest(draft.place, manifest)
         except StateError:
             if parallel.rank == 0:
-                with contextlib.suppress(StateError):  # without a manifest it does no harm
+                with contextlib.suppress(StateError):  # a folder without a manifest is ignored
                     remove_snapshot(draft.place)
             raise
         with together(parallel):
@@ -251,13 +263,13 @@ class StateFolder:
     def load(
         self, *, run: Mapping[str, Any] | None = None, until: int | None = None, clean: bool = True
     ) -> SavedState | None:
-        """The newest complete snapshot, or None. Damaged ones and those of other runs are logged and left in place.
+        """Find the newest complete snapshot, or None. Damaged ones and those of other runs are logged and kept.
 
         Args:
-            run: whose ``values["run"]`` is this.
-            until: of a window not after this one.
-            clean: remove snapshots without a manifest, of a process that was killed while it saved. Not for the folder
-                of another process, which may be saving.
+            run: the required ``values["run"]``; None accepts any.
+            until: the latest allowed window.
+            clean: remove snapshots without a manifest, left by a process that was killed while it saved. Not for the
+                folder of another process, which may be saving.
         """
         for window in self._windows():
             place = self._place(window)
@@ -289,7 +301,7 @@ class StateFolder:
                 remove_snapshot(self._place(later))
 
     def _remove_old(self, newest: int) -> None:
-        # A snapshot of a later window was passed over: it is damaged or of another run. The next saves replace it.
+        # A snapshot of a later window was skipped: it is damaged or of another run. Later saves replace it.
         windows = sorted(self._windows(), key=lambda window: window > newest)
         for window in windows[GENERATIONS:]:
             if window not in self.held:
@@ -299,6 +311,6 @@ class StateFolder:
         return self.folder / f"window-{window}"
 
     def _windows(self) -> list[int]:
-        """Newest first."""
+        """List the windows of all snapshots, newest first."""
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         return sorted((int(match[1]) for name in names if (match := _NAME.fullmatch(name))), reverse=True)

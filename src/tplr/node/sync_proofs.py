@@ -1,4 +1,4 @@
-"""How many steps behind each miner is, by the proofs in its reports: hashes of entries that only its model gives."""
+"""Finds how many steps behind each miner is, by the proofs in its reports: hashes of entries of its model."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ from tplr.schemas import OUT_OF_SYNC, UNREAD
 from tplr.seeds import derive, proof_seed
 from tplr.storage.retry import with_retry
 
-REPORT_SECONDS = 10.0  # for all reports of one miner
-ALL_SECONDS = 30.0  # for those of all miners: however many buckets are slow, the window continues
+REPORT_SECONDS = 10.0  # time limit for all reports of one miner
+ALL_SECONDS = 30.0  # time limit for all miners, so that slow buckets do not delay the window
 CONCURRENCY = 64
-UNSETTLED = 2  # windows in which nodes may not know yet that one was void
+UNSETTLED = 2  # number of newest windows of which a node may not know yet that they are void
 
 
 class SyncProofs:
@@ -27,16 +27,16 @@ class SyncProofs:
         self._train_state = train_state
         self._comms = comms
         self._hparams = hparams
-        # Expected proofs by window and uid, for reports that come late.
+        # Expected proofs by window and uid, kept for late reports.
         self._expected: dict[int, dict[int, str]] = {}
 
     async def note(self, seen: Observation, uids: Iterable[int]) -> None:
         """Record how many steps behind these uids are.
 
-        A report that is missing, malformed or too large is no proof. So is one in a bucket that refuses, or does not
-        answer while more than half of the others do: then the fault is not this validator's (``UNREAD``). Whoever was
-        not asked in time, because others' buckets were slow, is not judged; the order is another one in each window.
-        Nobody is judged right after a void window.
+        A missing, malformed or too large report is not a proof. ``UNREAD`` is recorded if a bucket refuses the request,
+        or does not answer while more than half of the asked ones do, so that the fault is not this validator's. A uid
+        that is not asked in time, because other buckets are slow, is not judged; the order differs in each window. No
+        uid is judged right after a void window.
         """
         newest, uids = seen.window - 1, sorted(uids)
         start = self._train_state.start_window
@@ -69,8 +69,11 @@ class SyncProofs:
                 seen.note(uid, behind=UNREAD)
 
     async def behind(self, uid: int, newest: int) -> int | None:
-        """Windows between ``newest`` and the last one that ``uid`` has a valid proof for; None if this validator does
-        not know the expected one. Raises StoreUnavailable."""
+        """Return the number of windows between ``newest`` and the last window with a valid proof of ``uid``.
+
+        ``OUT_OF_SYNC`` if there is no valid proof, ``UNREAD`` if the bucket refuses the request, and None if this
+        validator does not know the expected proof. Raises StoreUnavailable.
+        """
         oldest = max(self._train_state.start_window, newest - self._hparams.sync_max_steps_behind)
         for window in range(newest, oldest - 1, -1):
             try:
@@ -93,7 +96,7 @@ class SyncProofs:
 
 
 def expected_proofs(train_state: TrainState, uids: Iterable[int], window: int, block_hash: str) -> dict[int, str]:
-    """The proofs, by uid, of nodes that hold this model after ``window``. Blocks.
+    """Compute the proofs, by uid, of nodes that hold this model after ``window``. Blocks.
 
     Args:
         block_hash: of the next window's first block.
@@ -102,10 +105,10 @@ def expected_proofs(train_state: TrainState, uids: Iterable[int], window: int, b
 
 
 async def after_void(comms: Comms, start_window: int, newest: int) -> bool:
-    """Whether one of the newest ``UNSETTLED`` windows is void although it had peers.
+    """Return whether one of the newest ``UNSETTLED`` windows is void although it had peers.
 
-    Who did not learn that in time applied what it had gathered itself, as it should, and reports that model until it
-    rolls back: such a report says nothing about its author.
+    A node that did not learn this in time has applied the updates that it gathered, as the rules require. It reports
+    that model until it rolls back, so such a report is not evidence against its author.
     """
     for window in range(max(newest - UNSETTLED + 1, start_window), newest + 1):
         included = await comms.get_included(window)

@@ -1,4 +1,4 @@
-"""A node's training state: weights, both halves of the scheme, values of the role; in memory, on disk, in buckets."""
+"""A node's training state in memory, on disk and in buckets: weights, both halves of the scheme, values of the role."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from tplr.training.schemes import local_training, outer_scheme
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-STATE_FORMAT = 6  # of the saved state; another format is skipped
-# Of the step along this node's own update, in place of the set that is not known yet (docs/benchmarks/overlap.md).
+STATE_FORMAT = 6  # of the saved state; states of another format are skipped
+# Share of the step along this node's own update that stands in for the undecided set (docs/benchmarks/overlap.md).
 EXPECTED_SHARE = 0.25
 SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
 
@@ -55,19 +55,20 @@ class Stateful(Protocol):
 
 
 class TrainState:
-    """All that computing the next window needs, and all that must survive a crash.
+    """The state that the next window's computation needs and that must survive a crash.
 
-    Over several ranks, each has one, with its shards; rank 0 calls the methods, and those marked ``@command`` run on
-    all of them. Methods block.
+    With several ranks, each rank has an instance with its shards; rank 0 calls the methods, and those marked
+    ``@command`` run on all ranks. Methods block.
 
     Attributes:
         commands: of the ranks; None in a single process.
         parameters: of ``model``, by name.
         outer, local: both halves of the scheme.
         snapshots: the saved states on disk.
-        stateful: saved with the model, by name.
+        stateful: parts of the role that are saved with the model, by name.
         start_window: first window of the run; -1 until it is known.
-        global_step: outer steps applied; the position of every schedule. A window without an applied update is no step.
+        global_step: number of outer steps applied, the position of every schedule. A window without an applied update
+            does not count.
     """
 
     def __init__(
@@ -84,14 +85,14 @@ class TrainState:
         self._parallel = commands.parallel if commands else SINGLE_PROCESS
         self.outer: OuterScheme = outer_scheme(self.parameters, hparams, settings, self._parallel)
         self.local: LocalTraining = local_training(self.parameters, hparams, settings, self._parallel)
-        self._work: dict[str, torch.Tensor] = {}  # of the last training, to be packed
-        self._batches = np.empty(0)  # of the window that is trained
+        self._work: dict[str, torch.Tensor] = {}  # result of the last training, to be packed
+        self._batches = np.empty(0)  # of the window being trained
         self._unfinished: Unfinished | None = None
         self._stop: Stop = never
         self._pause: Stop = never
         # This node's last packed update, until its window is applied.
         self._own: Update | None = None
-        # Copies of this rank's rows of the weights, which no outer step has moved since: a save reads them.
+        # Copies of this rank's rows of the weights, made for a save; None after an outer step or a restore.
         self._kept: dict[str, torch.Tensor] | None = None
         self._saving: tuple[SnapshotDraft, threading.Thread] | None = None
         self.stateful: dict[str, Stateful] = {}
@@ -105,7 +106,7 @@ class TrainState:
 
     @property
     def run(self) -> dict[str, Any]:
-        """Identifies the run and the format: states and checkpoints of another run are refused."""
+        """The identity of the run and the format: states and checkpoints with another one are refused."""
         return {
             "format": STATE_FORMAT,
             "version": str(self._hparams.version),
@@ -123,15 +124,15 @@ class TrainState:
     # Training
 
     def train(self, batches: np.ndarray | None, stop: Stop = never, pause: Stop = never) -> TrainStats:
-        """Train on a window's batches until they end or ``stop()``; ``pack`` takes the result.
+        """Train on a window's batches until they end or ``stop()``; ``pack`` uses the result.
 
-        If ``pause()`` ends it before, the result has ``paused``. In between the model is the agreed one, and may be
-        changed in any way.
+        If ``pause()`` stops it earlier, the result has ``paused`` set. While paused, the model has the weights that all
+        nodes agree on, and may be changed in any way.
 
         Args:
-            batches: None continues a paused training.
+            batches: None to continue a paused training.
         """
-        self._stop, self._pause = stop, pause  # rank 0's decide for all
+        self._stop, self._pause = stop, pause  # rank 0's functions decide for all ranks
         return self._train(batches)
 
     @command
@@ -155,13 +156,13 @@ class TrainState:
         return work.train_stats
 
     def _expect(self, sign: int) -> None:
-        """Move the weights to where they are expected when the window of this node's last update is applied."""
+        """Move the weights to their expected values after the window of this node's last update."""
         assert self._own is not None
         self.outer.trial_step(self._own, step=self.global_step, share=sign * EXPECTED_SHARE)
 
     @command
     def pack(self, *, window: int, uid: int, pages_digest: str, batches: int) -> bytes:
-        """The update of the last training. Raises TrainingError, as ``OuterScheme.pack``."""
+        """Return the packed update of the last training. Raises TrainingError, as ``OuterScheme.pack``."""
         work, self._work = self._work, {}
         body = self.outer.pack(
             work, step=self.global_step, window=window, uid=uid, pages_digest=pages_digest, batches=batches
@@ -173,23 +174,23 @@ class TrainState:
 
     @command
     def restore_update(self, body: bytes, *, window: int, uid: int) -> None:
-        """Add the last packed update, which nobody got, to the error feedback again."""
+        """Add the last packed update, which no node received, back to the error feedback."""
         self._own = None
         self.outer.restore(body, window=window, uid=uid)
 
     @command
     def own_applied(self, window: int) -> None:
-        """Tell that everyone applied this node's update of a window; see ``ErrorFeedback.applied``."""
+        """Record that all nodes applied this node's update of a window; see ``ErrorFeedback.applied``."""
         self.outer.own_applied(window)
 
     # The model
 
     @command
     def apply(self, updates: Sequence[Update], window: int | None = None) -> None:
-        """Take a window's outer step; none without updates.
+        """Take a window's outer step; without updates there is no step.
 
         Args:
-            window: without it, this node's own update is not known to be in the model.
+            window: the applied window. If it is not given, this node's own update is not known to be in the model.
         """
         self._kept = None
         self.outer.apply(updates, step=self.global_step)
@@ -201,30 +202,32 @@ class TrainState:
 
     @command
     def set_caps(self, updates: Sequence[Update]) -> None:
-        """Tell of which updates the window consists: until ``apply``, trial steps are clipped as its step will be, and
-        these updates set the scale of ``align``."""
+        """Set the updates of the window that will be applied next.
+
+        Until ``apply``, trial steps are clipped as that step will be, and these updates set the scale of ``align``.
+        """
         self.outer.set_caps(updates, step=self.global_step)
         self._applied = tuple(update.uid for update in updates)
 
     @command
     def fingerprint(self, seed: int) -> str:
-        """Hash of the number of steps and of the entries that ``seed`` draws."""
+        """Return the hash of the number of steps and of the entries that ``seed`` selects."""
         samples = self._hparams.fingerprint_samples
         return fingerprint(self.parameters, step=self.global_step, seed=seed, samples=samples, parallel=self._parallel)
 
     @command
     def digest(self) -> str:
-        """Hash of the whole model."""
+        """Return the hash of the whole model."""
         return digest(self.parameters, self._parallel)
 
     @command
     def baseline(self, batches: np.ndarray) -> Baseline:
-        """The model's losses without any update. Raises TrainingError if one is not finite."""
+        """Compute the model's losses without any update. Raises TrainingError if one is not finite."""
         return baseline(self.model, batches, self._hparams.precision, self._parallel)
 
     @command
     def evaluate(self, update: Update, assigned: np.ndarray | None, held_out: Baseline) -> Evaluation:
-        """Measure ``update`` on this model: arguments and errors as ``training.evaluation.evaluate``."""
+        """Evaluate ``update`` on this model; arguments and errors as ``training.evaluation.evaluate``."""
         return evaluate(
             self.model,
             self.outer,
@@ -258,7 +261,7 @@ class TrainState:
     def own_alignment(
         self, updates: Sequence[Update], batches: np.ndarray, seed: int, together: int = 0
     ) -> tuple[float, ...]:
-        """``align`` with the gradient on one miner's assigned pages: the products alone, in the order of uids."""
+        """As ``align``, with the gradient on one miner's assigned pages; returns only the products, in uid order."""
         return self._align(self._gradient(batches), updates, seed, together, pairs=False).products
 
     def _align(
@@ -282,7 +285,7 @@ class TrainState:
         )
 
     def report(self, gathered: GatherResult[Update], *, uid: int, block_hash: str) -> DebugReport:
-        """What node ``uid`` publishes after it applied ``gathered``; ``block_hash`` is the next window's."""
+        """Build the report of node ``uid`` after it applied ``gathered``; ``block_hash``: of the next window."""
         window = gathered.window
         whole = (window + 1 - self.start_window) % self._hparams.digest_interval_windows == 0
         return DebugReport(
@@ -296,9 +299,9 @@ class TrainState:
         )
 
     def memory_by_kind(self) -> dict[str, int | None]:
-        """Bytes of what this rank keeps, by kind; on a GPU also of the fullest moment since the last call, else null.
+        """Return the bytes of this rank's tensors, by kind; on a GPU also the peak since the last call, else None.
 
-        Gradients and activations exist only during training: activations are what the peak holds besides.
+        Gradients and activations exist only during training; activations are the difference between peak and the rest.
         """
         outer, local = (half.state_dict(copies=False)["tensors"] for half in (self.outer, self.local))
         kinds: dict[str, int | None] = {
@@ -320,22 +323,22 @@ class TrainState:
     # Disk
 
     def stateful_values(self) -> dict[str, Any]:
-        """The current values of ``stateful``, to be passed to ``save``."""
+        """Return the current values of ``stateful``, to be passed to ``save``."""
         return {name: one.state_dict() for name, one in self.stateful.items()}
 
     @command
     def save(self, window: int, stateful: Mapping[str, Any]) -> SavedState:
-        """Write a snapshot; no tensor may change meanwhile. Raises StateError; older snapshots stay."""
+        """Write a snapshot; no tensor may change during the call. Raises StateError; older snapshots are kept."""
         draft = self._begin_save(window, stateful, {})
         draft.write()
         return self.snapshots.finish(draft, self._parallel)
 
     @command
     def begin_save(self, window: int, stateful: Mapping[str, Any]) -> None:
-        """Begin to write a snapshot of the state as it is, in a thread of each rank: ``end_save`` ends it.
+        """Begin to write a snapshot of the present state, in a thread of each rank; ``end_save`` ends it.
 
-        Training may continue meanwhile: weights and moments are copied first. No update may be packed, restored or
-        applied.
+        Training may continue until then, because weights and moments are copied first. No update may be packed,
+        restored or applied.
         """
         self._kept = kept_weights(self.model, self._settings)
         moments = self.local.state_dict(copies=False)["tensors"]
@@ -353,7 +356,7 @@ class TrainState:
 
     @command
     def end_save(self) -> SavedState:
-        """The snapshot that ``begin_save`` began. Raises StateError; older snapshots stay."""
+        """Finish and return the snapshot that ``begin_save`` began. Raises StateError; older snapshots are kept."""
         assert self._saving is not None
         (draft, thread), self._saving = self._saving, None
         thread.join()
@@ -365,7 +368,7 @@ class TrainState:
         outer, local = self.outer.state_dict(copies=False), self.local.state_dict(copies=False)
         unshared = {name: one for name, one in outer["tensors"].items() if not name.startswith(SHARED)}
         groups = {
-            # Other nodes fetch only the first two of a checkpoint: each group has shards of its own.
+            # Other nodes fetch only the first two groups of a checkpoint: each group has its own shards.
             "model": self.parameters,
             "outer": {name: one for name, one in outer["tensors"].items() if name.startswith(SHARED)},
             "own": unshared,
@@ -389,7 +392,7 @@ class TrainState:
         )
 
     def saved(self, *, until: int | None = None, clean: bool = True) -> SavedState | None:
-        """The newest complete snapshot of this run; arguments as ``StateFolder.load``."""
+        """Find the newest complete snapshot of this run; arguments as ``StateFolder.load``."""
         return self.snapshots.load(run=self.run, until=until, clean=clean)
 
     def restore(self, saved: SavedState) -> None:
@@ -401,20 +404,23 @@ class TrainState:
     @command
     def _restore(self, folder: Path) -> None:
         saved, others = self._opened(folder), self.outer.others
-        outer = {**saved.tensors("own", others), **saved.tensors("outer", others)}
+        with together(self._parallel):
+            outer = {**saved.tensors("own", others), **saved.tensors("outer", others)}
         self.outer.load_state_dict({**saved.values["outer"], "tensors": outer})
         local = saved.lazily("local", self.local.layout)
         self.local.load_state_dict({**saved.values["local"], "tensors": local})
         self._restore_model(saved)
 
     def restore_shared(self, saved: SavedState) -> None:
-        """Load what is equal on all nodes; this node's own tensors and values stay. Raises StateError."""
+        """Load the tensors that are equal on all nodes; this node's own tensors and values stay. Raises StateError."""
         self._restore_shared(saved.folder)
 
     @command
     def _restore_shared(self, folder: Path) -> None:
         saved = self._opened(folder)
-        self.outer.load_shared(saved.tensors("outer", self.outer.others))
+        with together(self._parallel):
+            shared = saved.tensors("outer", self.outer.others)
+        self.outer.load_shared(shared)
         self._restore_model(saved)
 
     @command
@@ -425,14 +431,14 @@ class TrainState:
 
     @command
     def reset_to_first_weights(self) -> None:
-        """Reset to the run's first weights; this node's own tensors and values stay."""
+        """Reset to the run's first weights; this node's own tensors and values are kept."""
         self._kept = self._own = None
         set_first_weights(self.parameters, self._hparams)
         self.outer.reset_shared()
         self.global_step = 0
 
     def _opened(self, folder: Path) -> SavedState:
-        """The snapshot in a folder, as each rank reads it."""
+        """Open the snapshot in a folder on each rank."""
         with together(self._parallel):
             manifest = read_manifest(folder)
         return SavedState(folder, manifest)
@@ -448,10 +454,10 @@ class TrainState:
 
     @contextlib.asynccontextmanager
     async def fetched(self, comms: Comms, checkpoint: Checkpoint) -> AsyncIterator[SavedState]:
-        """Download a checkpoint of this run; its files exist while the block lasts. Load it with ``restore_shared``.
+        """Download a checkpoint of this run; its files exist until the block ends. Load it with ``restore_shared``.
 
         Raises:
-            StateError: it is of another run or model, or is not what its manifest says.
+            StateError: it is of another run or model, or does not match its manifest.
             StoreError: it can't be downloaded.
         """
         shared = self.outer.shared_shapes

@@ -34,8 +34,8 @@ class Validator:
         self._payment = Payment(context, hparams)
         self._leader = Leader(context, hparams, replica.folder / "aggregates" / "start")
         self._reports = ScoreReports(context.comms, context.telemetry, hparams, replica.folder / "scores")
-        self._scored = -1  # the newest window
-        self._nobody_for = 0  # windows in a row, measured without a fault, after which no miner had a score
+        self._scored = -1  # the newest scored window
+        self._nobody_for = 0  # number of consecutive windows without a miner's score, measured without a fault
         replica.register("scores", self._board)
         replica.register("leader", self._leader)
 
@@ -57,7 +57,7 @@ class Validator:
         async for tick in self._clock.ticks():
             complete = tick.window - self._hparams.validator_offset
             with times.phase("other"):
-                # During catch-up windows are only applied; the newest one is also scored.
+                # During catch-up, windows are only applied; only the newest one is scored.
                 await self._replica.advance(until=complete)
                 if self._replica.window == complete:
                     with in_window(complete):
@@ -70,7 +70,7 @@ class Validator:
                 paying = group.create_task(self._pay(tick.window))
 
     async def _pay(self, window: int) -> None:
-        """Set weights if they are due, and publish the score reports that may be read now."""
+        """Set weights if they are due, and publish the score reports that may be published now."""
         weights = self._board.weights
         if self._payment.due(window, weights):
             await self._payment.pay(window, weights, scored=self._scored, nobody_for=self._nobody_for)
@@ -79,7 +79,7 @@ class Validator:
     async def _score(self) -> None:
         """Gather a window, evaluate its updates on the model before it, score, and apply the window.
 
-        A window that can't be gathered changes no score; ``advance`` skips it.
+        A window that can't be gathered does not change scores; ``advance`` skips it.
         """
         try:
             gathered = await self._replica.gather()
@@ -88,7 +88,7 @@ class Validator:
             self._telemetry.emit("problem", text=f"no scores: {lost}")
             return
         if kept := await self._reports.kept(gathered.window):
-            # Its published hash binds this validator, which was killed before it had applied the window.
+            # This validator was killed before it applied the window; the published hash binds it to that report.
             self._note(kept.window, await asyncio.to_thread(self._board.see, kept.evidence))
         else:
             with self._replica.times.phase("evaluating"):

@@ -1,11 +1,11 @@
-"""Where a window's time goes: each moment of a node belongs to one phase."""
+"""Measures how a node spends a window: each moment belongs to exactly one phase."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# ``waiting_for_end``: for the next window. ``saving``: waits for a save that must end before tensors change.
+# ``waiting_for_end``: waits for the next window. ``saving``: waits for a save that must end before tensors change.
 PHASES: tuple[str, ...] = (
     "training",
     "evaluating",
@@ -36,15 +36,15 @@ class ModelSpeed:
     def utilisation(self, tokens_per_second: float) -> float | None:
         """Model FLOPs utilisation: ``tokens per second * FLOPs per token / peak`` (PaLM, arXiv 2204.02311, appendix B).
 
-        The peak is that of bfloat16 whatever the run's precision is.
+        The peak is that of bfloat16 for every precision of the run.
         """
         return tokens_per_second * self.flops_per_token / self.peak if self.peak else None
 
 
 class WindowTime:
-    """A stopwatch with phases. A phase within another one interrupts it, so the phases sum to the time that passed.
+    """A stopwatch with phases. A nested phase interrupts the outer one, so the phases sum to the elapsed time.
 
-    Time outside of any phase is ``waiting_for_end``: a node that has nothing to do waits for the next window.
+    Time outside of all phases is ``waiting_for_end``: an idle node waits for the next window.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -63,14 +63,14 @@ class WindowTime:
             self._enter(before)
 
     def move(self, phase: str, to: str, seconds: float) -> None:
-        """Count ``seconds`` of what ``phase`` has so far as ``to``; a negative number as 0."""
+        """Move ``seconds`` from ``phase`` to ``to``, at most all that ``phase`` has; a negative number counts as 0."""
         self._enter(self._phase)
         moved = max(0.0, min(seconds, self._seconds[phase]))
         self._seconds[phase] -= moved
         self._seconds[to] += moved
 
     def take(self) -> dict[str, float]:
-        """Seconds of each phase since the last call."""
+        """Return the seconds of each phase since the last call."""
         self._enter(self._phase)
         seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
         return seconds

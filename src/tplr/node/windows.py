@@ -1,4 +1,4 @@
-"""The updates of a window, live or past, chosen by the same rules on every node."""
+"""Finds the updates of a window, live or past, by the same rules on every node."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ POLL_SECONDS = 0.25
 
 
 class WindowUpdates:
-    """Finds a window's updates: by the decided set, else by what most electors report, else in the peers' buckets."""
+    """Finds a window's updates by the decided set, else by most electors' reports, else in the peers' buckets."""
 
     def __init__(self, comms: Comms, hparams: HParams, spec: PayloadSpec, *, every_peer: bool = False) -> None:
         """``every_peer``: gather from all buckets on chain instead of from the peer list."""
@@ -39,16 +39,16 @@ class WindowUpdates:
         return self._comms.clock.window - self._hparams.gradient_retention_windows
 
     async def of(self, window: int) -> GatherResult[Update]:
-        """The updates to apply. Retries, with a warning, while the chain or a required bucket can't be reached.
+        """Return the updates to apply. Retries, with a warning, while the chain or a required bucket can't be reached.
 
         Raises:
-            WindowLost: the updates are deleted everywhere.
+            WindowLost: some updates are not available from any node.
         """
         pause = RETRY_SECONDS
         while True:
             try:
                 gathered = await self.find(window)
-                # Fills a cache: applying a gathered window then needs no network.
+                # Cache the hash, so that applying a gathered window needs no network.
                 await self._comms.window_hash(window + 1)
                 return gathered
             except (ChainUnavailable, StoreError, PayloadError) as error:
@@ -65,18 +65,18 @@ class WindowUpdates:
         fill_in: bool = True,
         within: float | None = None,
     ) -> GatherResult[Update]:
-        """The updates in the peers' buckets, each checked on its own.
+        """Fetch the updates in the peers' buckets, each checked independently.
 
-        The next reserve peer replaces each peer without a valid update. ``unreached`` and ``excluded`` peers are
-        not asked. A window of
-        the past can wait for a bucket that does not answer; in the last one everybody else would wait too.
+        The next reserve peer replaces each peer without a valid update. ``unreached`` and ``excluded`` peers are not
+        asked. For a past window, a bucket that does not answer is retried; for the last window it is not, because other
+        nodes would wait too.
 
         Args:
-            fill_in: else the updates of all listed and reserve peers are returned.
+            fill_in: if False, return the updates of all listed and reserve peers.
             within: seconds from now after which no update is waited for.
 
         Raises:
-            ChainUnavailable, StoreError: they can't be looked up now.
+            ChainUnavailable, StoreError: the updates can't be looked up now.
             PayloadError: there is no valid peer list.
         """
         patient = window < self._comms.clock.window - 1
@@ -95,7 +95,7 @@ class WindowUpdates:
         return _fill_in(listed, whole) if fill_in else whole
 
     async def published(self, window: int) -> IncludedSet | None:
-        """The window's decided set, or None if there is none, it can't be read now, or it can't be true."""
+        """Read the window's decided set; None if there is none, it is not readable now, or it is not plausible."""
         if not self._hparams.manifest_timeout_seconds:
             return None
         try:
@@ -107,7 +107,7 @@ class WindowUpdates:
             return None
 
     async def _check_plausible(self, included: IncludedSet) -> None:
-        """Raises PayloadError for a set with updates of a wrong size or of uids that are not on the peer list."""
+        """Raise PayloadError for a set with updates of a wrong size or of uids that are not on the peer list."""
         size = self.spec.expected_size
         if wrong := [one for one in included.included if one.size != size]:
             raise PayloadError(
@@ -118,7 +118,7 @@ class WindowUpdates:
             raise PayloadError(f"uids {sorted(others)[:8]} are neither on the peer list nor in its reserve")
 
     async def reported(self, window: int) -> IncludedSet | None:
-        """The set that most electors report, or None if they have not, or can't be read now."""
+        """Return the set that most electors report; None if there is none or the reports can't be read now."""
         report = await majority_report(self._comms, window)
         return report and reported_set(report, self._hparams.version, size=self.spec.expected_size)
 
@@ -126,8 +126,8 @@ class WindowUpdates:
         """As ``of``, in one attempt.
 
         Raises:
-            WindowLost: the updates are deleted everywhere.
-            ChainUnavailable, StoreError, PayloadError: they can't be looked up now.
+            WindowLost: some updates are not available from any node.
+            ChainUnavailable, StoreError, PayloadError: the updates can't be looked up now.
         """
         included = await self.published(window)
         if included and (agreed := await self._follow(included)):
@@ -135,11 +135,11 @@ class WindowUpdates:
         if included is None and window < self._comms.clock.window - 1:
             included = await self.reported(window)
             if included and (agreed := await self._follow(included)):
-                return replace(agreed, published=False)  # it may be decided otherwise later
+                return replace(agreed, published=False)  # another set may be decided later
         if window < self.oldest:
             raise WindowLost(f"window {window} has no included set, and updates before {self.oldest} are deleted")
         own = await self.from_peers(window)
-        # A set of a past window is not awaited: if one is published later, this node rolls back.
+        # The set of a past window is not awaited: if it is published later, this node rolls back.
         late = window < self._comms.clock.window - 1
         if included is None and not late and (included := await self.decided(window)):
             return await self._follow(included, own) or own
@@ -148,7 +148,7 @@ class WindowUpdates:
     async def _follow(
         self, included: IncludedSet, own: GatherResult[Update] | None = None
     ) -> GatherResult[Update] | None:
-        """As ``from_set``, but nothing is lost as long as electors can still void the window."""
+        """As ``from_set``, but raise StoreError instead of WindowLost while electors can still void the window."""
         try:
             return await self.from_set(included, own)
         except WindowLost as error:
@@ -157,7 +157,7 @@ class WindowUpdates:
             raise StoreError(str(error)) from error
 
     async def decided(self, window: int) -> IncludedSet | None:
-        """The decided set, awaited for ``manifest_timeout_seconds``; None if it is not decided by then."""
+        """Wait for the decided set for ``manifest_timeout_seconds``; None if it is not decided by then."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         until = began + self._hparams.manifest_timeout_seconds
@@ -170,14 +170,14 @@ class WindowUpdates:
     async def from_set(
         self, included: IncludedSet, own: GatherResult[Update] | None = None
     ) -> GatherResult[Update] | None:
-        """The updates of a set, from ``own``, then from the aggregate, then from the peers' buckets.
+        """Find the updates of a set in ``own``, then in the aggregate, the peers' buckets and the electors' buckets.
 
         Returns:
-            None for a set that no node can apply: a hash in it is not of an update.
+            None for a set that no node can apply, because a hash in it is not that of an update.
 
         Raises:
-            WindowLost: some of them are deleted everywhere.
-            ChainUnavailable, StoreError: some of them can't be reached now.
+            WindowLost: some updates are not available from any node.
+            ChainUnavailable, StoreError: some updates can't be reached now.
         """
         window = included.window
         wanted = {one.uid: one.sha256 for one in included.included}
@@ -201,31 +201,31 @@ class WindowUpdates:
         return GatherResult(window=window, updates=updates, skipped=skipped, published=True)
 
     async def kept(self, included: IncludedSet, uids: Collection[int]) -> dict[int, GatheredUpdate[Update]]:
-        """Updates of a set that their own buckets may not hold any more: from its aggregate, else from an elector.
+        """Find updates of a set that their peers may have deleted: in its aggregate, else at an elector.
 
         Raises:
-            PayloadError: a hash in the set is not of an update.
+            PayloadError: a hash in the set is not that of an update.
         """
         found = {uid: one for uid, one in (await self._aggregated(included)).items() if uid in uids}
         return found | await self._witnessed(included, [uid for uid in uids if uid not in found])
 
     async def _witnessed(self, included: IncludedSet, uids: Collection[int]) -> dict[int, GatheredUpdate[Update]]:
-        """Updates of a set that their own buckets do not hold for this node, from an elector that had them in time."""
+        """Fetch updates that this node can't get from the peers' buckets from an elector that found them in time."""
         found = {}
         for uid, body in (await self._comms.witnessed(included, uids) if uids else {}).items():
             found[uid] = await asyncio.to_thread(self.parsed, included.window, uid, body)
         return found
 
     def parsed(self, window: int, uid: int, body: bytes) -> GatheredUpdate[Update]:
-        """An update, as gathered. Raises PayloadError."""
+        """Parse an update to the form that a gather returns. Raises PayloadError."""
         update = parse(body, self.spec, window=window, uid=uid)
         return GatheredUpdate(uid, update, hashlib.sha256(body).hexdigest(), len(body))
 
     async def _aggregated(self, included: IncludedSet) -> dict[int, GatheredUpdate[Update]]:
-        """The updates of a set from its aggregate; empty if there is no valid aggregate.
+        """Read the updates of a set from its aggregate; empty if there is no valid aggregate.
 
         Raises:
-            PayloadError: a hash in the set is not of an update.
+            PayloadError: a hash in the set is not that of an update.
         """
         try:
             bodies = await self._comms.get_aggregate(included)
@@ -242,9 +242,9 @@ class WindowUpdates:
 
 
 async def majority_report(comms: Comms, window: int) -> DebugReport | None:
-    """A report of ``window`` that electors with more than half of the stake agree with, in fingerprint and updates.
+    """Return a report of ``window`` whose fingerprint and updates electors with more than half of the stake confirm.
 
-    None if there is none, or they can't be read now.
+    None if there is none, or the reports can't be read now.
     """
     ask = partial(comms.get_report, window=window)
     try:
@@ -257,12 +257,12 @@ async def majority_report(comms: Comms, window: int) -> DebugReport | None:
 
 
 def _fill_in(listed: PeerList, gathered: GatherResult[Update]) -> GatherResult[Update]:
-    """Of all updates found: the peers', and for each missing one that of the next reserve peer."""
+    """Select the peers' updates from those found; for each missing one, that of the next reserve peer."""
     found = {one.uid: one for one in gathered.updates}
     peers = [uid for uid in listed.peers if uid in found]
     reserve = [uid for uid in listed.reserve_peers if uid in found and uid not in listed.peers]
     counted = sorted([*peers, *reserve[: len(listed.peers) - len(peers)]])
-    # Excluded reserve peers are named too: whoever looks for the set later must not fill in with them.
+    # Excluded reserve peers are also named, so that a node that assembles the set later does not include them.
     named = {uid for uid, reason in gathered.skipped.items() if reason is Reason.EXCLUDED}.union(listed.peers)
     skipped = {uid: reason for uid, reason in gathered.skipped.items() if uid in named}
     return GatherResult(window=gathered.window, updates=tuple(found[uid] for uid in counted), skipped=skipped)

@@ -14,6 +14,7 @@ from tplr.logging import logger, setup_logging
 from tplr.node.arguments import Arguments
 from tplr.node.audit_stamps import read_stamps
 from tplr.node.network_reader import NetworkReader, Surroundings, open_network, this_environment
+from tplr.node.score_evidence import ScoreEvidence
 from tplr.page.assemble import assemble
 from tplr.page.document import Run, RunDocument
 from tplr.page.evaluations import figures
@@ -102,6 +103,7 @@ class PageMaker:
         self._request = request
         self._hparams = network.hparams
         self._comms = network.comms
+        self._evidence = ScoreEvidence(network.comms, network.hparams)
         self._store = (
             network.connections.store(network.environment.bucket("page", "write")) if request.publish else None
         )
@@ -122,7 +124,7 @@ class PageMaker:
     async def write(self) -> None:
         """Read new records, and write the page."""
         validator = self._validator()
-        published = PublishedRun(self._comms, self._hparams, self._spec, validator)
+        published = PublishedRun(self._comms, self._hparams, self._spec, validator, self._evidence)
         wanted = self._wanted(await published.windows())
         records, checkpoints = await published.records(wanted), await published.checkpoints()
         known = {(one.window, one.uid) for one in self._history.evaluations.values() if one.uid is not None}

@@ -118,10 +118,10 @@ class Miner(Record):
     """A miner's columns.
 
     Attributes:
-        outcomes: column of ``OUTCOMES`` characters.
-        pay: its weight: its share of the pay, from the validator's evidence up to this window.
-        credit: its part of what all included updates explain; under the documented rules, the rating's ordinal.
-        training_loss: loss on the pages that it trained on, nats per token; from its own events.
+        outcomes: of ``OUTCOMES``.
+        pay: share of the pay that follows from the validator's evidence up to this window: its weight.
+        credit: gain beyond chance that is the miner's own; under the documented rules, the rating's ordinal.
+        training_loss: on the pages that it trained on, nats a token; from its own events.
         utilisation: share of the window in which it trained; from its own events.
         phases: seconds of the run in each of ``Time.phases``; empty without its events.
     """

@@ -16,11 +16,13 @@ from tplr.exchange.agreed import ElectionResult
 from tplr.hparams import HParams
 from tplr.keys import gradient_key, parse_window_key
 from tplr.logging import logger
+from tplr.node.score_evidence import ScoreEvidence
 from tplr.page.document import Checkpoint, Evaluation, Payment
 from tplr.page.evaluations import figures
 from tplr.page.history import MinerScore, WindowRecord
 from tplr.page.sentences import Row
 from tplr.schemas import DebugReport, DocumentedScore, PeerList, PeerScore, ScoreReport
+from tplr.scoring.board import CreditShares
 from tplr.scoring.explain import explain_rows
 from tplr.storage.many import for_each, list_objects
 
@@ -39,13 +41,22 @@ class PublishedRun:
     Args:
         spec: layout of the run's updates, whose headers name their batches.
         validator: uid of the validator whose score reports are read; None: there is none.
+        evidence: explains how credit follows from earlier reports; None: records don't say it.
     """
 
-    def __init__(self, comms: Comms, hparams: HParams, spec: PayloadSpec, validator: int | None) -> None:
+    def __init__(
+        self,
+        comms: Comms,
+        hparams: HParams,
+        spec: PayloadSpec,
+        validator: int | None,
+        evidence: ScoreEvidence | None = None,
+    ) -> None:
         self._comms = comms
         self._hparams = hparams
         self._spec = spec
         self._validator = validator
+        self._evidence = evidence
         self._silent: set[int] = set()
 
     async def windows(self) -> list[int]:
@@ -122,7 +133,7 @@ class PublishedRun:
             tokens=await self._tokens(window, included or ()),
             models={uid: _model(report) for uid, report in sorted(reports.items())},
             unread=unread[:MAX_TEXT],
-            **(await asyncio.to_thread(self._scored, scores) if scores else {}),
+            **(await asyncio.to_thread(self._scored, scores, await self._shares(scores)) if scores else {}),
         )
 
     async def _start(self, window: int) -> float | None:
@@ -218,8 +229,17 @@ class PublishedRun:
             return None, str(error)
         return (report, "") if report.window == window else (None, f"its scores say window {report.window}")
 
-    def _scored(self, report: ScoreReport) -> dict[str, Any]:
-        """Return the fields of a record that come from a score report."""
+    async def _shares(self, report: ScoreReport) -> CreditShares | None:
+        if self._evidence is None or self._validator is None:
+            return None
+        try:
+            return await self._evidence.shares(report, self._validator)
+        except PayloadError as error:
+            logger.warning("window %d: the scores of validator %d: %s", report.window, self._validator, error)
+            return None
+
+    def _scored(self, report: ScoreReport, shares: CreditShares | None) -> dict[str, Any]:
+        """The fields of a record that follow from a score report."""
         power = self._hparams.power_normalisation
         known = [uid for uid in sorted(report.peer_scores, key=int) if int(uid) in self._uids]
         measured = [one.evaluation for one in report.observations.values() if one.evaluation]
@@ -228,7 +248,7 @@ class PublishedRun:
         return {
             "held_out": statistics.fmean(held_out) if held_out else None,
             "assigned": statistics.fmean(assigned) if assigned else None,
-            "scores": {int(uid): _score(report, uid, power) for uid in known},
+            "scores": {int(uid): _score(report, uid, power, shares) for uid in known},
             "payment": self._payment(report),
         }
 
@@ -248,10 +268,10 @@ class PublishedRun:
         )
 
 
-def _score(report: ScoreReport, uid: str, power: float) -> MinerScore:
+def _score(report: ScoreReport, uid: str, power: float, shares: CreditShares | None) -> MinerScore:
     score = report.peer_scores[uid]
     try:
-        rows = explain_rows(report, int(uid), power=power)
+        rows = explain_rows(report, int(uid), power=power, shares=shares)
     except PayloadError as error:
         rows = [("report", str(error))]
     observed = report.observations.get(uid)

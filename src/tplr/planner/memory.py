@@ -53,7 +53,7 @@ def activations_per_token(load: Workload, settings: DeviceSettings) -> tuple[flo
     """Return the bytes that all layers keep per token, and the bytes that one layer needs for recomputation."""
     model = load.hparams.model
     d, f, h = model.hidden_size, model.intermediate_size, model.num_attention_heads
-    q, k = d, d // h * model.num_key_value_heads
+    q, k = h * model.head_size, model.num_key_value_heads * model.head_size
     whole = 8 * d + 4 * q + 4 * k + 6 * f + 4 * h if settings.compile else 20 * d + 6 * q + 6 * k + 8 * f
     kept = {"none": whole, "selective": 6 * d + 4 * q + 4 * k + 4 * f, "full": 2 * d}[settings.checkpointing]
     scale = 1.0 if load.hparams.precision == "bfloat16" else FLOAT32_ACTIVATIONS
@@ -65,34 +65,35 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     """Compute the memory of one rank of ``ranks``."""
     hparams, shard = load.hparams, -(-load.parameters // ranks)
     inner = role == "miner" and hparams.sparseloco is not None
+    # A validator computes a gradient, too, but under the profile that measures losses alone.
+    backward = role == "miner" or hparams.profile != "documented"
     tokens = hparams.batch_size * hparams.sequence_length
     kept, again = activations_per_token(load, settings)
     tables, layers = _whole(load)
     whole = load.parameters if ranks == 1 else tables + layers
     device = {"weights": FLOAT32 * shard}
+    # Trial weights take as much as the gradient, which is gone by then.
+    device["gradients" if backward else "trial weights"] = FLOAT32 * shard
     if role == "miner":
-        device["gradients"] = FLOAT32 * shard
         device["error feedback"] = FLOAT32 * load.owned(ranks)
         if inner:
             # AdamW has two moments, Muon one.
             device["moments"] = FLOAT32 * (2 * shard - sum(load.tensors[name] for name in load.muon) // ranks)
             device["weights before"] = FLOAT32 * shard
-        device["activations"] = int(tokens * (kept + again))
-    else:
-        device["trial weights"] = FLOAT32 * shard
-        device["activations"] = int(tokens * max(again, kept / hparams.model.num_hidden_layers))
+    held = kept + again if backward else max(again, kept / hparams.model.num_hidden_layers)
+    device["activations"] = int(tokens * held)
     if hparams.sparseloco and hparams.sparseloco.outer_momentum:
         device["outer momentum"] = FLOAT32 * load.owned(ranks)
     if hparams.precision == "bfloat16":
-        # Autograd keeps the casts of all layers, unless it recomputes them.
-        keeps = role == "miner" and settings.checkpointing == "none"
+        # Autograd keeps the casts of all layers, unless it computes them again.
+        keeps = backward and settings.checkpointing == "none"
         device["bfloat16 weights"] = 2 * (whole if keeps else min(whole, tables + layers))
     if ranks > 1:
         bfloat16 = role == "miner" and settings.gather_bfloat16 and hparams.precision == "bfloat16"
         device["gathered weights"] = FLOAT32 * (tables if bfloat16 else whole)
     # A block's logits, their values and gradient in float32, and the gradient of the last layer.
     vocabulary, rows = hparams.model.vocab_size, min(tokens, settings.loss_rows)
-    device["loss"] = 10 * rows * vocabulary + (4 * vocabulary * hparams.model.hidden_size if role == "miner" else 0)
+    device["loss"] = 10 * rows * vocabulary + (4 * vocabulary * hparams.model.hidden_size if backward else 0)
     # The owner of the largest tensor: its whole weights and float64 sums of a row block; peers' entries of it.
     entries = load.largest // hparams.target_chunk**2 * hparams.topk_compression
     device["largest tensor"] = 2 * FLOAT32 * load.largest + 12 * entries * hparams.max_topk_peers

@@ -73,8 +73,7 @@ def _contributors(record: ExportRecord) -> str:
     credit = (
         "No score report is readable, so no credit is known."
         if record.credit_window is None
-        else "Credit is the part of what all updates of the last windows explain, by the scores of window "
-        f"{record.credit_window}."
+        else f"Credit is the gain beyond chance that is a miner's own, by the scores of window {record.credit_window}."
     )
     left = len(record.contributors) - len(shown)
     more = f"\n\n{left} more are in `run.json`." if left else ""

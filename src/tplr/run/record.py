@@ -36,11 +36,11 @@ class Contributor(Wire):
     """A participant whose updates are part of the model.
 
     Attributes:
-        hotkey: its hotkey in the leading validator's score reports; "" if none names it.
-        windows: number of windows that included its update.
-        tokens: number of tokens that it trained on, in the windows whose updates are not deleted.
-        credit: its part of what all included updates of the last ``pay_windows`` windows explain; None without a
-            readable score report.
+        hotkey: as the leading validator's score reports name it; "" if none does.
+        windows: in which its update was included.
+        tokens: that it trained on in those windows whose updates are not deleted.
+        credit: its own part of its gain beyond chance, over the last ``pay_windows`` windows; None without a readable
+            score report.
     """
 
     uid: Uid

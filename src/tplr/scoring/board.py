@@ -8,9 +8,9 @@ regardless of the reason. A window is blank only if the included set contains th
 measure it.
 """
 
-import itertools
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from tplr.schemas import (
     PeerScore,
     ScoreReport,
 )
-from tplr.scoring.credit import CHANCE, SHORTEST, credit, even_scales, gram_of, means_and_errors
+from tplr.scoring.credit import CHANCE, SHORTEST, Credit, credit, even_scales, gram_of, means_and_errors
 from tplr.scoring.measures import calibrations, loss_indicator, own_pages_factor
 from tplr.scoring.own_pages import FEWEST_OTHER_PAGES, deviations, indicator
 from tplr.scoring.penalties import strikes
@@ -58,6 +58,21 @@ class Outcome:
     struck: dict[int, tuple[str, ...]]
 
 
+@dataclass(frozen=True)
+class CreditShares:
+    """How credits follow from the evidence of some windows.
+
+    Attributes:
+        credits: by uid, without miners whose ``own_pages`` factor is 0: these have no part in the sharing.
+        steps: ``trust_step`` by uid, of every miner.
+        scale: factor of the last window's gains, by which all windows count alike.
+    """
+
+    credits: Mapping[int, Credit]
+    steps: Mapping[int, int]
+    scale: float
+
+
 class MeasuredWindow:
     """One window's evidence by integer uid, and the values that follow from it alone."""
 
@@ -75,6 +90,7 @@ class MeasuredWindow:
             if seen.included and int(uid) in self.products and int(uid) not in self.struck
         ]
         self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
+        self.hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(evidence.observations.items())}
         self._deviations: dict[int, dict[int, float]] = {}
         for (uid, page), one in own_pages_tests(evidence).items():
             self._deviations.setdefault(uid, {})[page] = one
@@ -127,11 +143,28 @@ def loss_test(seen: PeerObservation) -> float | None:
     return loss_indicator(measured.assigned, measured.held_out) if measured and measured.assigned else None
 
 
+def trust_step(own_pages: float) -> int:
+    """How far a miner with this ``own_pages`` factor is trusted, from 0 to ``len(TRUST)``."""
+    return bisect_right(TRUST, own_pages)
+
+
+def credit_shares(windows: Sequence[MeasuredWindow]) -> CreditShares:
+    """How the credits of ``scores(windows)`` follow; at least one window."""
+    hotkeys = windows[-1].hotkeys
+    tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
+    own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}
+    return CreditShares(
+        credits=_shared(windows, hotkeys, own_pages, MeasuredWindow.counts),
+        steps={uid: trust_step(one) for uid, one in own_pages.items()},
+        scale=float(_scales(windows)[-1]),
+    )
+
+
 def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
     """Return the scores of the miners observed in the last of these windows (ascending); none without a window."""
     if not windows:
         return {}
-    hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(windows[-1].evidence.observations.items())}
+    hotkeys = windows[-1].hotkeys
     tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
     own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}
     shares = _shared(windows, hotkeys, own_pages, MeasuredWindow.counts)
@@ -148,12 +181,12 @@ def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
             mean=float(means[i]),
             error=float(errors[i]),
             presence=_presence(windows, uid, hotkey),
-            credit=shares.get(uid, 0.0),
-            merit=merits.get(uid, 0.0) * trust,
+            credit=shares[uid].value if uid in shares else 0.0,
+            merit=merits[uid].value * trust if uid in merits else 0.0,
             tests=len(tests[uid][0] or tests[uid][1]),
             own_pages=own_pages[uid],
             calibration=calibration[uid],
-            final=shares.get(uid, 0.0) * trust,
+            final=shares[uid].value * trust if uid in shares else 0.0,
         )
     return peer_scores
 
@@ -163,21 +196,24 @@ def _shared(
     hotkeys: Mapping[int, str],
     own_pages: Mapping[int, float],
     counts: Callable[[MeasuredWindow, int, str], bool | None],
-) -> dict[int, float]:
-    """Return the credits, by uid, of the miners with a positive ``own_pages`` factor.
+) -> dict[int, Credit]:
+    """Credits by uid of those with a positive ``own_pages`` factor.
 
     A miner that did not train on its own pages takes nothing from the miners whose work it repeats: it shares credit
     with miners at its own level of trust (``TRUST``), after the more trusted ones have received theirs.
     """
-    found: dict[int, float] = {}
-    scales = even_scales([one.included_gains for one in windows])
-    for least, above in itertools.pairwise((*TRUST, math.inf)):
-        uids = {uid: hotkey for uid, hotkey in hotkeys.items() if own_pages[uid] >= least}
+    found: dict[int, Credit] = {}
+    scales, steps = _scales(windows), {uid: trust_step(one) for uid, one in own_pages.items()}
+    for step in range(1, len(TRUST) + 1):
+        uids = {uid: hotkey for uid, hotkey in hotkeys.items() if steps[uid] >= step}
         counted = [{uid: counts(one, uid, hotkey) for uid, hotkey in uids.items()} for one in windows]
-        more = [uid for uid in uids if own_pages[uid] >= above]
-        shared = credit([one.alignment for one in windows], counted, first=more, scales=scales)
-        found |= {uid: one.value for uid, one in shared.items()}
+        more = [uid for uid in uids if steps[uid] > step]
+        found |= credit([one.alignment for one in windows], counted, first=more, scales=scales)
     return found
+
+
+def _scales(windows: Sequence[MeasuredWindow]) -> np.ndarray:
+    return even_scales([one.included_gains for one in windows])
 
 
 def _own_pages_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> tuple[list[float], list[float]]:

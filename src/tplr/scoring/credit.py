@@ -13,12 +13,13 @@ From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i 
     own_i = beta_i * A_ii / b'_i               in [0, 1]: the part of the gain that is the miner's own
     credit_i = b'_i * own_i
 
-All honest updates share a component along the gradient. The rest of each is noise of its own data, and correlations of
-that noise up to ``APART`` count as none, so an honest miner's own part is 1. For k clones, each one's part is 1 / k. An
-update that is another one plus noise explains no additional part of the gradient: its own part is 0, and that of the
-other one is 1. Because of the square root, clones with their own noise share like clones. Presence counts linearly. The
-miners in ``first`` are solved for as if alone, and then the others with the beta of the first ones: a clone of one of
-the first gets nothing.
+All honest updates are alike in what they have of the gradient. The rest of each is noise of its own data, and
+correlations of it up to ``APART`` count as none: so an honest miner's own part is 1. Of k clones each one's is 1 / k.
+An update that is another one's plus noise explains little of the gradient that the other one does not. Its part is
+small and not 0: measured credits are 0.11 to 0.45 of an honest miner's, by scheme (docs/benchmarks/scoring.md). The
+own-pages factor is what makes its pay 0. The root makes clones with noise of their own share as clones. Presence counts
+linearly. Those who are to come ``first`` are solved for as if alone, and the others then with their beta: a clone of
+one of the first gets nothing.
 
 If updates have only the gradient in common, regression on M and on G has the same solution up to a common factor
 (Sherman and Morrison). Regression on G would amplify the noise of b by the signal of all miners together.
@@ -29,6 +30,7 @@ positive part of James and Stein (1961), for one number.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -65,16 +67,22 @@ class Credit(NamedTuple):
     """A miner's credit.
 
     Attributes:
-        value: its part of the explained gradient; at least 0.
-        mean: mean of its products with the gradient over all windows that are not blank; a window that did not count
-            is 0.
-        error: standard error of ``mean`` from the spread of the windows that counted; ``mean`` if the spread is not
-            known yet.
+        value: ``beyond * own``; at least 0.
+        mean: of its products with the gradient, over all windows that are not blank; a window that did not count is 0.
+        error: standard error of ``mean`` from the spread of the windows that counted; ``mean`` if there is no spread
+            to see yet.
+        beyond: what of ``mean`` is beyond chance; at least 0.
+        own: the part of ``beyond`` that is the miner's own, in [0, 1].
+        shared: the parts of ``beyond`` that go to others for saying the same, by uid. With ``own`` they sum to 1, or to
+            more where ``own`` is 0. Empty if ``beyond`` is 0, or its steps are too short to compare.
     """
 
     value: float
     mean: float
     error: float
+    beyond: float = 0.0
+    own: float = 0.0
+    shared: Mapping[int, float] = MappingProxyType({})
 
 
 def even_scales(gains: Sequence[Sequence[float]]) -> np.ndarray:
@@ -139,17 +147,25 @@ def credit(
     errors = means_and_errors(products)[1] * np.isfinite(products).sum(axis=0) / seen
     beyond = means * np.clip(1 - np.square(CHANCE * errors / np.maximum(means, TOLERANCE)), 0, None)
     beyond[means <= 0] = 0.0
-    values = beyond * _own_parts(gram, beyond, np.isin(uids, list(first)))
-    return {uid: Credit(*map(float, one)) for uid, *one in zip(uids, values, means, errors, strict=True)}
+    parts = _parts(gram, beyond, np.isin(uids, list(first)))
+    own = np.diag(parts)
+    rows = zip(uids, beyond * own, means, errors, beyond, own, strict=True)
+    return {uid: Credit(*map(float, one), shared=_others(parts[row[uid]], uids, uid)) for uid, *one in rows}
 
 
-def _own_parts(gram: np.ndarray, gains: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return the part of each miner's gain that is its own, in [0, 1]; 0 without a gain or a step.
+def _others(parts: np.ndarray, uids: Sequence[int], uid: int) -> dict[int, float]:
+    return {other: part for other, part in zip(uids, parts.tolist(), strict=True) if part > 0 and other != uid}
+
+
+def _parts(gram: np.ndarray, gains: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Of each miner's gain (rows) the part of each miner (columns), [n, n], at least 0; 0 without a gain or a step.
+
+    The diagonal is what is a miner's own, at most 1. A row sums to 1, or to more where the others leave nothing.
 
     Args:
         first: bool, whether the miner gets its part before the others.
     """
-    parts = np.zeros(len(gains))
+    parts = np.zeros((len(gains), len(gains)))
     (useful,) = np.nonzero((gains > 0) & (np.diag(gram) > SHORTEST))
     if not len(useful):
         return parts
@@ -167,7 +183,9 @@ def _own_parts(gram: np.ndarray, gains: np.ndarray, first: np.ndarray) -> np.nda
     for some in (first, ~first):
         left = gains[some] - rest[np.ix_(some, ~some)] @ found[~some]
         found[some] = non_negative(rest[np.ix_(some, some)], left)
-    parts[useful] = found * np.diag(rest) / gains
+    shares = found * rest / gains[:, None]
+    shares[np.ix_(first, ~first)] = 0.0
+    parts[np.ix_(useful, useful)] = shares
     return parts
 
 

@@ -1,8 +1,10 @@
 """Explains a miner's score in words: every factor, every reason, and the computation of the weight."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tplr.errors import PayloadError
+from tplr.hparams import HParams
 from tplr.schemas import (
     OUT_OF_SYNC,
     UNREAD,
@@ -13,21 +15,60 @@ from tplr.schemas import (
     PeerScore,
     ScoreReport,
 )
-from tplr.scoring.board import loss_test, own_pages_tests, pay
-from tplr.scoring.credit import CHANCE
+from tplr.scoring.board import (
+    TRUST,
+    CreditShares,
+    MeasuredWindow,
+    credit_shares,
+    loss_test,
+    own_pages_tests,
+    pay,
+    trust_step,
+)
+from tplr.scoring.credit import CHANCE, Credit
 from tplr.scoring.documented.explain import explain_score as explain_documented
 from tplr.scoring.measures import LOSS_HIGH, LOSS_LOW, OWN_PAGES_HIGH, OWN_PAGES_LOW, gain
 from tplr.scoring.penalties import BY_CODE
 
 WIDTH = 18
+# A published credit differs by so much at most from that of the same evidence on another processor.
+TOLERANCE = 1e-6
+# The largest of the parts that go to other miners are shown by uid.
+NAMED = 4
 Row = tuple[str, str]
 
 
-def explain(report: ScoreReport, uid: int, *, power: float) -> str:
-    """Return a table of the content of ``report`` about ``uid``.
+def measured_window(report: ScoreReport, hparams: HParams) -> MeasuredWindow:
+    """The evidence of a report. Raises PayloadError if it contradicts itself."""
+    try:
+        return MeasuredWindow(report.evidence, hparams)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise _contradiction(error) from error
+
+
+def shares_of(report: ScoreReport, windows: Sequence[MeasuredWindow]) -> CreditShares | None:
+    """How the credits of ``report`` follow; None by documented rules, or if evidence is missing.
+
+    Args:
+        windows: the evidence of the reports that ``report`` follows from, ascending, and its own.
+
+    Raises:
+        PayloadError: the report contradicts itself.
+    """
+    if report.profile == "documented" or tuple(one.window for one in windows) != (*report.follows_from, report.window):
+        return None
+    try:
+        return credit_shares(windows)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise _contradiction(error) from error
+
+
+def explain(report: ScoreReport, uid: int, *, power: float, shares: CreditShares | None) -> str:
+    """A table of what ``report`` holds of ``uid``.
 
     Args:
         power: ``power_normalisation`` of hparams.
+        shares: of ``shares_of``.
 
     Raises:
         PayloadError: as ``explain_rows``.
@@ -35,25 +76,29 @@ def explain(report: ScoreReport, uid: int, *, power: float) -> str:
     if str(uid) not in report.peer_scores:
         known = ", ".join(sorted(report.peer_scores, key=int)) or "nobody"
         return f"uid {uid}: validator {report.uid} knows no such miner in window {report.window}; it knows {known}"
-    rows = explain_rows(report, uid, power=power)
+    rows = explain_rows(report, uid, power=power, shares=shares)
     hotkey = report.observations[str(uid)].hotkey
     title = f"uid {uid} ({hotkey}) in window {report.window}, seen by validator {report.uid}, {report.profile} rules"
     return "\n".join([title, "", *(f"{name:<{WIDTH}}{text}" for name, text in rows)])
 
 
-def explain_rows(report: ScoreReport, uid: int, *, power: float) -> list[Row]:
-    """Return the rows of that table: the name of a factor, and its explanation.
+def explain_rows(report: ScoreReport, uid: int, *, power: float, shares: CreditShares | None) -> list[Row]:
+    """The rows of that table: the name of a factor, and what there is to say of it.
 
     Raises:
         PayloadError: the report contradicts itself, which is possible because only its author has checked it.
     """
     try:
-        return _rows(report, uid, power)
+        return _rows(report, uid, power, shares)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise PayloadError(f"it contradicts itself, and explains nothing: {type(error).__name__}") from error
+        raise _contradiction(error) from error
 
 
-def _rows(report: ScoreReport, uid: int, power: float) -> list[Row]:
+def _contradiction(error: Exception) -> PayloadError:
+    return PayloadError(f"it contradicts itself, and explains nothing: {type(error).__name__}")
+
+
+def _rows(report: ScoreReport, uid: int, power: float, shares: CreditShares | None) -> list[Row]:
     key = str(uid)
     seen, peer_score, struck = report.observations[key], report.peer_scores[key], report.struck.get(key, ())
     return [
@@ -63,7 +108,9 @@ def _rows(report: ScoreReport, uid: int, power: float) -> list[Row]:
             [
                 *_products(seen, uid, report),
                 *_counts(seen, uid, report.alignment, struck),
-                *_score(peer_score, len(report.follows_from) + 1),
+                *_gains(peer_score, len(report.follows_from) + 1),
+                *_credit(uid, peer_score, shares),
+                *_score(peer_score),
             ]
             if isinstance(peer_score, PeerScore)
             else explain_documented(peer_score, struck, seen.evaluation)
@@ -128,12 +175,77 @@ def _counts(seen: PeerObservation, uid: int, alignment: Alignment | None, struck
     yield "this window", counts
 
 
-def _score(peer_score: PeerScore, windows: int) -> Iterator[Row]:
+def _gains(peer_score: PeerScore, windows: int) -> Iterator[Row]:
     yield "evidence", f"of {windows} windows; its update was measured in {peer_score.measured} of them"
     beyond = "" if peer_score.mean > CHANCE * peer_score.error else ": not beyond chance"
-    yield "mean gain", f"{peer_score.mean:+.4f} for a step of length 1, standard error {peer_score.error:.4f}{beyond}"
+    error = f"standard error {peer_score.error:.4f}{beyond}"
+    yield "mean cosine", f"{peer_score.mean:+.4f} in the windows that were measured, {error}; for the peer list alone"
     yield "presence", f"{peer_score.presence:.4f}: part of the windows that count for it"
-    yield "credit", f"{peer_score.credit:.6f}: its part of what all included updates explain"
+
+
+def _credit(uid: int, peer_score: PeerScore, shares: CreditShares | None) -> Iterator[Row]:
+    step = trust_step(peer_score.own_pages) if shares is None else shares.steps[uid]
+    found = None if shares is None else shares.credits.get(uid)
+    if found and shares:
+        scaled = f"each window's gains are scaled to what is usual around it, this one's by {shares.scale:.4f}"
+        spread = f"standard error {found.error:.6f}"
+        yield "mean gain", f"{found.mean:+.6f}, {spread}: of the windows that count, 0 in the others; {scaled}"
+        yield "beyond chance", _beyond(found)
+    yield "trust", _trust(step)
+    if found and shares and found.beyond > 0:
+        yield "own part", _own_part(found, step, shares.steps)
+    yield "credit", _product(peer_score.credit, found, known=shares is not None, trusted=step > 0)
+
+
+def _beyond(found: Credit) -> str:
+    if found.beyond <= 0:
+        return f"0: the mean gain is not above {CHANCE:g} standard errors"
+    chance = f"(1 - ({CHANCE:g} x {found.error:.6f} / {found.mean:.6f})^2)"
+    return f"{found.mean:.6f} x {chance} = {found.beyond:.6f}"
+
+
+def _trust(step: int) -> str:
+    if step <= 0:
+        return f"step 0 of {len(TRUST)}: its own-pages factor is 0, so it has no part in the sharing"
+    least = "above 0" if step == 1 else f"at least {TRUST[step - 1]:g}"
+    return f"step {step} of {len(TRUST)}: its own-pages factor is {least}"
+
+
+def _own_part(found: Credit, step: int, steps: Mapping[int, int]) -> str:
+    own = f"{found.own:.6f} of what is beyond chance"
+    more = {uid: part for uid, part in found.shared.items() if steps[uid] > step}
+    equal = {uid: part for uid, part in found.shared.items() if uid not in more}
+    told = [
+        f"{math.fsum(parts.values()):.6f} of it is also the work of {name} trusted miners ({_largest(parts)})"
+        for name, parts in (("more", more), ("equally", equal))
+        if parts
+    ]
+    if told:
+        return f"{own}; {', '.join(told)}"
+    return f"{own}: nobody says the same" if found.own > 0 else "0: its steps are too short to compare"
+
+
+def _largest(parts: Mapping[int, float]) -> str:
+    uids = sorted(parts, key=lambda uid: (-parts[uid], uid))
+    more = f" and {len(uids) - NAMED} more" if len(uids) > NAMED else ""
+    return ", ".join(f"uid {uid}: {parts[uid]:.6f}" for uid in uids[:NAMED]) + more
+
+
+def _product(published: float, found: Credit | None, *, known: bool, trusted: bool) -> str:
+    """How the published credit follows from the rows above it."""
+    if not known and (trusted or published):
+        return f"{published:.6f}; what it follows from is not known: an earlier report cannot be read"
+    value = found.value if found else 0.0
+    if not math.isclose(value, published, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+        return f"{published:.6f}, but {value:.6f} follows from the published evidence: see tplr audit"
+    if found is None:
+        return "0: no trust"
+    if found.beyond <= 0:
+        return "0: no gain beyond chance"
+    return f"{found.beyond:.6f} x {found.own:.6f} = {published:.6f}"
+
+
+def _score(peer_score: PeerScore) -> Iterator[Row]:
     if peer_score.tests:
         by_loss = f"by loss {LOSS_LOW:g} and {LOSS_HIGH:g}, less chance"
         span = f"0 at a mean of {OWN_PAGES_LOW:g}, 1 at {OWN_PAGES_HIGH:g}; {by_loss}"

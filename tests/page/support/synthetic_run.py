@@ -21,7 +21,8 @@ from tplr.schemas import (
     published,
 )
 from tplr.schemas import Evaluation as MeasuredLosses
-from tplr.scoring.board import pay
+from tplr.scoring.board import CreditShares, pay
+from tplr.scoring.credit import Credit
 from tplr.scoring.explain import explain_rows
 
 FIRST = 40
@@ -94,6 +95,7 @@ def _record(draw: random.Random, crew: list[_Miner], at: int, windows: int) -> W
             if skipped[one.uid] is Reason.MALFORMED:
                 struck[str(one.uid)] = ("malformed",)
     report = _report(draw, crew, window, loss, skipped, struck)
+    shares = _shares(report)
     models = {one.uid: f"{window:012x}" for one in crew} | {0: f"{window:012x}"}
     if at in (windows // 2, windows // 2 + 1) and 3 in models:
         models[3] = "f" * 12
@@ -111,13 +113,20 @@ def _record(draw: random.Random, crew: list[_Miner], at: int, windows: int) -> W
                 pay=report.weights[uid],
                 credit=score.credit,
                 struck=report.struck.get(uid, ()),
-                rows=tuple(explain_rows(report, int(uid), power=POWER)),
+                rows=tuple(explain_rows(report, int(uid), power=POWER, shares=shares)),
             )
             for uid, score in report.peer_scores.items()
             if isinstance(score, PeerScore)
         },
         payment=Payment(block=window // 50 * 6000, window=window // 50 * 50, weights={1: 0.5, 2: 0.5}),
     )
+
+
+def _shares(report: ScoreReport) -> CreditShares:
+    """Of miners that nobody repeats."""
+    scores = {int(uid): one for uid, one in report.peer_scores.items() if isinstance(one, PeerScore)}
+    found = {uid: Credit(one.credit, one.mean, one.error, one.credit, 1.0) for uid, one in scores.items()}
+    return CreditShares(credits=found, steps=dict.fromkeys(scores, 4), scale=0.9 + report.window % 7 / 30)
 
 
 def _report(
@@ -141,7 +150,7 @@ def _report(
         mean = sum(gains) / len(gains)
         error = (sum((gain - mean) ** 2 for gain in gains) / len(gains) ** 2) ** 0.5
         present = [gain for gain in one.gains if gain is not None]
-        credit = max(0.0, mean - 2 * error)
+        credit = mean * max(0.0, 1 - (2 * error / mean) ** 2) if mean > 0 else 0.0
         calibration = 1.0 if draw.random() < 0.9 else draw.random()
         sampled = draw.random() < 0.33 and one in here
         change = LossChange(before=loss, after=loss - 0.01 * draw.random(), error=0.003 * draw.random(), sequences=64)

@@ -247,6 +247,31 @@ def restored(hparams: str, folder: str) -> dict[str, Any]:
         return found
 
 
+def unreadable(hparams: str, folder: str) -> dict[str, Any]:
+    """A snapshot of which one file can't be read, one after the other: those that only the last rank needs."""
+    constants = load_hparams(hparams)
+    with joined(constants, Path(folder), timeout=20.0) as state:
+        if state is None:
+            return {}
+        state.start_window = 0
+        state.train(batches_of(constants, 5, 4))
+        state.pack(window=0, uid=9, **META)
+        state.apply(updates_of(state, constants, 0))
+        saved, before, refused = state.save(1, {}), state.digest(), []
+        last = f"shard-{int(os.environ['WORLD_SIZE']) - 1:05d}"
+        for group, restore in (("own", state.restore), ("outer", state.restore_shared)):
+            names = [one.name for one in saved.manifest.shards if one.pieces[0].tensor.startswith(f"{group}.")]
+            path = saved.folder / next(name for name in names if name.startswith(last))
+            path.rename(saved.folder / "away")
+            try:
+                restore(saved)
+            except StateError as error:
+                refused.append(str(error))
+            (saved.folder / "away").rename(path)
+        assert state.digest() == before
+        return {"refused": refused}
+
+
 def persistent(hparams: str, folder: str) -> dict[str, Any]:
     """Bytes by rank, after a window of a miner with outer momentum."""
     constants = load_hparams(hparams)

@@ -45,7 +45,7 @@ class Model {
     }
     this.credit = data.run.profile === "documented"
       ? { title: "Rating", text: "The ordinal of a miner's rating, by the documented rules.", yName: "ordinal of the rating" }
-      : { title: "Credit", text: "A miner's part of what all included updates explain, beyond chance.", yName: "credit" };
+      : { title: "Credit", text: "A miner's gain beyond chance, as far as it is its own.", yName: "credit" };
     let sum = 0;
     this.tokens = data.windows.tokens.map((tokens) => (sum += tokens ?? 0));
     this.training = this.numbers.map((_, index) => mean(known(data.miners.map((miner) => miner.training_loss[index]))));

@@ -1,0 +1,42 @@
+"""The published table of attacks: it is made in parts, and has a row for each target."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tplr.localnet.targets import TARGETS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> dict[str, Any]:
+    """The script, whose page is a copy."""
+    names = runpy.run_path(str(ROOT / "scripts" / "simulate_attackers.py"))
+    page = tmp_path / "attackers.md"
+    page.write_text(names["TABLE"].read_text())
+    names["write"].__globals__["TABLE"] = page
+    return {**names, "TABLE": page}
+
+
+def test_a_target_is_a_row_of_the_table(script: dict[str, Any]) -> None:
+    """A figure that was renamed would lose its bound."""
+    rows = script["published"](script["TABLE"].read_text())
+    assert {target.figure for target in TARGETS} <= rows.keys()
+
+
+def test_new_results_change_their_cells_alone(script: dict[str, Any]) -> None:
+    before = script["TABLE"].read_text()
+    script["write"]({})
+    assert script["TABLE"].read_text() == before
+    runs = {("muon", 1024): [{"go dark": 0.25}, {"go dark": 0.5}], ("new", 256): [{"a new figure": 1.0}]}
+    script["write"](script["measured"](runs))
+    old, new = script["published"](before), script["published"](script["TABLE"].read_text())
+    assert new.pop("a new figure")["new, 256"] == "1.00 (1.00 to 1.00)"
+    assert new["go dark"].pop("muon, 1024") == "**0.38, 0.50**"
+    assert old["go dark"].pop("muon, 1024") == "0.00, 0.00"
+    assert {row.pop("new, 256") for row in new.values()} == {"-"}
+    assert new == old
+    assert before.partition(script["END"])[2] == script["TABLE"].read_text().partition(script["END"])[2]
