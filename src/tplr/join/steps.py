@@ -199,7 +199,7 @@ def _check(
 
 
 def _serve(run: RunDescription, answers: Answers, options: list[str], folder: Path, console: Console) -> None:
-    """Print the unit of the node, or install it."""
+    """Print the node's unit, or install it."""
     hand_over(folder, (*WRITTEN, _events(answers.role)))
     unit = Unit(
         name=f"tplr-{run.name}-{answers.role}",

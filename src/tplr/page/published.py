@@ -239,7 +239,7 @@ class PublishedRun:
             return None
 
     def _scored(self, report: ScoreReport, shares: CreditShares | None) -> dict[str, Any]:
-        """The fields of a record that follow from a score report."""
+        """Return the fields of a record that come from a score report."""
         power = self._hparams.power_normalisation
         known = [uid for uid in sorted(report.peer_scores, key=int) if int(uid) in self._uids]
         measured = [one.evaluation for one in report.observations.values() if one.evaluation]

@@ -85,7 +85,7 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     if hparams.sparseloco and hparams.sparseloco.outer_momentum:
         device["outer momentum"] = FLOAT32 * load.owned(ranks)
     if hparams.precision == "bfloat16":
-        # Autograd keeps the casts of all layers, unless it computes them again.
+        # Autograd keeps the casts of all layers, unless it recomputes them.
         keeps = backward and settings.checkpointing == "none"
         device["bfloat16 weights"] = 2 * (whole if keeps else min(whole, tables + layers))
     if ranks > 1:

@@ -60,12 +60,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class CreditShares:
-    """How credits follow from the evidence of some windows.
+    """The computation of credits from the evidence of some windows.
 
     Attributes:
-        credits: by uid, without miners whose ``own_pages`` factor is 0: these have no part in the sharing.
-        steps: ``trust_step`` by uid, of every miner.
-        scale: factor of the last window's gains, by which all windows count alike.
+        credits: by uid, without miners whose ``own_pages`` factor is 0, which do not take part in the sharing.
+        steps: ``trust_step`` of every miner, by uid.
+        scale: factor of the last window's gains, so that all windows count equally.
     """
 
     credits: Mapping[int, Credit]
@@ -144,12 +144,12 @@ def loss_test(seen: PeerObservation) -> float | None:
 
 
 def trust_step(own_pages: float) -> int:
-    """How far a miner with this ``own_pages`` factor is trusted, from 0 to ``len(TRUST)``."""
+    """Return the level of trust for this ``own_pages`` factor, from 0 to ``len(TRUST)``."""
     return bisect_right(TRUST, own_pages)
 
 
 def credit_shares(windows: Sequence[MeasuredWindow]) -> CreditShares:
-    """How the credits of ``scores(windows)`` follow; at least one window."""
+    """Return the computation of the credits of ``scores(windows)``, for at least one window."""
     hotkeys = windows[-1].hotkeys
     tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
     own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}

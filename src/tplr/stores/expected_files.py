@@ -28,7 +28,7 @@ class ExpectedFile:
     sha256: str | None
 
     def mismatch(self, there: Mapping[str, ObjectInfo]) -> str | None:
-        """How this file differs from the listing ``there``; None if it does not."""
+        """Return how this file differs from the listing ``there``; None if it does not."""
         if self.path not in there:
             return f"{self.path}: is missing"
         if self.size is not None and there[self.path].size != self.size:
