@@ -2,8 +2,8 @@
 
     python examples/exchange_updates.py
 
-Each process is one participant: a bucket and a hotkey of its own, on a chain in a file and an S3 server of the parent.
-It publishes its update's hash before the window ends, the update after it, and takes the step of all that it gathered.
+Each process is one participant with its own bucket and hotkey, on a chain in a file and an S3 server of the parent. It
+publishes its update's hash before the window ends and the update after it, then applies the step of all updates.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ from tplr.training.schemes import outer_scheme
 
 PARTICIPANTS = 3
 BLOCK_SECONDS = 0.25
-# What each process needs: imported once, in the one from which all are forked.
+# Modules that each process needs; imported once, in the process from which all are forked.
 PRELOADED = ["tplr.comms", "tplr.training.schemes", "transformers.models.llama.modeling_llama"]
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
 
 
 def constants() -> HParams:
-    """Those of a localnet, for a small model and windows of three seconds."""
+    """Return the constants of a localnet, for a small model and windows of three seconds."""
     hparams = tplr.load_hparams(PROFILE)
     sizes = hparams.model.model_copy(update=SIZES)
     return hparams.model_copy(update={"model": sizes, "blocks_per_window": 12, "time_window_delta_seconds": 4})
@@ -54,13 +54,13 @@ def participant(
     ready: Barrier,
     results: "Queue[tuple[str, str]]",
 ) -> None:
-    """One process. Its environment names its bucket, as ``.env`` does for a node."""
+    """Run one participant. Its environment names its bucket, like ``.env`` for a node."""
     os.environ.update(variables)
     results.put((name, asyncio.run(exchange(name, chosen, ready))))
 
 
 async def exchange(name: str, chosen: "Synchronized[int]", ready: Barrier) -> str:
-    """Exchange one window's updates; returns a digest of the model afterwards."""
+    """Exchange one window's updates; return a digest of the model afterwards."""
     hparams = constants()
     model = build_model(hparams)
     parameters = dict(model.named_parameters())
@@ -75,7 +75,7 @@ async def exchange(name: str, chosen: "Synchronized[int]", ready: Barrier) -> st
         clock = asyncio.create_task(comms.clock.run())
         stack.callback(clock.cancel)
         await comms.clock.wait_for_block(0)
-        # All have begun: the first one in the list says in which window they exchange.
+        # All have started; the first participant in the list chooses the window of the exchange.
         if name == "participant-0":
             chosen.value = comms.clock.window + 2
         await asyncio.to_thread(ready.wait)
@@ -84,7 +84,7 @@ async def exchange(name: str, chosen: "Synchronized[int]", ready: Barrier) -> st
         await comms.clock.wait_for_window(window)
         await comms.put_commit(window, hashlib.sha256(body).hexdigest())
         await comms.clock.wait_for_window(window + 1)
-        await asyncio.sleep(1.0)  # a bucket's clock counts whole seconds
+        await asyncio.sleep(1.0)  # a bucket's clock has whole seconds
         await comms.put_update(window, body)
         gathered = await comms.gather_updates(range(PARTICIPANTS), window, scheme.spec)
         assert not gathered.skipped, gathered.skipped
@@ -95,14 +95,14 @@ async def exchange(name: str, chosen: "Synchronized[int]", ready: Barrier) -> st
 
 
 def pack(scheme: OuterScheme, parameters: dict[str, torch.nn.Parameter], uid: int, window: int) -> bytes:
-    """An update of random tensors, in place of a gradient."""
+    """Pack an update of random tensors instead of a gradient."""
     generator = torch.Generator().manual_seed(uid)
     tensors = {name: torch.randn(one.shape, generator=generator) for name, one in parameters.items()}
     return scheme.pack(tensors, step=0, window=window, uid=uid, pages_digest="0" * 64, batches=1)
 
 
 def make_chain(names: list[str]) -> None:
-    """A chain in a file on which all participants are registered, and their hotkeys."""
+    """Create a chain in a file with all participants registered, and their hotkeys."""
     Ledger.create(Path("chain.db"), netuid=3, block_time=BLOCK_SECONDS)
     ledger = Ledger(Path("chain.db"))
     for i, name in enumerate(names):

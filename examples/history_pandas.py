@@ -2,8 +2,8 @@
 
     python examples/history_pandas.py [RUN]
 
-RUN is a folder of ``tplr localnet`` (default: runs/latest). Everything comes from the public buckets and the chain, as
-for a run on a network.
+RUN is a folder of ``tplr localnet`` (default: runs/latest). All data come from the public buckets and the chain, as for
+a run on a network.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tplr.training.schemes import payload_spec
 
 
 async def history(run: Path) -> RunHistory:
-    """What is published of the run's windows."""
+    """Read the published history of the run's windows."""
     async with open_finished(run) as network:
         windows = await reported_windows(network)
         first, last = await network.start_window(), windows[-1]
@@ -27,7 +27,7 @@ async def history(run: Path) -> RunHistory:
 
 
 def frames(found: RunHistory) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Windows, included updates, and contributors."""
+    """Return tables of windows, included updates, and contributors."""
     windows = pd.DataFrame(
         {"window": one.window, "held_out_loss": one.held_out_loss, "updates": len(one.batches)} for one in found.windows
     ).set_index("window")

@@ -31,7 +31,7 @@ CONFIG = {
 
 
 def write_conversations(path: Path) -> None:
-    """Questions and answers; a real data set has files like this one."""
+    """Write questions and answers; a real data set has files like this one."""
     chats = [
         [
             {"role": "user", "content": f"What is {a} plus {b}?"},
@@ -44,7 +44,7 @@ def write_conversations(path: Path) -> None:
 
 
 def train(store: Path, steps: int) -> list[float]:
-    """The loss on the answers in each batch; questions are read and not trained on."""
+    """Train, and return the loss on the answers in each batch; questions are input, but not trained on."""
     dataset = DatasetFactory.load("sft", store, window_size=WINDOW)
     sampler = ResumableDistributedSampler(dataset, seed=1)
     loader = DataLoader(dataset, batch_size=BATCH, sampler=sampler, collate_fn=dataset.collate)

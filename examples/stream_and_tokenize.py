@@ -1,8 +1,8 @@
-"""Stream a dataset, tokenize it on the fly, stop in the middle, and go on at exactly the same batch.
+"""Stream a dataset, tokenize it on the fly, stop in the middle, and resume at exactly the same batch.
 
     python examples/stream_and_tokenize.py [--batches 40]
 
-The texts are those of a localnet: Python's standard library, as parquet files, and a tokenizer made for them.
+The texts are those of a localnet: Python's standard library as parquet files, with a tokenizer trained on them.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python examples/train_from_pages.py [--batches 60]
 
-The bucket is one of an S3 server with R2's rules in this process, filled with the dataset of a localnet.
+The bucket is on an S3 server with R2's rules in this process, and contains the dataset of a localnet.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SIZES = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, 
 
 
 async def train(corpus: Path, count: int) -> list[float]:
-    """The loss of each batch."""
+    """Train, and return the loss of each batch."""
     tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
     hparams = tplr.load_hparams(PROFILE)
     hparams = hparams.model_copy(update={"model": hparams.model.model_copy(update=SIZES)})

@@ -1,8 +1,8 @@
-"""Write ``docs/costs.md``: what each shipped hparams file needs of a machine, and what it costs.
+"""Write ``docs/costs.md``: the hardware needs and the costs of each shipped hparams file.
 
     .venv/bin/python scripts/cost_tables.py
 
-Every figure is the planner's (``docs/plan.md`` says how well each is known); a test holds the page to it.
+Every figure is the planner's (``docs/plan.md`` states the accuracy of each); a test compares the page with it.
 """
 
 import math

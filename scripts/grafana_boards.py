@@ -1,7 +1,7 @@
 """Write the Grafana boards of ``docker/grafana/boards``: ``scripts/grafana_boards.py``.
 
-The boards are made from the table below, so that their queries stay readable; ``tests/telemetry/test_prometheus.py``
-holds the files to it, and every query to the metrics that nodes serve.
+The boards are generated from the table below, so that their queries stay readable.
+``tests/telemetry/test_prometheus.py`` compares the files with it, and every query with the metrics that nodes serve.
 """
 
 import json

@@ -33,7 +33,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Dealt(Honest):
-    """One of several uids that send the largest entries of one work in turn: the first trains, the others go on."""
+    """One of several uids that send parts of one work: the first trains, the others send the next largest entries."""
 
     def __init__(self, effort: int, first: "Dealt | None" = None) -> None:
         super().__init__(effort)

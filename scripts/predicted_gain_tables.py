@@ -1,4 +1,4 @@
-"""Makes the tables of docs/benchmarks/scoring.md from what ``predicted_gain.py`` has recorded.
+"""Makes the tables of docs/benchmarks/scoring.md from the records of ``predicted_gain.py``.
 
     python scripts/predicted_gain_tables.py FOLDER
     python scripts/predicted_gain_tables.py

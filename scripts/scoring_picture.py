@@ -1,8 +1,8 @@
-"""Draws the picture of docs/scoring.md: the evidence of 20 windows about eight miners, and what they earn by it.
+"""Draws the picture of docs/scoring.md: the evidence of 20 windows about eight miners, and their resulting pay.
 
     python scripts/scoring_picture.py
 
-The evidence is made up; the scores are those that the validator's own code gives it.
+The evidence is synthetic; the validator's own code computes the scores.
 """
 
 from pathlib import Path

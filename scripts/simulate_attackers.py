@@ -1,4 +1,4 @@
-"""The scoreboard of attacks: what each earns, with real training of a small model and the code that nodes run.
+"""Measures the pay of each attack, with real training of a small model and the nodes' own code.
 
     python scripts/simulate_attackers.py [--seeds 8] [--jobs 2] [--schemes muon demo sparseloco]
                                          [--vocabularies 1024 256] [--scenarios NAME ...]

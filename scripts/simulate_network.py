@@ -2,7 +2,7 @@
 
     python scripts/simulate_network.py --size 70B --overlap --windows 1000 --out FOLDER
 
-256 uids and 20 validators over 1,000 windows take some minutes on one core. The same arguments write the same bytes.
+256 uids and 20 validators over 1,000 windows take a few minutes on one core. The same arguments write the same bytes.
 ``--set`` changes a constant of the run, ``--assume`` an assumption about links, stores and participants
 (``tplr/scale/participants.py`` states all of them).
 """

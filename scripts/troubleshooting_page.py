@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/troubleshooting_page.py
 
-``tests/test_troubleshooting.py`` holds the table to the source, and the page to the table.
+``tests/test_troubleshooting.py`` compares the table with the source, and the page with the table.
 """
 
 import tomllib
@@ -26,7 +26,7 @@ COLUMNS = "| log line | cause | remedy |\n|---|---|---|"
 
 
 def sections() -> list[dict[str, Any]]:
-    """Those of the table: ``title``, and in ``line`` the ``log``, ``cause`` and ``remedy`` of each."""
+    """Read the sections of the table: ``title``, and in ``line`` the ``log``, ``cause`` and ``remedy`` of each."""
     return tomllib.loads(TABLE.read_text())["section"]
 
 

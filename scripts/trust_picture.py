@@ -1,9 +1,9 @@
-"""Draws the picture of docs/trust.md: what three electors publish about one window, when, and who reads it.
+"""Draws the picture of docs/trust.md: the documents that three electors publish about a window, and their readers.
 
     python scripts/trust_picture.py
 
-The electors are the nodes' own (``exchange/election.py``), in simulated time: a request takes 50 ms, and a node looks
-again after a quarter of a second. Signatures are left out.
+The electors run the nodes' own code (``exchange/election.py``) in simulated time: a request takes 50 ms, and a node
+polls again after a quarter of a second. Signatures are left out.
 """
 
 from collections.abc import Generator

@@ -1,8 +1,8 @@
-"""Measures the size of a window of fifteen peers: as their packed updates, and as the step that follows from them.
+"""Measures the size of a window of fifteen peers: as their packed updates, and as the resulting step.
 
-Each peer packs the gradient of a Llama of 150 million parameters on text of its own (Python's sources, one token per
-word) with ``hparams-demo.json`` (``demo``) or ``hparams-sparseloco.json``. A step of ``demo`` is a sign or zero for
-each parameter; a step of ``sparseloco`` is a float32 number for each entry that any peer sent.
+Each peer packs the gradient of a Llama of 150 million parameters on its own text (Python's sources, one token per word)
+with ``hparams-demo.json`` (``demo``) or ``hparams-sparseloco.json``. A step of ``demo`` is a sign or zero for each
+parameter; a step of ``sparseloco`` is a float32 number for each entry that any peer sent.
 
     python scripts/benchmarks/aggregate.py [--peers 15]
 

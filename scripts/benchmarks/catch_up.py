@@ -1,4 +1,4 @@
-"""Measures how long a node takes to join at window 200 of a recorded run, compared with fetching the same bytes.
+"""Measures the time of a node to join at window 200 of a recorded run, compared with fetching the same bytes.
 
 A leading validator's bucket holds a checkpoint of window 150, and of each window the included set and the aggregate of
 four miners' updates; the peers' own updates are deleted. The store is behind a proxy that limits the rate. Joining and

@@ -1,4 +1,4 @@
-"""Time and memory to encode, aggregate and restore updates on one core, against two baselines.
+"""Measures time and memory for encoding, aggregating and restoring updates on one core, against two baselines.
 
 ``plain`` is the documented method in a few lines, tensor by tensor: an einsum for the DCT, top-k, the scatter-mean of
 all peers' concatenated coefficients, an inverse DCT. ``limit`` is a lower bound for an encoder that needs these
@@ -84,7 +84,7 @@ class Plain:
         return indices.to(torch.int16), flat.gather(1, indices)
 
     def decompress(self, indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-        """The mean over all who sent a coefficient, transformed back."""
+        """Return the mean over all senders of a coefficient, transformed back."""
         dense = torch.zeros(grid.chunks, grid.entries)
         dense.scatter_reduce_(1, indices.long(), values, reduce="mean", include_self=False)
         blocks = dense.view(-1, grid.cols // grid.chunk_cols, grid.chunk_rows, grid.chunk_cols)
@@ -135,7 +135,7 @@ class Ours:
         return build(self.largest(tensors), self.spec, uid=uid, **META)
 
     def largest(self, tensors: Tensors) -> dict[str, Coefficients]:
-        """Of all tensors the coefficients that travel."""
+        """Return the coefficients to send of all tensors."""
         kept: dict[str, Coefficients] = {}
         for group in tensor_groups(self.spec, torch.device("cpu")):
             row_blocks = [largest_coefficients(tensors, group, rows) for rows, _ in group.grid.row_blocks()]
@@ -143,7 +143,7 @@ class Ours:
         return kept
 
     def parts(self, tensors: Tensors, bodies: list[bytes]) -> Iterator[tuple[str, str, Callable[[], object]]]:
-        """Of each stage the steps that can be run alone."""
+        """Yield the steps of each stage that can run alone."""
         spec = self.spec
         coefficients = {
             name: (matrix := tensors[name].view(p.grid.rows, -1), transform(p.grid.cut(matrix), p.grid))
@@ -187,14 +187,14 @@ class Ours:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Time of the processor that one call takes: other programs on a busy machine do not count."""
+    """Return the processor time of one call, which excludes other programs on a busy machine."""
     begun = time.process_time()
     work()
     return time.process_time() - begun
 
 
 def extra_memory(work: Callable[[], object]) -> int:
-    """Bytes that a call holds at most beyond what was held before it; not the first call, which fills caches."""
+    """Return a call's peak bytes above those held before it; not for the first call, which fills caches."""
     work()
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed is given back, so that it is not used again unseen
@@ -211,7 +211,7 @@ def _peak() -> int:
 
 def measure(millions: int, repetitions: int) -> list[dict[str, Any]]:
     """Rows of the table for one size."""
-    # All but small blocks go back at once while memory is measured: holes in the heap do not count.
+    # While memory is measured, all but small blocks are released at once, so that holes in the heap do not count.
     libc = ctypes.CDLL("libc.so.6")
     libc.mallopt(M_MMAP_THRESHOLD, 2**16)
     shapes = llama(*SIZES[millions])
@@ -225,7 +225,7 @@ def measure(millions: int, repetitions: int) -> list[dict[str, Any]]:
         name: grid.cut(gradients[name].view(grid.rows, -1)).view(-1, grid.chunk_rows, grid.chunk_cols)
         for name, grid in plain.grids.items()
     }
-    # Peers' gradients are the same numbers elsewhere: cheaper to make than new ones, and as good here.
+    # Peers' gradients are the same numbers in other places: cheaper than new ones, and equivalent here.
     rolled = [{name: g.view(-1).roll(4097 * uid).view(g.shape) for name, g in gradients.items()} for uid in range(2)]
     bodies = [ours.encode(rolled[uid % 2], uid) for uid in range(PEERS)]
     updates = [parse(body, ours.spec, window=1, uid=uid) for uid, body in enumerate(bodies)]
@@ -243,7 +243,7 @@ def measure(millions: int, repetitions: int) -> list[dict[str, Any]]:
         ("miner", "ours"): lambda: ours.scheme.pack(gradients, step=0, uid=0, **META),
     }
     memory = {key: extra_memory(work) / largest for key, work in contestants.items()}
-    # From here on freed blocks stay, so that asking the system for pages is in no one's time.
+    # From here on the allocator keeps freed blocks, so that no time includes requesting pages from the system.
     libc.mallopt(M_MMAP_THRESHOLD, 2**25)
     libc.mallopt(M_TRIM_THRESHOLD, 2**28)
     rows: list[dict[str, Any]] = []

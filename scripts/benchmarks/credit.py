@@ -1,4 +1,4 @@
-"""Measures what the evidence of a window costs: inner products of all updates, and the credit that follows.
+"""Measures the cost of a window's evidence: inner products of all updates, and the resulting credit.
 
     python scripts/benchmarks/credit.py [--millions 1040] [--updates 256] [--window]
 

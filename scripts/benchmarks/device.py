@@ -1,10 +1,10 @@
-"""Speed and memory of the training engine on one device, against plain PyTorch and against the memory's bandwidth.
+"""Measures speed and memory of the training engine on one device, against plain PyTorch and the memory bandwidth.
 
 - ``train``: a window's training, and beside it the same model in a plain loop: layers compiled by ``torch.compile``,
   all logits at once, one backward pass for each batch, nothing that reads from the device. If torchtitan is there, its
   Llama of equal shape as it trains on one GPU: autocast, each layer and the loss compiled. Runs alternate.
 - ``train 8B``: a window of SparseLoCo of an 8B model, with H = 30, full checkpointing and both offloads; then packing.
-  The device's memory at the fullest moment beside the planner's figure.
+  The device's peak memory is compared with the planner's figure.
 - ``pack``, ``apply``: one miner's update, and a step along 15 of them, in milliseconds per million parameters.
   ``limit`` is the time to move the bytes that the step must read and write, at the bandwidth of a copy in the same run:
   12 bytes a parameter to pack (the work, and the error feedback twice), 8 to apply (the weights twice). ``to host``:
@@ -17,8 +17,8 @@ Model FLOPs utilisation is as in ``docs/engine.md``, of the peak of dense bfloat
 
 Needs torch, transformers, pydantic, blake3 and python-dotenv. On a GPU each part takes minutes and replaces that
 device's rows of this part in ``docs/benchmarks/device.csv``; rows that no GPU has measured say ``not measured``.
-Without a GPU it runs a toy model on the CPU with a GPU's settings, which shows that the script runs and says nothing of
-a GPU. ``device.png`` is drawn if matplotlib is there.
+Without a GPU it runs a toy model on the CPU with a GPU's settings, which shows that the script runs, but nothing about
+a GPU. ``device.png`` is drawn if matplotlib is installed.
 
 For torchtitan, unpack the wheel of version 0.2.0 (``pip download --no-deps torchtitan==0.2.0``) and add the folder to
 ``PYTHONPATH``. Its other dependencies are not needed.
@@ -78,7 +78,7 @@ LLAMA_8B = {
 TOY = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 TOY_8B = TOY | {"vocab_size": 768, "num_attention_heads": 4, "num_key_value_heads": 2}
 NOT_MEASURED, NO_FIT = "not measured", "does not fit"
-# What a GPU is to measure: variants and units by row.
+# Rows that a GPU should measure: variants and units by row.
 GPU_ROWS = {
     "train": (("plain loop", "MFU"), ("engine", "MFU"), ("torchtitan", "MFU")),
     "train 8B": (("engine", "MFU"), ("engine", "GiB"), ("planner", "GiB")),
@@ -126,11 +126,11 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def settings(self, **changes: Any) -> DeviceSettings:
-        """A GPU's, also for the toy model on a CPU."""
+        """Return a GPU's settings, also for the toy model on a CPU."""
         return DeviceSettings.of("cuda", **changes)
 
     def forget(self) -> None:
-        """Release what the last part compiled and allocated."""
+        """Release compiled code and allocations of the last part."""
         torch._dynamo.reset()
         gc.collect()
         if self.on_gpu:
@@ -138,7 +138,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def used_gib(self) -> float | None:
-        """Of the device, at the fullest moment since ``forget``: the allocator's, and what is outside of it."""
+        """Return the device's peak memory since ``forget``: the allocator's, and memory outside of it."""
         if not self.on_gpu:
             return None
         free, total = torch.cuda.mem_get_info(self.device)
@@ -231,7 +231,7 @@ def plain_loop(
     batches: np.ndarray,
     hparams: HParams,
 ) -> float:
-    """What anyone would write: no blocks of rows, no check of losses. Returns the mean loss."""
+    """Train in a plain loop: no blocks of rows, no check of losses. Returns the mean loss."""
     model.zero_grad(set_to_none=True)
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
@@ -249,7 +249,7 @@ def plain_loop(
 
 
 def torchtitan_llama(bench: Bench, hparams: HParams) -> Any:
-    """torchtitan 0.2.0's Llama of the run's shape, its layers compiled; None if it is not there.
+    """Return torchtitan 0.2.0's Llama with the run's shape and compiled layers; None if it is not installed.
 
     Only the model's own files are imported: the packages around them need data sets, loggers and Triton.
     """

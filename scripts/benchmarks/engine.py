@@ -1,11 +1,11 @@
-"""What it costs to hold one model on several ranks, and that the model has the same bytes on any number of them.
+"""Measures the cost of one model on several ranks, and verifies that its bytes are equal for any number of ranks.
 
 Ranks are processes of ``torchrun`` on this machine's CPU, over gloo.
 
 - Bytes: of all tensors that live between two windows of a SparseLoCo miner with outer momentum, on the rank with the
   most, against 1/N of one process's and the largest tensor.
-- Failure detection: a command that does nothing (its header, its end on all ranks) against an inner step. It is paid
-  once a command, not once a step.
+- Failure detection: a command that does nothing (its header, its end on all ranks) against an inner step. This cost is
+  per command, not per step.
 - Equality: the digest after 20 windows with the same updates.
 
 Exit status 1 if a limit is exceeded.
@@ -123,7 +123,7 @@ def updates(state: TrainState, hparams: HParams, window: int) -> list:
 
 
 def rank_main(result: Path, repetitions: int) -> None:
-    """What each process of ``torchrun`` does."""
+    """Run one process of ``torchrun``."""
     torch.set_num_threads(1)
     hparams, timeout = constants(), datetime.timedelta(seconds=600)
     with joined_process_group(torch.device("cpu"), timeout) as parallel:

@@ -1,4 +1,4 @@
-"""Time and memory that the evaluation of one uid adds to the forward passes that it needs.
+"""Measures the time and memory that an evaluation of one uid adds to its forward passes.
 
 Time: ``evaluate`` against its forward passes (assigned pages twice, held-out pages once). Both run one after the other
 in alternating order, so that a busy machine slows both equally. Each ratio is within one repetition.

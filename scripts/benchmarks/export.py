@@ -1,8 +1,8 @@
-"""Memory and time of streaming an export of a model of a billion parameters from a checkpoint's files.
+"""Measures memory and time of streaming an export of a model of a billion parameters from a checkpoint's files.
 
-Writes a snapshot of random weights as a node does (4.9 GB). A process of its own then does what an export does with the
-weights: fingerprint, digest, and the files. Reports the largest resident memory of that process above that at the
-start, and the size of the largest tensor.
+Writes a snapshot of random weights like a node (4.9 GB). A separate process then computes an export's fingerprint,
+digest, and files. Reports the peak resident memory of that process above that at the start, and the size of the largest
+tensor.
 
     python scripts/benchmarks/export.py --folder FOLDER --csv docs/benchmarks/export.csv
 """

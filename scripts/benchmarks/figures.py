@@ -1,4 +1,4 @@
-"""How the pictures of ``docs/benchmarks`` look: bars, legends, and columns of a CSV file.
+"""Shared drawing functions for the pictures of ``docs/benchmarks``: bars, legends, and columns of a CSV file.
 
 Bars are horizontal and start at zero, with full labels. A bar is a median, and a dot one repetition. Legends are beside
 the axes.

@@ -1,4 +1,4 @@
-"""Time of a gather with 5 of 20 buckets dead, hanging, dripping or huge, against a gather of the 15 others alone.
+"""Measures a gather with 5 of 20 buckets dead, hanging, dripping or huge, against a gather of the 15 others alone.
 
     python scripts/benchmarks/gather_faults.py [--repetitions 7]
 

@@ -1,4 +1,4 @@
-"""Import time of this package, as a ratio to the import time of torch and transformers.
+"""Measures the import time of this package, as a ratio to the import time of torch and transformers.
 
 A repetition starts one fresh interpreter for each statement, one right after the other, so that load from other
 processes affects all of them. Each ratio compares two times of the same repetition; the result is the median ratio.

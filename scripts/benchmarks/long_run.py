@@ -1,4 +1,4 @@
-"""Measures whether nodes grow: resident memory and open files of each process of a localnet, once a window.
+"""Measures growth of nodes: resident memory and open files of each process of a localnet, once per window.
 
     python scripts/benchmarks/long_run.py --windows 200 --run-dir FOLDER   # 25 minutes
     python scripts/benchmarks/long_run.py                                  # table and picture again, from the CSV

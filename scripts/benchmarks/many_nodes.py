@@ -1,4 +1,4 @@
-"""Memory and processor time of each process of a localnet, from its folder.
+"""Reports memory and processor time of each process of a localnet, from its folder.
 
     tplr localnet --small --share-imports --miners 24 --validators 3 --windows 20 --window-seconds 40 \\
         --vocab-size 1024 --run-dir FOLDER

@@ -1,22 +1,21 @@
-"""What overlap costs in learning: ``outer_delay`` 1 against 0 with the same tokens, on the grid of ``convergence.py``.
+"""Measures the loss cost of overlap: ``outer_delay`` 1 against 0, with equal tokens, on the grid of ``convergence.py``.
 
-With 1, a round begins without the set of the round before, which comes after some of its inner steps (``arrives``).
-Until then a peer trains from where it expects the agreed model to be, by one of these guesses:
+With 1, a round begins without the set of the previous round, which arrives after some of its inner steps (``arrives``).
+Until then a peer trains from its prediction of the agreed model, by one of these guesses:
 
-- ``none``: the agreed model as it is;
+- ``none``: the current agreed model;
 - ``own X``: a share X of the step along its own last update;
-- ``last X``: a share X of the agreed model's last step, which stands for what all peers will have sent;
+- ``last X``: a share X of the agreed model's last step, as a guess of all peers' updates;
 - ``change X``: a share X of the whole change by its own last training, of which its update sends a small part;
 - ``own X, last Y``: both.
 
-Peers use nodes' own code: ``InnerLoop`` is paused when the set comes, as it is in a miner.
+Peers use the nodes' own code: ``InnerLoop`` is paused when the set arrives, like in a miner.
 
     python scripts/benchmarks/overlap_convergence.py                 # 64 rounds
     python scripts/benchmarks/overlap_convergence.py --rounds 500 --layers 1 --inner-steps 5 --batch 4 --arrives 2
     python scripts/benchmarks/overlap_convergence.py --inner-steps 6 --only     # what is trained without overlap
 
-Appends each finished cell to ``docs/benchmarks/overlap.csv`` and skips those that are there. ``--report`` prints the
-table.
+Appends each finished cell to ``docs/benchmarks/overlap.csv`` and skips existing ones. ``--report`` prints the table.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Share of a window in which miners train, with ``outer_delay`` 0 and 1: a localnet whose miners have slow links.
+"""Measures the share of a window in which miners train, with ``outer_delay`` 0 and 1, in a localnet with slow links.
 
-Each miner reaches the storage server through a relay of its own (``slow_link.py``) that carries 20 Mbit/s each way.
-Updates are as large as the scheme allows: every entry, in float32.
+Each miner reaches the storage server through its own relay (``slow_link.py``) with 20 Mbit/s in each direction. Updates
+have the largest possible size: every entry, in float32.
 
     python scripts/benchmarks/overlap_links.py     # 6 minutes on 2 free cores
 

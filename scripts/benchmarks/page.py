@@ -1,8 +1,8 @@
-"""Size of a run's page, and how long a browser takes until all of it is drawn.
+"""Measures the size of a run's page, and the time until a browser has drawn all of it.
 
     .venv/bin/python scripts/benchmarks/page.py --windows 2000 --miners 20
 
-The run is made up, with the validator's own code for explanations. Needs Chromium, and the extra ``test``.
+The run is synthetic, with the validator's own code for explanations. Needs Chromium, and the extra ``test``.
 """
 
 import argparse

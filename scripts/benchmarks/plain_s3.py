@@ -1,4 +1,4 @@
-"""aiobotocore as its own documentation uses it: what our transfers are measured against."""
+"""aiobotocore used as in its own documentation: the baseline for our transfers."""
 
 from contextlib import AbstractAsyncContextManager
 from typing import Any

@@ -1,4 +1,4 @@
-"""The S3 server in a process of its own, so that a client is measured without it."""
+"""Runs the S3 server in a separate process, so that a client is measured without it."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Predicts, by the simulated network, how long nodes of a real one wait, and compares: a localnet of some nodes.
+"""Predicts the waiting times of nodes in a localnet with the simulated network, and compares them with real ones.
 
     tplr localnet --scheme demo --small --share-imports --miners 8 --validators 3 --windows 8 --window-seconds 40 \\
         --run-dir FIRST
@@ -6,14 +6,14 @@
     (the same command with --run-dir SECOND)
     python scripts/benchmarks/scale_localnet.py SECOND --compare prediction.json
 
-The simulation gets what it does not predict, and all of it is work: the run's constants, the medians of training,
-packing, applying and of the remaining phases, the processor time of a request (node and store) and of a validator's
-measures, and how many processors all of them share. It predicts how long a miner waits for the updates and the
-decision, and for the window's end, and when the decision can be read; also in windows that only measure. ``--predict``
-reads nothing of these, so that a prediction can be written down before anybody has seen them. Without options: both,
-printed.
+The inputs of the simulation are constants and work: the run's constants, the medians of training, packing, applying and
+of the remaining phases, the processor time of a request (node and store) and of a validator's measurements, and the
+number of shared processors. It predicts a miner's waiting time for the updates and the decision, and for the window's
+end, and the time from which the decision can be read; also in windows that only measure. ``--predict`` reads none of
+the predicted values, so that a prediction can be recorded before anybody has seen them. Without options it does both,
+and prints the result.
 
-``--predict`` on the folder of one run predicts another one with ``--windows``, ``--window-seconds``, ``--set``.
+``--predict`` on the folder of one run predicts another run with ``--windows``, ``--window-seconds``, ``--set``.
 """
 
 import argparse
@@ -46,7 +46,7 @@ ORDINARY, MEASURING = "ordinary", "measuring only"
 
 @dataclass(frozen=True)
 class Gathered:
-    """What a miner's ``window_time`` says of the gather of ``window``, and where the rest of its time went."""
+    """Times of a miner's gather of ``window``, and of its other phases, from the event ``window_time``."""
 
     window: int
     seconds: dict[str, float]
@@ -78,7 +78,7 @@ def gathers(folder: Path, before: float = math.inf) -> list[Gathered]:
 
 
 def work(folder: Path) -> dict[str, float]:
-    """Median seconds of the phases in which a miner waits for nobody."""
+    """Return the median seconds of the phases in which a miner does not wait."""
     rows = gathers(folder)
     return {name: median(row.seconds.get(name, 0.0) for row in rows) for name in GIVEN}
 
@@ -178,7 +178,10 @@ def simulate(
 def predict(
     folder: Path, *, windows: int | None, window_seconds: float | None, changes: dict[str, Any], cores: int
 ) -> dict[str, Any]:
-    """What is given, and the phases of the simulated network; arguments of the run that is predicted, None: as here."""
+    """Return the inputs and the phases of the simulated network.
+
+    The arguments are those of the predicted run; None: as in ``folder``.
+    """
     cpu, phases = processor_seconds(folder), work(folder)
     updates = [one for one in events_of(folder / "events" / "miner-1.jsonl") if one["event"] == "uploaded"]
     given = phases | {

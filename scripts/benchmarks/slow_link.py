@@ -1,4 +1,4 @@
-"""A link of 1 Gbit/s each way to a server, shared by all its connections: a relay in a process of its own.
+"""Emulates a link to a server, 1 Gbit/s in each direction, shared by all its connections: a relay in its own process.
 
     python scripts/benchmarks/slow_link.py ENDPOINT [--mbit 20]
 
@@ -25,7 +25,7 @@ class Lane:
         with contextlib.suppress(ConnectionError), contextlib.closing(writer):
             while data := await reader.read(2**16):
                 now = time.perf_counter()
-                # Who comes late, as sleepers do, makes up for it.
+                # A late caller (a sleep may last too long) catches up.
                 self.free_at = max(self.free_at, now - 0.005) + len(data) / self._bytes
                 await asyncio.sleep(self.free_at - now)
                 writer.write(data)

@@ -1,4 +1,4 @@
-"""Throughput, processor time and peak memory of transfers and of a gather, beside plain aiobotocore.
+"""Measures throughput, processor time and peak memory of transfers and of a gather, against plain aiobotocore.
 
 One server with R2's rules and one process for each client, all on one machine and one file system. In every
 repetition the clients do the same job one right after the other, in rotating order. Each ratio is of one repetition,
@@ -43,7 +43,7 @@ TOUCHED = 768 * MIB  # the largest file twice, and as much as one again
 
 
 def touch_memory() -> None:
-    """Have the host lend the memory that the next job will use, for files or for itself."""
+    """Make the host provide the memory that the next job will use, for files or for itself."""
     with mmap.mmap(-1, TOUCHED, flags=mmap.MAP_PRIVATE | mmap.MAP_POPULATE):
         pass
 
@@ -86,7 +86,7 @@ class Worker:
 
 
 def key_table() -> dict[str, Any]:
-    """Of a bucket for each peer."""
+    """Return the key table with a bucket for each peer."""
     table = {}
     for peer in range(PEERS):
         key, secret = keys_of(peer)

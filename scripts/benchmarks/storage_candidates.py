@@ -1,6 +1,6 @@
-"""What storage could have been built on, with the checks of ours: (a) aiobotocore with streamed bodies, (b) obstore.
+"""Alternative storage clients with the same checks as ours: (a) aiobotocore with streamed bodies, (b) obstore.
 
-Enough of each to be measured; see the decision in ``docs/benchmarks/storage.md``. obstore is not a dependency.
+Only the measured part of each; see the decision in ``docs/benchmarks/storage.md``. obstore is not a dependency.
 """
 
 import asyncio

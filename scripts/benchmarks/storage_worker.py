@@ -48,7 +48,7 @@ def memory(field: str) -> int:
 
 
 class Known(TypedDict):
-    """What a checkpoint's manifest says of an object; ``blake3``, of all of it, is for who checks in one go."""
+    """A checkpoint manifest's facts about an object; ``blake3``, of the whole object, is for clients without parts."""
 
     size: int
     blake3: str

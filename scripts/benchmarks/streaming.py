@@ -104,7 +104,7 @@ class Epochraft(Ours):
 
 
 class MosaicML:
-    """Its shards, in its order; tokens as a user of it would make them."""
+    """Its shards, in its order; tokenized as by a typical user."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -131,7 +131,7 @@ class MosaicML:
 
 
 class LitData:
-    """Its chunks, in their order; tokens as a user of it would make them."""
+    """Its chunks, in their order; tokenized as by a typical user."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -139,7 +139,7 @@ class LitData:
     def dataset(self, corpus: str) -> Any:
         from litdata import StreamingDataset
 
-        # It resumes only with the cache that the state knows: there it finds its chunks.
+        # It resumes only with the cache named in the state, which has its chunks.
         local = next(self.job.fresh) if corpus == "text" else self.job.folder / "lit-small"
         local.mkdir(parents=True, exist_ok=True)
         options = {"endpoint_url": self.job.endpoint, "aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET}

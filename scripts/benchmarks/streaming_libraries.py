@@ -47,7 +47,7 @@ Opened = tuple[Samples, Callable[[], Any]]
 
 
 class Library:
-    """What a worker does with one library; the corpus is in ``folder``, as JSONL files and as the library's own."""
+    """A worker's jobs with one library; the corpus is in ``folder``, as JSONL files and in the library's own format."""
 
     package: str
 
@@ -64,7 +64,7 @@ class Library:
         raise NotImplementedError
 
     def state_of(self, states: list[Any]) -> Any:
-        """What another number of ranks resumes from, of the states of all former ranks: by default the first one's."""
+        """Return the state for another number of ranks from those of all former ranks; default: the first rank's."""
         return states[0]
 
     def samples(self, corpus: str, shuffle: bool) -> Samples:
@@ -259,7 +259,7 @@ class LitData(Library):
         return StreamingDataset(str(self.folder / f"lit-{corpus}"), shuffle=shuffle, seed=42, drop_last=False)
 
     def samples(self, corpus: str, shuffle: bool) -> Samples:
-        # Its own iterator begins again when it is asked after its end.
+        # Its own iterator restarts if it is called after its end.
         return (sample for sample in self.dataset(corpus, shuffle))
 
     def open(self, corpus: str, shuffle: bool, state: Any) -> Opened:

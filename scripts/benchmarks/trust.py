@@ -1,4 +1,4 @@
-"""Cost of a window's votes and decisions: seconds, requests and bytes of each validator, for 1, 5 and 20 of them.
+"""Measures a window's votes and decisions: seconds, requests and bytes of each validator, for 1, 5 and 20 of them.
 
     python scripts/benchmarks/trust.py [--repetitions 5]
 
@@ -59,7 +59,7 @@ QUESTION = WindowQuestion(
 
 @dataclass
 class Count:
-    """Of one validator. ``committed``, ``decided``: seconds since time 0."""
+    """Counts of one validator. ``committed``, ``decided``: seconds since time 0."""
 
     requests: int = 0
     read_bytes: int = 0
@@ -92,7 +92,7 @@ class CountedStore(S3Store):
 
 
 async def decide(folder: Path, validators: int, *, silent: bool) -> list[Count]:
-    """One window; what each validator that takes part did."""
+    """Run one window; return the counts of each validator that takes part."""
     keys = [hotkeys.new_hotkey() for _ in range(validators)]
     electors = Electors(tuple(Elector(uid, key.ss58_address, 200 - uid) for uid, key in enumerate(keys)))
     accounts = [new_account() for _ in keys]

@@ -1,4 +1,4 @@
-"""How many entries of a window's updates coincide: what a re-encoded sum of them would weigh.
+"""Measures the overlap of entries in a window's updates, and the size of their re-encoded sum.
 
 Twenty honest miners of the simulated network (``tplr.localnet.simulation``: real training, error feedback, SparseLoCo)
 send updates; the step of all of them is applied after each window. Of each window's first m updates: the share of
@@ -39,7 +39,7 @@ def configured() -> HParams:
 
 
 def union(world: World, updates: list[Update]) -> dict[str, float]:
-    """Figures of these updates of one window, in bits for each parameter but for the share."""
+    """Return the figures of one window's updates, in bits per parameter, except for the share."""
     sent = places = count = 0.0
     for tensor in world.spec.tensors.values():
         indices, _ = decode_all(updates, [tensor])

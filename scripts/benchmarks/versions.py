@@ -1,4 +1,4 @@
-"""Processor time of the data layer in two versions of the package, by public names alone.
+"""Compares processor time of the data layer in two versions of the package, by public names only.
 
 Each job runs in a process of its own with one version's source tree, the versions in alternating order. A process
 repeats its job and reports the least processor time of a pass, which another load on the machine changes least. A ratio
@@ -34,7 +34,7 @@ EOS = "<eos>"
 
 
 def cpu_seconds() -> float:
-    """Of this process and the children that it has waited for."""
+    """Return the processor time of this process and the children that it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 

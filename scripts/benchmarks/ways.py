@@ -1,4 +1,4 @@
-"""Ways of data through the code: which functions an update, a page, one PUT, one GET and a variable pass.
+"""Traces data through the code: the functions that an update, a page, one PUT, one GET and a variable pass.
 
     python scripts/benchmarks/ways.py [--list] [--only page]
 
@@ -58,7 +58,7 @@ from tplr.training.model import build_model
 ROOT = Path(tplr.__file__).parent
 GRADIENT = ("comms", "compress/", "concurrency/", "exchange/gather", "exchange/updates", "node/miner", "node/replica")
 GRADIENT += ("node/train_state", "node/windows", "training/")
-# What a validator measures, and what is published or saved besides.
+# Measurements of a validator, and other published or saved data.
 BESIDES = ("align", "baseline", "_begin_save", ":_bytes.", "batch_losses", "decode_bits", "decode_chunks", "evaluat")
 BESIDES += ("fingerprint", "in_basis", "inner_products", "memory_by_kind", "OuterScheme.whole", "probe_gradient")
 BESIDES += ("put_aggregate", "report", "restore", "_row_losses", "set_caps", "state_dict", "tensor_norm")
@@ -130,7 +130,7 @@ class Trace:
             self._calls[caller, function] = self._calls.get((caller, function), False) or passed_on
 
     def begins(self, work: object) -> None:
-        """``work`` is about to run in a thread or a task, where no frame tells who called it."""
+        """Record that ``work`` will run in a thread or a task, where no frame shows its caller."""
         caller = _nearest(sys._getframe(1))
         code = _code_of(work)
         if caller and code and (function := function_of(caller.f_code)):

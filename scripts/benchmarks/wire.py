@@ -1,10 +1,10 @@
-"""What updates weigh, on whole files, against the least that their indices can; and which quantizer loses least.
+"""Measures the size of updates as whole files, against the lower bound of their indices; and compares quantizers.
 
-The first table builds updates, writes them and looks at the files. The bound is ``log2(binomial(n, k)) / k`` bits an
-index of a chunk with n entries, k of which travel. The second table compares quantizers at equal bytes: each gets the
-k that its files have room for. Twenty gradients (for ``demo``), or differences of weights (``sparseloco``), of a small
-Llama on Python's own sources are sent one after the other; what counts is what error feedback still holds after them,
-relative to their sum.
+The first table builds updates, writes them and measures the files. The bound is ``log2(binomial(n, k)) / k`` bits per
+index of a chunk with n entries, of which k are sent. The second table compares quantizers at equal bytes: each gets the
+k that fits into its files. Twenty gradients (for ``demo``), or differences of weights (``sparseloco``), of a small
+Llama on Python's own sources are sent one after the other; the measure is the remaining error feedback, relative to
+their sum.
 
     python scripts/benchmarks/wire.py
 
@@ -105,9 +105,9 @@ def weigh(shapes: Shapes, outer: str, k: int, bits: int) -> dict[str, Any]:
 
 
 def recorded(outer: str) -> list[dict[str, torch.Tensor]]:
-    """What the matrices of a Llama of a million parameters have to send, window by window, while AdamW trains it on
-    Python's own sources, byte by byte: gradients, or for SparseLoCo what a few steps change. A large model consists of
-    matrices."""
+    """Return the tensors to send of the matrices of a Llama of a million parameters, window by window, while AdamW
+    trains it on Python's own sources, byte by byte: gradients, or for SparseLoCo the change by a few steps. Only
+    matrices, because a large model consists of matrices."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py")))
@@ -151,7 +151,7 @@ def spec_within(shapes: Shapes, budget: float, outer: str, **settings: Any) -> P
 
 @torch.no_grad()
 def left_unsent(work: list[dict[str, torch.Tensor]], spec: PayloadSpec) -> tuple[float, float]:
-    """Of the first window alone and of all together the part that is not sent: norm over norm of what there was."""
+    """Return the unsent part, of the first window alone and of all together: its norm over the norm of everything."""
     error = {name: torch.zeros_like(one) for name, one in work[0].items()}
     first, dct = 0.0, spec.outer == "demo"
     for window, tensors in enumerate(work):

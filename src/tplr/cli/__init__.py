@@ -34,14 +34,14 @@ TAKE_NODE_ARGUMENTS = ("node", "inspect", "doctor", "watch", "page", "export", "
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line ``argv`` (default: that of the process); returns the exit status."""
+    """Run the command line ``argv`` (default: that of the process); return the exit status."""
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     return args.run(args)
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments of the subcommand that ``argv`` begins with, its name as ``command``, its function as ``run``,
-    the parser whose usage belongs to it as ``parser``, and ``argv`` as ``command_line``.
+    """Parse the arguments of the subcommand at the start of ``argv``. The result also has its name as ``command``, its
+    function as ``run``, the parser with its usage as ``parser``, and ``argv`` as ``command_line``.
 
     Imports only that subcommand. A wrong command line ends the process with status 2 and the subcommand's usage.
     """

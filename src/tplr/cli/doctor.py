@@ -1,4 +1,4 @@
-"""``tplr doctor``: test buckets, keys, and all that a node needs at its start."""
+"""``tplr doctor``: test buckets, keys, and everything that a node needs at its start."""
 
 import argparse
 from dataclasses import replace

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fields(result: "EvaluationResult") -> dict[str, Any]:
-    """Of the event."""
+    """Return the fields of the event."""
     return {
         "window": result.window,
         "nats_per_token": result.held_out.nats_per_token,

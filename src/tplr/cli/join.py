@@ -1,4 +1,4 @@
-"""``tplr join``: take part in a run whose description is at hand."""
+"""``tplr join``: take part in a run with a given description."""
 
 import argparse
 import shlex

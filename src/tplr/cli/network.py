@@ -1,4 +1,4 @@
-"""Commands that read a run's network: their arguments, and how they run on a network or on a finished localnet."""
+"""Arguments of commands that read a run's network, and functions that run them on a network or a finished localnet."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ FAILED, INTERRUPTED = 2, 130
 AUTO = "auto"  # cuda if there is one, else cpu
 RESULTS = Path("evaluations")
 
-# Does a command's work on a network, with the device's name; gives the exit status.
+# Does a command's work on a network, with the device's name; returns the exit status.
 Work = Callable[["NetworkReader", str], Awaitable[int]]
 
 
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare how to reach the network."""
+    """Declare the arguments for reaching the network."""
     add_reader_arguments(parser)
     parser.set_defaults(device=AUTO)
 
 
 def add_reader_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare how to reach the network, for commands that compute on the CPU or say on which device."""
+    """Declare the arguments for reaching the network, for commands that compute on the CPU or on a given device."""
     group = parser.add_argument_group("arguments of a node, to reach the network")
     group.add_argument(
         "--run",
@@ -52,12 +52,12 @@ def add_results_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def results_folder(args: argparse.Namespace) -> Path:
-    """The folder that ``--results`` names, or its default."""
+    """Return the folder of ``--results``, or its default."""
     return args.results or (args.local / RESULTS if args.local else RESULTS)
 
 
 def network_of(args: argparse.Namespace) -> tuple[Arguments, Surroundings | None]:
-    """The network's arguments, and the environment to read it in where that is not this process's.
+    """Return the network's arguments, and the environment for reading it if that is not this process's.
 
     Ends the process with status 2 if ``--local`` names no localnet whose buckets were kept, or ``--run`` no valid
     description.
@@ -86,7 +86,7 @@ def run_on_network(args: argparse.Namespace, work: Work, *, publishes: bool = Fa
     """Connect for reading, and do the work.
 
     Args:
-        publishes: the work also writes into this hotkey's own bucket, whose write key must be in the environment.
+        publishes: whether the work also writes into this hotkey's own bucket; its write key must be in the environment.
 
     Returns:
         The work's exit status; 2 after an error, which is logged as one line; 130 after an interrupt.
@@ -108,7 +108,7 @@ def run_on_network(args: argparse.Namespace, work: Work, *, publishes: bool = Fa
 
 
 def run_reported(function: Callable[[], int], *, debug: bool = False) -> int:
-    """Call ``function``; returns its status, or that of the error that ended it, which is logged."""
+    """Call ``function``; return its status, or that of the error that ended it, which is logged."""
     from tplr.errors import TplrError
     from tplr.logging import logger, setup_logging
 
@@ -116,7 +116,7 @@ def run_reported(function: Callable[[], int], *, debug: bool = False) -> int:
     try:
         return function()
     except (TplrError, OSError, ExceptionGroup) as error:
-        while isinstance(error, ExceptionGroup):  # of several reads at once, the first that failed
+        while isinstance(error, ExceptionGroup):  # the first failure of several concurrent reads
             error = error.exceptions[0]
         if not isinstance(error, TplrError | OSError):
             raise
@@ -127,7 +127,7 @@ def run_reported(function: Callable[[], int], *, debug: bool = False) -> int:
 
 
 def device_name(device: str) -> str:
-    """The device that ``--device`` names. Raises ConfigError if this machine has no such device."""
+    """Return the device of ``--device``. Raises ConfigError if this machine has no such device."""
     import torch
 
     from tplr.node.checks import check_device

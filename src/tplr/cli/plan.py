@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _host(args: argparse.Namespace) -> "Host":
-    """The machine that the arguments describe. Raises ConfigError."""
+    """Return the machine that the arguments describe. Raises ConfigError."""
     import torch
 
     from tplr.errors import ConfigError

@@ -1,4 +1,4 @@
-"""``tplr replay``: what did one participant, or one rule, do to the model?"""
+"""``tplr replay``: measures the effect of one participant, or of one rule, on the model."""
 
 import argparse
 import json

@@ -1,1 +1,1 @@
-"""Tensors ↔ bytes: chunks, DCT, top-k, Elias–Fano indices, quantized values, and the update that holds them."""
+"""Converts tensors to bytes and back: chunks, DCT, top-k, Elias–Fano indices, quantized values, and whole updates."""

@@ -1,4 +1,4 @@
-"""Sums and norms of many peers' coefficients: the same bits on every machine."""
+"""Computes sums and norms of many peers' coefficients with the same bits on every machine."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from tplr.compress.payload import ENTRIES_AT_ONCE, Coefficients
 def weighted_sums(
     peers: Coefficients, weights: Sequence[float], grid: ChunkGrid
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """``sum over p of weights[p] * peer p``, in float64 and in the order of the peers, one row block at a time.
+    """Compute ``sum over p of weights[p] * peer p``, in float64, in peer order, one row block at a time.
 
     Args:
         peers: indices int64 and values float32, [peers, chunks, k] each.
@@ -28,9 +28,9 @@ def weighted_sums(
 
 
 def scatter_sum(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    """Sum of peers' coefficients, [peers, chunks, k] each → [chunks, entries] of the values' type.
+    """Sum peers' coefficients, [peers, chunks, k] each → [chunks, entries] of the values' type.
 
-    Every device and every number of threads gives the same bits: a row of indices has no duplicates, and where one
+    Every device and every number of threads gives the same bits: a row of indices has no duplicates, and if one
     operation adds rows of several peers, a CPU adds them from left to right.
     """
     peers, chunks, _ = indices.shape
@@ -42,14 +42,14 @@ def scatter_sum(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) ->
 
 
 def norms(values: torch.Tensor) -> torch.Tensor:
-    """L2 norms over the last two dimensions of finite values: [peers, ..., chunks, k] → float64 [peers, ...].
+    """Compute L2 norms over the last two dimensions of finite values: [peers, ..., chunks, k] → float64 [peers, ...].
 
-    Every machine gives the same bits: squares are added pairwise, the second half to the first, until one is left.
+    Every machine gives the same bits: squares are added pairwise, the second half to the first, until one remains.
     """
     found: list[torch.Tensor] = []
     for some in values.split(max(1, ENTRIES_AT_ONCE // values[0].numel())):
         squares: Any = some.double().square_()
-        if squares.device.type == "cpu":  # NumPy starts an operation in a third of the time, and these are many
+        if squares.device.type == "cpu":  # NumPy starts an operation in a third of torch's time, and there are many
             squares = squares.numpy()
         for _ in range(2):
             while (count := squares.shape[-2]) > 1:
@@ -58,10 +58,10 @@ def norms(values: torch.Tensor) -> torch.Tensor:
                 squares = squares[..., : count - half, :]
             squares = squares.swapaxes(-2, -1)
         found.append(torch.as_tensor(squares[..., 0, 0], device="cpu"))
-    # NumPy's square root is the processor's, rounded as IEEE 754 says; torch's may be a library's, and one bit off.
+    # NumPy's square root is the processor's, rounded by IEEE 754; torch's may be a library's, which can be one bit off.
     return torch.from_numpy(np.sqrt(torch.cat(found).numpy())).to(values.device)
 
 
 def clip(norms: Sequence[float], cap: float) -> list[float]:
-    """Factor ``min(1, cap / norm)`` of each norm."""
+    """Return the factor ``min(1, cap / norm)`` for each norm."""
     return [cap / one if one > cap else 1.0 for one in norms]

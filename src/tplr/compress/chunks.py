@@ -1,4 +1,4 @@
-"""The grid of chunks of a tensor; each chunk is transformed and sparsified alone."""
+"""The grid of chunks of a tensor; each chunk is transformed and sparsified separately."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,9 @@ class ChunkGrid:
     """A tensor as a matrix, and the matrix as a grid of equal chunks, numbered row by row.
 
     Attributes:
-        shape: of the tensor.
-        rows, cols: of the matrix. A vector is one row; further dimensions than two are joined into the columns.
-        chunk_rows, chunk_cols: of a chunk: the largest divisors of ``rows`` and ``cols`` not above the target.
+        shape: shape of the tensor.
+        rows, cols: shape of the matrix. A vector is one row; dimensions after the first are joined into the columns.
+        chunk_rows, chunk_cols: shape of a chunk: the largest divisors of ``rows`` and ``cols`` not above the target.
     """
 
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class ChunkGrid:
 
     @classmethod
     def of(cls, shape: Sequence[int], target_chunk: int) -> "ChunkGrid":
-        """The grid of a tensor of this shape.
+        """Return the grid of a tensor with this shape.
 
         Raises:
             ValueError: a dimension is zero.
@@ -51,30 +51,30 @@ class ChunkGrid:
         return self.chunk_rows * self.chunk_cols
 
     def stacked(self, count: int) -> "ChunkGrid":
-        """The grid of the matrices of ``count`` such tensors, stacked row-wise."""
+        """Return the grid of ``count`` such tensors' matrices, stacked row-wise."""
         rows = count * self.rows
         return replace(self, shape=(rows, self.cols), rows=rows)
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor as a view [rows, cols]."""
+        """Return the tensor as a view [rows, cols]."""
         return tensor.view(self.rows, self.cols)
 
     def blocks(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Whole chunk rows as a view, [rows, cols] → [chunks down, chunks across, chunk rows, chunk cols]."""
+        """View whole chunk rows as blocks: [rows, cols] → [chunks down, chunks across, chunk rows, chunk cols]."""
         tall, wide = self.chunk_rows, self.chunk_cols
         return matrix.view(-1, tall, self.cols // wide, wide).transpose(1, 2)
 
     def cut(self, matrix: torch.Tensor) -> torch.Tensor:
-        """The entries of whole chunk rows, chunk by chunk: [rows, cols] → [chunks, entries]."""
+        """Return the entries of whole chunk rows, chunk by chunk: [rows, cols] → [chunks, entries]."""
         return self.blocks(matrix.contiguous()).reshape(-1, self.entries)
 
     def join(self, chunks: torch.Tensor) -> torch.Tensor:
-        """The inverse of ``cut``: [chunks, entries] → [rows, cols]."""
+        """Invert ``cut``: [chunks, entries] → [rows, cols]."""
         tall, wide = self.chunk_rows, self.chunk_cols
         return chunks.reshape(-1, self.cols // wide, tall, wide).transpose(1, 2).reshape(-1, self.cols)
 
     def row_blocks(self, device: torch.device | str = "cpu") -> Iterator[tuple[slice, slice]]:
-        """Row blocks of whole chunk rows that cover the matrix: (rows of the matrix, chunks of the grid)."""
+        """Yield row blocks of whole chunk rows that cover the matrix: (rows of the matrix, chunks of the grid)."""
         across = self.cols // self.chunk_cols
         step = max(1, ROW_BLOCK_ENTRIES[torch.device(device).type] // (self.chunk_rows * self.cols))
         down = self.rows // self.chunk_rows
@@ -84,5 +84,5 @@ class ChunkGrid:
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of ``number`` that is at most ``limit``."""
+    """Return the largest divisor of ``number`` that is at most ``limit``."""
     return next(divisor for divisor in range(min(number, limit), 0, -1) if number % divisor == 0)

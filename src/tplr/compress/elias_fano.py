@@ -1,7 +1,7 @@
 """Elias–Fano coding of sorted indices: a fixed number of bits for k indices below n.
 
-An index is split into ``l = max(0, floor(log2(n / k)))`` low bits and a high part. The low bits are written as they
-are. The high part is written in unary: bit ``high + i`` of the row's bitmap is set for the i-th index. The low bits of
+An index is split into ``l = max(0, floor(log2(n / k)))`` low bits and a high part. The low bits are written unchanged.
+The high part is written in unary: bit ``high + i`` of the row's bitmap is set for the i-th index. The low bits of
 all rows come first, plane by plane (the lowest bit of every index, then the next one). The bitmaps of all rows follow,
 ``k + ceil(n / 2**l)`` bits each. There is no padding in between.
 
@@ -18,18 +18,21 @@ from tplr.errors import PayloadError
 
 
 def low_bits(n: int, k: int) -> int:
-    """``max(0, floor(log2(n / k)))``, in integer arithmetic."""
+    """Return ``max(0, floor(log2(n / k)))``, in integer arithmetic."""
     return max(0, (n // k).bit_length() - 1)
 
 
 def bits_per_row(n: int, k: int) -> int:
-    """Bits of k indices below n."""
+    """Return the number of bits for k indices below n."""
     low = low_bits(n, k)
     return k * low + k + -(-n >> low)
 
 
 def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
-    """Int64 [..., rows, k], strictly increasing in [0, n) → uint8 [..., packed_size(rows * bits_per_row(n, k), 1)]."""
+    """Encode int64 [..., rows, k], strictly increasing in [0, n), to uint8 [..., packed_size].
+
+    ``packed_size`` is ``packed_size(rows * bits_per_row(n, k), 1)``.
+    """
     *tensors, rows, k = indices.shape
     low = low_bits(n, k)
     device = indices.device
@@ -43,10 +46,10 @@ def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
 def decode(
     packed: torch.Tensor, rows: int, n: int, k: int, *, checked: bool = False, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The inverse of ``encode``: uint8 [..., packed_size] → int64 [..., rows, k].
+    """Invert ``encode``: uint8 [..., packed_size] → int64 [..., rows, k].
 
     Args:
-        checked: these bytes were decoded before. They are not checked again, which would take a quarter of the time.
+        checked: these bytes were decoded before. They are not checked again, as checks take a quarter of the time.
         out: int64 [..., rows, k], written to and returned if given.
 
     Raises:
@@ -56,7 +59,10 @@ def decode(
 
 
 def row_bits(chosen: np.ndarray, rows: int, n: int, k: int) -> np.ndarray:
-    """Places in the encoding of ``rows`` rows of the bits of some: int64 [chosen] → [bits], for ``decode_bits``."""
+    """Return the places of some rows' bits in the encoding of ``rows`` rows: int64 [chosen] → [bits].
+
+    ``decode_bits`` takes the bits at these places.
+    """
     low = low_bits(n, k)
     planes = bits.plane_places(chosen, rows, k, low)
     size = bits_per_row(n, k) - k * low
@@ -78,7 +84,7 @@ def _decode(
     bitmap = bitmaps.reshape(-1, bitmaps.shape[-1])
     if not checked and not (bitmap.sum(dim=1, dtype=torch.int32) == k).all():
         raise PayloadError(f"indices: a row has not exactly {k} entries")
-    # The high part is the position of the one, minus the rows' bits and the ones before it.
+    # The high part is the position of the set bit, minus the bits of previous rows and the set bits before it.
     highs = bits.positions(bitmap.reshape(-1)).view(len(bitmap), k)
     highs -= torch.arange(0, bitmap.numel(), bitmap.shape[1], device=device)[:, None]
     highs -= torch.arange(k, device=device)
@@ -94,6 +100,6 @@ def _decode(
 
 
 def _split(all_bits: torch.Tensor, rows: int, k: int, low: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of the low bits [..., low, rows, k] and of the bitmaps [..., rows, bits]."""
+    """Return views of the low bits [..., low, rows, k] and of the bitmaps [..., rows, bits]."""
     planes, bitmaps = all_bits.tensor_split([rows * k * low], dim=-1)
     return planes.unflatten(-1, (low, rows, k)), bitmaps.unflatten(-1, (rows, -1))

@@ -1,10 +1,10 @@
-"""Inner products of updates, from their sparse coordinates in sampled chunks.
+"""Computes inner products of updates from their sparse coordinates in sampled chunks.
 
-A large model's updates are compared in some of their chunks, which nobody knows beforehand. Sums over a tensor's sample
-are scaled to the whole tensor, so they are unbiased estimates; a small model's sample is all of it.
+A large model's updates are compared in some of their chunks, which nobody knows in advance. Sums over a tensor's sample
+are scaled to the whole tensor, so they are unbiased estimates; the sample of a small model is the whole model.
 
-Sums are float64, in an order that follows from the layout alone: a process repeats the same bits, other processors may
-differ in the last ones.
+Sums are float64, in an order that follows from the layout alone: a process reproduces the same bits; on other
+processors the last bits may differ.
 """
 
 import math
@@ -16,28 +16,28 @@ from tplr.compress.layout import PayloadSpec
 from tplr.pcg64 import PCG64Stream
 from tplr.seeds import derive
 
-# Chunks of a model that are compared: a model below 67 million parameters is compared whole.
+# Number of a model's chunks that are compared; a model below 67 million parameters is compared whole.
 SAMPLED_CHUNKS = 2**14
-# Pairs of updates, each in one chunk: with more than 128 updates fewer chunks are compared.
+# Maximum number of pairs of updates times chunks: with more than 128 updates fewer chunks are compared.
 PAIRS = 2**28
-# Of each tensor at least so many chunks: small tensors count too.
+# Minimum number of chunks of each tensor, so that small tensors count, too.
 LEAST_CHUNKS = 8
-# A coordinate that more peers sent is popular.
+# A coordinate sent by more peers than this is popular.
 POPULAR = 32
-# Coordinates of all peers together that are decoded at a time: bounds the memory.
+# Number of coordinates, over all peers, that are decoded at a time; bounds the memory.
 COORDINATES_AT_ONCE = 2**20
 
 
 def sample_size(peers: int) -> int:
-    """How many chunks of a model are compared."""
+    """Return the number of a model's chunks that are compared."""
     return min(SAMPLED_CHUNKS, PAIRS // max(1, peers) ** 2)
 
 
 def sample_chunks(spec: PayloadSpec, seed: int, limit: int) -> dict[str, np.ndarray]:
-    """Ascending numbers of the sampled chunks of each tensor, int64; together about ``limit``, or all.
+    """Return the ascending numbers of each tensor's sampled chunks, int64; about ``limit`` in total, or all.
 
     Args:
-        seed: each set of so many chunks of a tensor is equally likely.
+        seed: seed of the sample; all sets of the same number of a tensor's chunks are equally likely.
     """
     total = sum(tensor.grid.chunks for tensor in spec.tensors.values())
     sample = {}
@@ -52,13 +52,13 @@ def sample_chunks(spec: PayloadSpec, seed: int, limit: int) -> dict[str, np.ndar
 
 
 def blocks(chunks: np.ndarray, peers: int, k: int) -> list[np.ndarray]:
-    """The sampled chunks of a tensor, a bounded number of coordinates at a time."""
+    """Split a tensor's sampled chunks into blocks with a bounded number of coordinates."""
     size = max(1, COORDINATES_AT_ONCE // (peers * k))
     return [chunks[start : start + size] for start in range(0, len(chunks), size)]
 
 
 def dense_products(indices: torch.Tensor, values: torch.Tensor, dense: torch.Tensor) -> np.ndarray:
-    """Inner product of each peer with one dense tensor.
+    """Return the inner product of each peer with one dense tensor.
 
     Args:
         indices, values: [peers, chunks, k] each.
@@ -72,20 +72,20 @@ def dense_products(indices: torch.Tensor, values: torch.Tensor, dense: torch.Ten
 
 
 def gram_matrix(indices: torch.Tensor, values: torch.Tensor, entries: int) -> np.ndarray:
-    """Inner products of all pairs of peers, float64 [peers, peers].
+    """Return the inner products of all pairs of peers, float64 [peers, peers].
 
-    Coordinates are sorted, so those that several peers sent are neighbours: only these pairs cost something. Where more
-    than ``POPULAR`` peers sent the same one, a dense product is faster than pairs.
+    Coordinates are sorted, so that equal coordinates of several peers are neighbours, and only these pairs cost time.
+    If more than ``POPULAR`` peers sent the same coordinate, a dense product is faster than pairs.
 
     Args:
         indices, values: [peers, chunks, k] each, on the CPU; a peer sends a coordinate at most once.
-        entries: of a chunk.
+        entries: number of entries of a chunk.
     """
     peers, chunks, k = indices.shape
     places = indices.numpy().astype(np.uint16 if entries <= 2**16 else np.int64)
     places = places.swapaxes(0, 1).reshape(chunks, peers * k)
     numbers = values.numpy().swapaxes(0, 1).reshape(chunks, peers * k)
-    order = places.argsort(axis=1, kind="stable")  # of 16 bits: a radix sort
+    order = places.argsort(axis=1, kind="stable")  # a radix sort, as places have 16 bits
     places, numbers = (np.take_along_axis(one, order, axis=1) for one in (places, numbers))
     places = places.astype(np.int64) + entries * np.arange(chunks)[:, None]
     place, who, number = places.ravel(), (order // k).ravel(), numbers.ravel().astype(np.float64)
@@ -101,10 +101,10 @@ def gram_matrix(indices: torch.Tensor, values: torch.Tensor, entries: int) -> np
 
 
 def _pairs(place: np.ndarray, who: np.ndarray, number: np.ndarray, peers: int) -> np.ndarray:
-    """Inner products of the pairs of different peers, of which the first is the smaller one: the upper triangle.
+    """Return the inner products of pairs of different peers, the smaller number first: the upper triangle.
 
     Args:
-        place: sorted coordinates; those of one place are in the order of peers.
+        place: sorted coordinates; equal coordinates are in peer order.
     """
     total = np.zeros(peers * peers)
     left, distance = np.flatnonzero(place[1:] == place[:-1]), 1

@@ -1,11 +1,11 @@
-"""Indices, each in a group of its own: only its place in the group is written.
+"""Codes indices with one index per group: only its place in the group is written.
 
 Group j of k has the entries j, j + k, j + 2k, ... of a row of n. A place takes ``ceil(log2(ceil(n / k)))`` bits, the
 same for every group: 5 of them for k = 128 of 4096, where Elias–Fano takes 7 for any 128 entries. The places of all
 rows come plane by plane (the lowest bit of every place, then the next one), without padding in between.
 
-In a chunk of 64 x 64 a group of k = 128 is every second entry of a column. So a row of zeros, as of a token that was
-not seen, takes no group's place.
+In a chunk of 64 x 64 with k = 128, a group is every second entry of a column. So a row of zeros, such as that of an
+unseen token, uses up no group.
 """
 
 import numpy as np
@@ -16,25 +16,27 @@ from tplr.errors import PayloadError
 
 
 def group_count(n: int, k: int) -> int:
-    """Number of groups: the least from k on whose largest group has a power of two entries, or all n."""
+    """Return the number of groups: the smallest from k on whose largest group's size is a power of two, or n."""
     return -(-n >> ((n // k).bit_length() - 1))
 
 
 def place_bits(n: int, k: int) -> int:
-    """``ceil(log2(ceil(n / k)))``, in integer arithmetic."""
+    """Return ``ceil(log2(ceil(n / k)))``, in integer arithmetic."""
     return (-(-n // k) - 1).bit_length()
 
 
 def bits_per_row(n: int, k: int) -> int:
-    """Bits of k indices below n."""
+    """Return the number of bits for k indices below n."""
     return k * place_bits(n, k)
 
 
 def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
-    """Int64 [..., rows, k], the j-th of group j, below n → uint8 [..., packed_size(rows * bits_per_row(n, k), 1)].
+    """Encode int64 [..., rows, k] below n, the j-th index in group j, to uint8 [..., packed_size].
+
+    ``packed_size`` is ``packed_size(rows * bits_per_row(n, k), 1)``.
 
     Raises:
-        ValueError: an index is not of its group.
+        ValueError: an index is not in its group.
     """
     k = indices.shape[-1]
     if not (indices % k == torch.arange(k, device=indices.device)).all():
@@ -45,7 +47,7 @@ def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
 def decode(
     packed: torch.Tensor, rows: int, n: int, k: int, *, checked: bool = False, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The inverse of ``encode``: uint8 [..., packed_size] → int64 [..., rows, k].
+    """Invert ``encode``: uint8 [..., packed_size] → int64 [..., rows, k].
 
     Args:
         checked: these bytes were decoded before; they are not checked again.
@@ -58,7 +60,10 @@ def decode(
 
 
 def row_bits(chosen: np.ndarray, rows: int, n: int, k: int) -> np.ndarray:
-    """Places in the encoding of ``rows`` rows of the bits of some: int64 [chosen] → [bits], for ``decode_bits``."""
+    """Return the places of some rows' bits in the encoding of ``rows`` rows: int64 [chosen] → [bits].
+
+    ``decode_bits`` takes the bits at these places.
+    """
     return bits.plane_places(chosen, rows, k, place_bits(n, k)).ravel()
 
 

@@ -30,7 +30,7 @@ from tplr.hparams import HParams
 # Identifies the layout and the codec: a change to either changes this name.
 FORMAT = "tplr-update-3"
 
-# Of its hash: so many tell layouts apart, and nobody gains by two that look alike, as a reader goes by its own.
+# Digits of the layout's hash. They suffice to distinguish layouts; a collision helps nobody, as readers use their own.
 LAYOUT_DIGITS = 32
 
 Selection = Literal["chunk", "group"]
@@ -42,7 +42,7 @@ class TensorSpec:
 
     Attributes:
         k: number of entries sent for each chunk; all of them in a dense tensor.
-        grouped: whether these are one of each of k groups.
+        grouped: whether the sent entries are one from each of k groups.
         codebook, values, scales, indices: slices of the object's bytes.
     """
 
@@ -62,7 +62,7 @@ class TensorSpec:
 
     @property
     def dense(self) -> bool:
-        """Whether every entry is sent, and so no index."""
+        """Whether every entry is sent, so that no index is needed."""
         return self.k == self.grid.entries
 
 
@@ -72,10 +72,10 @@ class PayloadSpec:
 
     Attributes:
         outer: name of the outer scheme.
-        quantizer: of the values; None for float32.
+        quantizer: quantizer of the values; None for float32.
         tensors: by name, in the order of the bytes.
-        expected_size: of the whole object, in bytes.
-        layout: 32 digits of the SHA-256 over everything that the layout follows from; equal specs have equal hashes.
+        expected_size: size of the whole object, in bytes.
+        layout: 32 digits of the SHA-256 over everything that determines the layout; equal specs have equal hashes.
         head, tail: bytes of the header before and after the metadata.
     """
 
@@ -89,7 +89,7 @@ class PayloadSpec:
 
     @classmethod
     def from_hparams(cls, shapes: Mapping[str, Sequence[int]], hparams: HParams) -> "PayloadSpec":
-        """The layout of a run's updates. Raises ValueError, as ``of``."""
+        """Return the layout of a run's updates. Raises ValueError as ``of``."""
         return cls.of(
             shapes,
             outer=hparams.outer,
@@ -116,13 +116,13 @@ class PayloadSpec:
         codebook: Codebook = "lloyd",
         rounding: Rounding = "nearest",
     ) -> "PayloadSpec":
-        """The layout for parameters of these shapes; their order does not matter.
+        """Return the layout for parameters with these shapes; their order does not matter.
 
         Args:
             topk: number of entries sent for each chunk.
-            selection: ``chunk``: the largest, wherever they are; ``group``: the largest of each of ``topk`` groups, or
-                of more groups whose size is a power of two.
-            bits: of a value: 1, 2, 4 or 8, or 0 for float32.
+            selection: ``chunk``: the largest entries of the chunk; ``group``: the largest entry of each of ``topk``
+                groups, or of more groups whose size is a power of two.
+            bits: number of bits of a value: 1, 2, 4 or 8, or 0 for float32.
             scale, codebook, rounding: see ``Quantizer``.
 
         Raises:
@@ -159,24 +159,24 @@ class PayloadSpec:
 
     @property
     def bits(self) -> int:
-        """Bits of a value; 0 for float32."""
+        """Number of bits of a value; 0 for float32."""
         return self.quantizer.bits if self.quantizer else 0
 
     @property
     def data_start(self) -> int:
-        """Bytes before the sections: the header's length (8 bytes) and the header."""
+        """Number of bytes before the sections: the header's length (8 bytes) and the header."""
         return 8 + len(self.head) + len(_metadata(0, 0, "0" * 64, 0)) + len(self.tail)
 
     def prologue(self, *, window: int, uid: int, pages_digest: str, batches: int) -> bytes:
-        """All bytes before the sections."""
+        """Return all bytes before the sections."""
         metadata = _metadata(window, uid, pages_digest, batches)
         return (self.data_start - 8).to_bytes(8, "little") + self.head + metadata + self.tail
 
 
 def entries_kept(entries: int, topk: int, bits: int, *, grouped: bool = False) -> int:
-    """Number of entries sent for each chunk: ``topk``, or all if dense encoding, without indices, is not larger.
+    """Return the number of entries sent per chunk: ``topk``, or all if dense encoding, without indices, is not larger.
 
-    Grouped, it is the number of groups.
+    If ``grouped``, it is the number of groups.
     """
     k, width = min(topk, entries), bits or 32
     k = interleaved.group_count(entries, k) if grouped else k
@@ -184,7 +184,7 @@ def entries_kept(entries: int, topk: int, bits: int, *, grouped: bool = False) -
 
 
 def index_code(*, grouped: bool):  # noqa: ANN201 - one of two modules with the same functions
-    """How indices are written: ``interleaved``, or ``elias_fano``."""
+    """Return the module that codes indices: ``interleaved`` or ``elias_fano``."""
     return interleaved if grouped else elias_fano
 
 
@@ -198,7 +198,7 @@ class _SectionSizes(NamedTuple):
 
     @classmethod
     def of(cls, grid: ChunkGrid, k: int, quantizer: Quantizer | None, *, grouped: bool) -> "_SectionSizes":
-        """Those of one tensor."""
+        """Return the sizes for one tensor."""
         of_row = 0 if k == grid.entries else index_code(grouped=grouped).bits_per_row(grid.entries, k)
         return cls(
             codebooks=4 * 2**quantizer.bits if quantizer else 0,
@@ -220,7 +220,7 @@ def _describe_sections(totals: _SectionSizes, bits: int) -> str:
 
 
 def _metadata(window: int, uid: int, pages_digest: str, batches: int) -> bytes:
-    """The fields that differ from update to update, at a fixed width; ``payload.py`` reads them."""
+    """Return the fields that differ between updates, with a fixed width; ``payload.py`` reads them."""
     return (
         f'"window":"{window:016d}","uid":"{uid:05d}","pages":"{pages_digest}","batches":"{batches:010d}"}}'
     ).encode()

@@ -1,7 +1,7 @@
-"""A whole update ↔ bytes. This is the trust boundary: what ``parse`` returns is safe to apply, whoever sent it.
+"""Converts whole updates to bytes and back. This is the trust boundary: the result of ``parse`` is safe to apply.
 
 Every update has exactly one encoding: padding is zero, and headers are compared, not interpreted. No JSON of a peer is
-parsed, and no memory is allocated beyond what the spec gives.
+parsed, and the spec determines all memory that is allocated.
 """
 
 import re
@@ -18,11 +18,11 @@ from tplr.compress.tensor_groups import TensorGroup, tensor_groups
 from tplr.errors import EmptyUpdate, PayloadError
 from tplr.seeds import rounding_seed
 
-# Of one tensor: indices into a chunk's entries, int64 [chunks, k], ascending, or of ascending
-# groups (``TensorSpec.grouped``); values, float32 [chunks, k].
+# One tensor's indices into a chunk's entries, int64 [chunks, k], ascending, or in ascending
+# groups (``TensorSpec.grouped``), and its values, float32 [chunks, k].
 Coefficients = tuple[torch.Tensor, torch.Tensor]
 
-# Entries decoded at a time, if one peer has fewer: more take memory and no less time.
+# Maximum number of entries decoded at a time, or one peer's if it has more: larger blocks only take more memory.
 ENTRIES_AT_ONCE = 2**18
 
 _METADATA = re.compile(rb'"window":"([0-9]{16})","uid":"([0-9]{5})","pages":"([0-9a-f]{64})","batches":"([0-9]{10})"\}')
@@ -33,8 +33,8 @@ class Update:
     """One peer's valid update of a window. It stays packed, and decodes one tensor at a time.
 
     Attributes:
-        pages_digest: SHA-256 of the pages trained on, as the sender says.
-        batches: number of batches that the gradient is the mean of, as the sender says.
+        pages_digest: SHA-256 of the pages trained on, as claimed by the sender.
+        batches: number of batches in the mean gradient, as claimed by the sender.
         body: the whole object.
     """
 
@@ -46,7 +46,7 @@ class Update:
     body: bytes = field(repr=False)
 
     def coefficients(self, name: str, device: torch.device | str = "cpu") -> Coefficients:
-        """Finite coefficients of one tensor, on ``device``; every machine gets the same bits.
+        """Return the finite coefficients of one tensor, on ``device``; every machine gets the same bits.
 
         Raises:
             KeyError: no such tensor.
@@ -58,12 +58,12 @@ class Update:
 def decode_all(
     updates: Sequence[Update], tensors: Sequence[TensorSpec], device: torch.device | str = "cpu"
 ) -> Coefficients:
-    """Coefficients of several updates of one spec: [peers, chunks, k] each.
+    """Decode the coefficients of several updates of one spec: [peers, chunks, k] each.
 
-    The entries of one chunk are adjacent in memory, peer after peer, as a sum over peers reads them.
+    The entries of one chunk are adjacent in memory, peer after peer, in the order in which a sum over peers reads them.
 
     Args:
-        tensors: of one shape; their chunks follow each other.
+        tensors: tensors with one shape; their chunks are concatenated.
     """
     indices, values = _empty_coefficients(len(updates), tensors, torch.device(device))
     at_once = max(1, ENTRIES_AT_ONCE // values[0].numel())
@@ -75,10 +75,10 @@ def decode_all(
 
 
 def decode_chunks(updates: Sequence[Update], tensor: TensorSpec, chunks: np.ndarray) -> Coefficients:
-    """Coefficients of some chunks of one tensor on the CPU, without decoding the others: [peers, chosen, k] each.
+    """Decode the coefficients of some chunks of one tensor on the CPU, without the others: [peers, chosen, k] each.
 
     Args:
-        chunks: their numbers, int64 [chosen].
+        chunks: numbers of the chunks, int64 [chosen].
     """
     spec, shape = updates[0].spec, (len(updates), len(chunks), tensor.k)
     bodies = [np.frombuffer(update.body, dtype=np.uint8) for update in updates]
@@ -102,7 +102,7 @@ def decode_chunks(updates: Sequence[Update], tensor: TensorSpec, chunks: np.ndar
 
 
 def tensor_norm(update: Update, tensor: TensorSpec) -> float:
-    """L2 norm of all values of one tensor, but for the rounding of its values; decodes no index."""
+    """Return the L2 norm of all values of one tensor, up to the rounding of its values; decodes no index."""
     body, spec = np.frombuffer(update.body, dtype=np.uint8), update.spec
     if not spec.quantizer:
         return float(np.linalg.norm(body[tensor.values].view(np.float32).astype(np.float64)))
@@ -110,7 +110,7 @@ def tensor_norm(update: Update, tensor: TensorSpec) -> float:
     packed, per_byte = body[tensor.values], 8 // spec.bits
     if tensor.k % per_byte:
         of_codes = squares[pick(packed, spec.bits, np.arange(tensor.grid.chunks * tensor.k))]
-    else:  # a byte's codes are of one chunk: one look-up for all of them
+    else:  # a byte's codes belong to one chunk, so one look-up serves all of them
         codes = pick(np.arange(256, dtype=np.uint8), spec.bits, np.arange(256 * per_byte))
         of_codes = squares[codes].reshape(256, per_byte).sum(axis=1)[packed]
     of_codes = of_codes.reshape(tensor.grid.chunks, -1)
@@ -142,7 +142,7 @@ def build(
 
 
 def empty_body(spec: PayloadSpec, *, window: int, uid: int, pages_digest: str, batches: int) -> bytearray:
-    """An update with its header and without a tensor. Raises ValueError if metadata do not fit."""
+    """Return an update with its header and empty tensors. Raises ValueError if metadata do not fit."""
     prologue = spec.prologue(window=window, uid=uid, pages_digest=pages_digest, batches=batches)
     if not _METADATA.fullmatch(prologue, 8 + len(spec.head), len(prologue) - len(spec.tail)):
         raise ValueError(
@@ -179,7 +179,7 @@ def fill(
 
 
 def _stacked_values(coefficients: Mapping[str, Coefficients], group: TensorGroup) -> torch.Tensor:
-    """Values of a group's tensors, [tensors, chunks, k]; raises ValueError for another shape, or if not finite."""
+    """Stack the values of a group's tensors, [tensors, chunks, k]. Raises ValueError for a wrong shape or value."""
     expected = (group.tensors[0].grid.chunks, group.k)
     for tensor in group.tensors:
         shape = tuple(coefficients[tensor.name][1].shape)
@@ -198,7 +198,7 @@ def parse(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> Update:
 
     Raises:
         EmptyUpdate: every value is zero.
-        PayloadError: they are anything else.
+        PayloadError: the bytes are not a valid update.
     """
     if len(body) != spec.expected_size:
         raise PayloadError(f"size: {len(body)} bytes, expected {spec.expected_size}")
@@ -216,7 +216,7 @@ def parse(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> Update:
 
 
 def read_prologue(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> tuple[str, int]:
-    """The pages' digest and the number of batches, from the first ``spec.data_start`` bytes of an update.
+    """Return the pages' digest and the number of batches from the first ``spec.data_start`` bytes of an update.
 
     Raises:
         PayloadError: the header is not the expected one.
@@ -236,7 +236,7 @@ def read_prologue(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> t
 
 
 def _check(body: bytes, spec: PayloadSpec, tensor: TensorSpec) -> torch.Tensor:
-    """The tensor's values. Raises PayloadError unless ``_decode`` gives finite, bounded ones at valid indices."""
+    """Return the tensor's values. Raises PayloadError unless ``_decode`` yields finite values at valid indices."""
     numbers = _read_sections([body], [tensor.codebook if spec.quantizer else tensor.values], torch.float32)
     # NaN fails the comparison.
     if not (numbers.abs() <= LARGEST).all():
@@ -247,7 +247,7 @@ def _check(body: bytes, spec: PayloadSpec, tensor: TensorSpec) -> torch.Tensor:
 
 
 def _empty_coefficients(peers: int, tensors: Sequence[TensorSpec], device: torch.device) -> Coefficients:
-    """Uninitialized coefficients of tensors of one shape, [peers, tensors, chunks, k] each; a chunk's are adjacent."""
+    """Allocate coefficients for tensors of one shape, [peers, tensors, chunks, k] each; a chunk's are adjacent."""
     shape = (len(tensors), tensors[0].grid.chunks, peers, tensors[0].k)
     indices, values = torch.empty(shape, dtype=torch.int64, device=device), torch.empty(shape, device=device)
     return indices.movedim(2, 0), values.movedim(2, 0)
@@ -278,7 +278,7 @@ def _decode(
 
 
 def _read_sections(bodies: Sequence[bytes], where: Sequence[slice], dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-    """Sections of equal length of several objects: [objects * sections, numbers]; a writable copy."""
+    """Copy sections of equal length from several objects: [objects * sections, numbers], writable."""
     views = [memoryview(body) for body in bodies]
     copied = bytearray().join(view[section] for view in views for section in where)
     flat = torch.frombuffer(copied, dtype=dtype) if copied else torch.zeros(0, dtype=dtype)

@@ -1,7 +1,7 @@
-"""Values ↔ a few bits each: ``value = codebook[code] * SCALES[scale]``.
+"""Converts values to a few bits each and back: ``value = codebook[code] * SCALES[scale]``.
 
-A tensor has a codebook of ``2**bits`` float32 entries, a chunk has a scale byte. The sender chooses how it fits the
-codebook and rounds to it; receivers look up and multiply.
+A tensor has a codebook of ``2**bits`` float32 entries, a chunk has a scale byte. The sender chooses how to fit the
+codebook and how to round; receivers look up and multiply.
 """
 
 import math
@@ -20,15 +20,15 @@ Codebook = Literal["lloyd", "bins"]
 Rounding = Literal["nearest", "stochastic"]
 
 STEPS_PER_OCTAVE = 8
-# 2**(i / 8) to more digits than float32 has: decoding uses no machine's power function.
+# 2**(i / 8) with more digits than float32, so that decoding does not depend on a machine's power function.
 _ROOTS = (1.0, 1.0905077326652577, 1.189207115002721, 1.2968395546510096)
 _ROOTS += tuple(root * 1.4142135623730951 for root in _ROOTS)
 # Scale bytes: 0 for a chunk of zeros, else 2**((byte - 255) / 8): at most 1, down to 2**-31.75.
 SCALES = torch.tensor([0.0] + [math.ldexp(_ROOTS[(step + 2) % 8], (step + 2) // 8 - 32) for step in range(255)])
-# Far above any real value, and nothing computed from decoded values below it can overflow.
+# Far above any real value, but small enough that computations with decoded values below it can't overflow.
 LARGEST = 2.0**100
 
-# Codebooks are fitted to at most this many values of a tensor; more make no visible difference.
+# Codebooks are fitted to at most this many values of a tensor; more values make no visible difference.
 SAMPLE = 2**12
 FIT_ROUNDS = 8
 SIGMAS = 6
@@ -36,10 +36,10 @@ SIGMAS = 6
 
 @dataclass(frozen=True)
 class Quantizer:
-    """How a sender quantizes.
+    """A sender's quantization settings.
 
     Attributes:
-        bits: of a value.
+        bits: number of bits of a value.
         scale: ``chunk`` sends a scale byte for each chunk; ``tensor`` sends none, and all chunks have the same scale.
         codebook: ``lloyd`` entries have the least squared error; ``bins`` are the means of equal bins that span six
             standard deviations around the mean.
@@ -72,7 +72,7 @@ def quantize(groups: Sequence[torch.Tensor], quantizer: Quantizer, seeds: Sequen
 
     Args:
         groups: finite values, [tensors, chunks, k] each.
-        seeds: of stochastic rounding, one for each tensor of each group.
+        seeds: seeds of stochastic rounding, one for each tensor of each group.
     """
     relatives = [values.to(torch.float64) for values in groups]
     scales = [torch.zeros(len(values), 0, dtype=torch.uint8, device=values.device) for values in groups]
@@ -83,7 +83,7 @@ def quantize(groups: Sequence[torch.Tensor], quantizer: Quantizer, seeds: Sequen
             values / SCALES.to(values)[bytes_.long(), None].clamp(min=float(SCALES[1]))
             for values, bytes_ in zip(relatives, scales, strict=True)
         ]
-    # One fit for all codebooks: starting its many small operations costs more than their work.
+    # One fit for all codebooks, because starting its many small operations costs more than their work.
     samples = [_sample(*one) for some in zip(relatives, scales, strict=True) for one in zip(*some, strict=True)]
     codebooks = _fit(samples, quantizer).to(groups[0].device).split([len(values) for values in groups])
     codes = [
@@ -94,7 +94,7 @@ def quantize(groups: Sequence[torch.Tensor], quantizer: Quantizer, seeds: Sequen
 
 
 def dequantize(coded: Quantized, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Finite float32 [..., chunks, k]; a table look-up and one product, so every machine gets the same bits.
+    """Return finite float32 [..., chunks, k] by a table look-up and one product, so every machine gets the same bits.
 
     Args:
         out: written to and returned, if given.
@@ -107,17 +107,17 @@ def dequantize(coded: Quantized, *, out: torch.Tensor | None = None) -> torch.Te
 
 
 def _scale_bytes(mean: torch.Tensor) -> torch.Tensor:
-    """Scale bytes, uint8 [tensors, chunks], of chunks' mean magnitudes relative to the largest of the tensor."""
+    """Return scale bytes, uint8 [tensors, chunks], for chunks' mean magnitudes relative to the tensor's largest."""
     octaves = torch.log2(mean / mean.amax(dim=1, keepdim=True))
     # 0 / 0 if all chunks are zeros.
     return (255 + octaves * STEPS_PER_OCTAVE).round().nan_to_num(nan=0, neginf=0).clamp(min=0).to(torch.uint8)
 
 
 def _codes(relative: torch.Tensor, codebook: torch.Tensor, rounding: Rounding, seeds: Sequence[int]) -> torch.Tensor:
-    """Index of the codebook's entry for each value, uint8 [tensors, chunks, k].
+    """Return the index of the codebook entry for each value, uint8 [tensors, chunks, k].
 
     Args:
-        relative: values over their chunk's scale, float64 [tensors, chunks, k].
+        relative: values divided by their chunk's scale, float64 [tensors, chunks, k].
         codebook: ascending, float64 [tensors, 2**bits].
     """
     flat = relative.flatten(1)
@@ -125,7 +125,7 @@ def _codes(relative: torch.Tensor, codebook: torch.Tensor, rounding: Rounding, s
         return torch.searchsorted(_middles(codebook), flat).to(torch.uint8).view(relative.shape)
     above = torch.searchsorted(codebook, flat).clamp(1, codebook.shape[1] - 1)
     low, high = codebook.gather(1, above - 1), codebook.gather(1, above)
-    # On the CPU: a GPU's generator gives other numbers.
+    # On the CPU, because a GPU's generator gives other numbers.
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     chance = torch.stack([torch.rand(flat.shape[1], dtype=torch.float64, generator=one) for one in generators])
     upwards = chance.to(relative.device) * (high - low) < flat - low
@@ -133,7 +133,7 @@ def _codes(relative: torch.Tensor, codebook: torch.Tensor, rounding: Rounding, s
 
 
 def _fit(samples: list[torch.Tensor], quantizer: Quantizer) -> torch.Tensor:
-    """Ascending codebooks, float32 [tensors, 2**bits] on the CPU, of the samples that ``_sample`` gave."""
+    """Fit ascending codebooks, float32 [tensors, 2**bits] on the CPU, to the samples from ``_sample``."""
     # Infinite padding is above all edges, so it counts in no bin.
     ordered = _Samples.of(pad_sequence(samples, batch_first=True, padding_value=math.inf))
     fit = _lloyd if quantizer.codebook == "lloyd" else _bin_means
@@ -142,7 +142,7 @@ def _fit(samples: list[torch.Tensor], quantizer: Quantizer) -> torch.Tensor:
 
 
 def _sample(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """At most ``SAMPLE`` values of one tensor's [chunks, k], ascending, on the CPU; a single zero if there are none.
+    """Sample at most ``SAMPLE`` values of one tensor's [chunks, k], ascending, on the CPU; a single zero if none exist.
 
     Chunks whose scale is 0 do not count.
     """
@@ -177,7 +177,7 @@ class _Samples(NamedTuple):
         return cls(ordered, running, counted.sum(dim=1, keepdim=True))
 
     def means_between(self, edges: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-        """Means of the samples between neighbouring edges; ``otherwise`` where there are none.
+        """Return the means of the samples between neighbouring edges; ``otherwise`` for intervals without samples.
 
         Args:
             edges: [tensors, count - 1]; the outermost bins are open.
@@ -190,11 +190,11 @@ class _Samples(NamedTuple):
 
 
 def _lloyd(samples: _Samples, count: int) -> torch.Tensor:
-    """Levels of least squared error, [tensors, count]: each is the mean of the samples nearest to it.
+    """Return levels with least squared error, [tensors, count]: each is the mean of the samples nearest to it.
 
     Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information Theory 28 (1982).
     """
-    # Start halfway between levels of equal counts and levels of equal distances: few rounds are enough from there.
+    # Start halfway between levels of equal counts and levels of equal distances, from which few rounds are enough.
     ordered, _, counts = samples
     middles = (torch.arange(count, dtype=ordered.dtype, device=ordered.device) + 0.5) / count
     first, last = ordered[:, :1], ordered.gather(1, counts - 1)
@@ -205,7 +205,10 @@ def _lloyd(samples: _Samples, count: int) -> torch.Tensor:
 
 
 def _bin_means(samples: _Samples, count: int) -> torch.Tensor:
-    """Means of ``count`` equal bins, the outermost open; the bin of x is ``round((x - mean) / width) + count / 2``."""
+    """Return the means of ``count`` equal bins; the bin of x is ``round((x - mean) / width) + count / 2``.
+
+    The outermost bins are open.
+    """
     ordered, running, counts = samples
     middle = running.gather(1, counts) / counts
     squares = (ordered - middle).where(ordered.isfinite(), 0).square().sum(dim=1, keepdim=True)

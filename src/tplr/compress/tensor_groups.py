@@ -1,4 +1,4 @@
-"""Tensors of one shape, processed together: on a small tensor, starting an operation costs more than its work."""
+"""Groups tensors of one shape to process them together: for a small tensor, starting an operation costs the most."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ class TensorGroup:
 
     @property
     def grouped(self) -> bool:
-        """Whether these are one of each of k groups (``interleaved.py``)."""
+        """Whether the sent entries are one from each of k groups (``interleaved.py``)."""
         return self.tensors[0].grouped
 
     def row_views(self, data: Mapping[str, torch.Tensor], rows: slice) -> list[torch.Tensor]:
-        """Views [rows, cols] of these rows of the stacked matrix: of one tensor, or of every tensor of the group."""
+        """Return views [rows, cols] of these rows of the stacked matrix: one tensor's, or those of all tensors."""
         grid = self.tensors[0].grid
         matrices = [grid.matrix(data[tensor.name]) for tensor in self.tensors]
         return matrices if len(matrices) > 1 else [matrices[0][rows]]
 
     def cut(self, data: Mapping[str, torch.Tensor], rows: slice) -> torch.Tensor:
-        """A copy of these rows, chunk by chunk: [chunks, entries]."""
+        """Copy these rows, chunk by chunk: [chunks, entries]."""
         grid, one = self.tensors[0].grid, data[self.tensors[0].name]
         count = (rows.stop - rows.start) * grid.cols // grid.entries
         chunks = torch.empty(count, grid.entries, dtype=one.dtype, device=one.device)
@@ -53,7 +53,7 @@ class TensorGroup:
     def _block_pairs(
         self, data: Mapping[str, torch.Tensor], rows: slice, chunks: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Each tensor's rows and its part of ``chunks``, as views [down, across, chunk rows, chunk cols]."""
+        """Yield each tensor's rows and its part of ``chunks``, as views [down, across, chunk rows, chunk cols]."""
         grid = self.tensors[0].grid
         for view, part in zip(self.row_views(data, rows), self.split(chunks), strict=True):
             blocks = grid.blocks(view)
@@ -67,7 +67,7 @@ class TensorGroup:
 def tensor_groups(
     spec: PayloadSpec, device: torch.device, names: Collection[str] | None = None
 ) -> Iterator[TensorGroup]:
-    """All tensors of a run, or those of ``names``, each in one group of at most a row block on ``device``."""
+    """Group all tensors of a run, or those of ``names``; a group has at most a row block's entries, or one tensor."""
     by_shape: dict[tuple[int, ...], list[TensorSpec]] = {}
     for name in spec.tensors if names is None else filter(set(names).__contains__, spec.tensors):
         tensor = spec.tensors[name]

@@ -1,1 +1,1 @@
-"""Read-ahead, a worker pool and a semaphore that all packages share; no I/O of their own."""
+"""Read-ahead, a worker pool and a semaphore for all packages; they do no I/O themselves."""

@@ -6,7 +6,7 @@ BATCH_BYTES = 1 << 20
 
 
 async def batches(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """Lists of chunks, not copied, of at least ``BATCH_BYTES`` bytes each, except for the last."""
+    """Yield lists of uncopied chunks with at least ``BATCH_BYTES`` bytes each, except the last."""
     batch: list[bytes] = []
     held = 0
     async for chunk in chunks:

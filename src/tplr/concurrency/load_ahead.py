@@ -1,4 +1,4 @@
-"""Read-ahead for coroutines: an event loop in a thread loads the next values while the caller uses the present one."""
+"""Read-ahead for coroutines: an event loop in a thread loads the next values while the caller uses the current one."""
 
 import asyncio
 import contextlib
@@ -22,8 +22,8 @@ class LoadAhead(Generic[K, V]):
     The thread ends when all keys are loaded, at ``close``, and when this object is garbage collected.
 
     Args:
-        open_load: entered in the thread; gives the function that loads a key. It must not refer to this object's owner.
-        threads: of the loads' own, for ``asyncio.to_thread``.
+        open_load: entered in the thread; yields the function that loads a key. Must not refer to this object's owner.
+        threads: number of threads for the loads' own ``asyncio.to_thread``.
     """
 
     def __init__(self, open_load: OpenLoad[K, V], keys: Sequence[K], depth: int, threads: int) -> None:
@@ -38,15 +38,15 @@ class LoadAhead(Generic[K, V]):
         return len(self._results)
 
     def take(self) -> V:
-        """The next value; blocks until it is loaded. Raises what its load raised, at every call."""
+        """Return the next value; block until it is loaded. Raises the error of its load, at every call."""
         return self._taken(self._results[0].result())
 
     async def take_async(self) -> V:
-        """As ``take``, without blocking the event loop. A cancelled call takes nothing."""
+        """Call ``take`` without blocking the event loop. A cancelled call takes nothing."""
         return self._taken(await asyncio.shield(asyncio.wrap_future(self._results[0])))
 
     async def wait(self) -> None:
-        """Wait until the next value is loaded, if one is left. Raises what its load raised."""
+        """Wait until the next value is loaded, if one is left. Raises the error of its load."""
         if self._results:
             await asyncio.shield(asyncio.wrap_future(self._results[0]))
 
@@ -56,7 +56,7 @@ class LoadAhead(Generic[K, V]):
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Tell the thread to end; blocks nothing."""
+        """Tell the thread to end, without blocking."""
         self._loader.stop()
 
     def close(self) -> None:
@@ -71,10 +71,10 @@ class LoadAhead(Generic[K, V]):
 
 
 class _Loader(Generic[K, V]):
-    """Runs in the thread; holds no reference to ``LoadAhead``, so that one can be garbage collected.
+    """Runs in the thread; has no reference to ``LoadAhead``, so that it can be garbage collected.
 
     Attributes:
-        free: released when a value was taken.
+        free: released when a value is taken.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class _Loader(Generic[K, V]):
         self._task = asyncio.current_task()
         if self._stopped:
             return
-        # More threads than cores would take turns, and each keeps the most memory that it ever had.
+        # More threads than cores would only alternate, and each keeps its peak memory.
         self._loop.set_default_executor(ThreadPoolExecutor(self._threads, thread_name_prefix="load ahead"))
         try:
             async with self._open_load() as load, asyncio.TaskGroup() as group:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 
 class OrderedSemaphore:
-    """Slots for work that is announced in order and becomes ready in any order.
+    """Grants slots to work that is announced in order but becomes ready in any order.
 
     turn = slots.turn()                 # announce
     ...                                 # prepare
@@ -20,7 +20,7 @@ class OrderedSemaphore:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def turn(self) -> int:
-        """The next ticket."""
+        """Return the next ticket."""
         self._turns += 1
         return self._turns
 

@@ -1,4 +1,4 @@
-"""Read-ahead by key on the caller's event loop: the caller says which keys it is likely to need."""
+"""Read-ahead by key on the caller's event loop: the caller announces the keys that it will probably need."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
@@ -10,10 +10,10 @@ V = TypeVar("V")
 
 
 class Prefetch(AbstractAsyncContextManager["Prefetch[K, V]", None], Generic[K, V]):
-    """Starts loads before their values are needed; an async context manager that cancels the loads nobody took.
+    """Starts loads before their values are needed; an async context manager that cancels loads that were not taken.
 
-    ``ReadAhead`` and ``LoadAhead`` need the whole order of items in advance. Here the next key is known only as time
-    passes, keys may be taken in any order or never, and a load belongs to the loop, and to the tasks, of its caller.
+    ``ReadAhead`` and ``LoadAhead`` need the whole order of items in advance. Here keys become known over time, they may
+    be taken in any order or never, and a load runs on its caller's event loop, among its tasks.
 
         async with Prefetch(load, size=1) as ahead:
             ahead.start(window + 1)           # returns at once
@@ -37,16 +37,16 @@ class Prefetch(AbstractAsyncContextManager["Prefetch[K, V]", None], Generic[K, V
             await asyncio.wait(self._dropped)
 
     def start(self, key: K) -> None:
-        """Start to load ``key``, unless it is started."""
+        """Start to load ``key``, unless that has started already."""
         if key not in self._tasks:
             self._tasks[key] = asyncio.create_task(self._load(key))
             while len(self._tasks) > self._size:
                 self._drop(next(iter(self._tasks)))
 
     async def take(self, key: K) -> V:
-        """The value of ``key``, which is not kept. Raises what ``load`` raises.
+        """Return the value of ``key``, and do not keep it. Raises the errors of ``load``.
 
-        A load that failed before this call is retried: the cause may be gone.
+        A load that failed before this call is retried, because the cause may have ended.
         """
         task = self._tasks.pop(key, None)
         if task is None or (task.done() and (task.cancelled() or task.exception())):

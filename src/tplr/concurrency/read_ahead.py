@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class ReadAhead(Generic[K, V]):
-    """Iterates over ``(item, future)``; each future is done, and the next items are submitted already.
+    """Iterates over ``(item, future)``; each future is done, and the next items have been submitted.
 
         for page, future in ReadAhead(pages, submit, depth=4):
             rows = future.result()
@@ -18,11 +18,11 @@ class ReadAhead(Generic[K, V]):
     If ``items`` raises, or a wait is interrupted, nothing is lost: ``next`` continues there. For one thread.
 
     Args:
-        items: what to submit, in order.
+        items: items to submit, in order.
         submit: starts the work of an item.
         depth: largest number of items that are submitted and not returned yet.
-        ordered: return items in their order; otherwise as they are done.
-        lazy: submit one item per ``next``, and more only while no result is ready: for items that are slow to make.
+        ordered: return items in their order; otherwise in order of completion.
+        lazy: submit one item per ``next``, and more only while no result is ready: for items that are slow to create.
 
     Attributes:
         depth: may change.
@@ -61,7 +61,7 @@ class ReadAhead(Generic[K, V]):
 
     @property
     def pending(self) -> "Iterator[tuple[K, Future[V]]]":
-        """Items that are submitted and not returned, in order, with their futures, done or not."""
+        """Yield submitted items that were not returned, in order, with their futures, done or not."""
         return ((item, future) for future, item in self._pending.items())
 
     def fill(self) -> None:
@@ -79,7 +79,7 @@ class ReadAhead(Generic[K, V]):
                 return
 
     def close(self) -> None:
-        """Cancel what is submitted and not returned; blocks nothing."""
+        """Cancel the work of submitted items that were not returned, without blocking."""
         for future in self._pending:
             future.cancel()
 

@@ -35,8 +35,8 @@ class Job(Future[Any]):
     """The future of a call.
 
     Attributes:
-        item: what the function is called with.
-        seconds: how long the call took, with the transfer to a process and back.
+        item: argument of the function.
+        seconds: duration of the call, including the transfer to a process and back.
     """
 
     seconds: float = 0.0
@@ -70,7 +70,7 @@ def _failed(packed: bytes, text: str) -> Failed:
 
 
 class Portable(list[Any]):
-    """A list of which an item that can't be pickled arrives as ``Failed`` in the other process."""
+    """A list; an item that can't be pickled arrives as ``Failed`` in the other process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         try:
@@ -124,7 +124,7 @@ class Workers:
         self._stop.atexit = False  # threads are daemons, and multiprocessing ends its daemons itself: wait for none
 
     def submit(self, item: Any) -> Job:
-        """Raises RuntimeError after ``close``."""
+        """Submit a call; return its future. Raises RuntimeError after ``close``."""
         if not self._stop.alive:
             raise RuntimeError("the workers are closed")
         job = Job(item)

@@ -1,4 +1,4 @@
-"""The public face of the data layer: names re-exported from ``tplr.streams`` and ``tplr.stores``."""
+"""Public interface of the data layer: names re-exported from ``tplr.streams`` and ``tplr.stores``."""
 
 from importlib import import_module
 from typing import Any

@@ -1,1 +1,1 @@
-"""A run as its owner describes it, and how a newcomer's machine joins it (``docs/run.md``)."""
+"""The description of a run by its owner, and the steps by which a newcomer joins it (``docs/run.md``)."""

@@ -1,4 +1,4 @@
-"""``run.toml``: what a newcomer has to know of a run, as its owner publishes it (``docs/formats.md``)."""
+"""``run.toml``: the facts of a run that a newcomer needs, published by its owner (``docs/formats.md``)."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tplr.config import DATASET_SUBFOLDER, Kind, checked_endpoint
 from tplr.errors import ConfigError
 
-MAX_BYTES = 2**16  # of the description
+MAX_BYTES = 2**16  # maximum size of the description
 MAX_HPARAMS_BYTES = 2**20
 
 # Printable ASCII without quotes, so that a value is harmless on a terminal, in a file of variables and in a unit.
@@ -26,14 +26,14 @@ class _Table(BaseModel):
 
 
 class HparamsFile(_Table):
-    """The run's constants: ``file`` is beside ``run.toml``, ``sha256`` is of its bytes."""
+    """The run's constants: ``file`` is in the folder of ``run.toml``, ``sha256`` is the hash of its bytes."""
 
     file: _FileName
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class PublicBucket(_Table):
-    """A bucket that everybody may read, with its read key; names and patterns are those of ``config.py``."""
+    """A public bucket with its read key; names and patterns are those of ``config.py``."""
 
     account_id: _Plain | None = None
     bucket_name: _Plain
@@ -42,7 +42,7 @@ class PublicBucket(_Table):
     read_secret_access_key: _Plain
 
     def variables(self, kind: Kind) -> dict[str, str]:
-        """The environment variables of this bucket."""
+        """Return the environment variables of this bucket."""
         given = self.model_dump(include=set(PublicBucket.model_fields), exclude_none=True)
         return {f"R2_{kind.upper()}_{name.upper()}": value for name, value in given.items()}
 
@@ -57,8 +57,8 @@ class RunDescription(_Table):
     """The content of ``run.toml``.
 
     Attributes:
-        format: of this file.
-        network: of the chain: a name, or the URL of a node.
+        format: version of the file format.
+        network: the chain's network: a name, or the URL of a node.
         first_window: announced first window; None: as soon as ``minimum_peers`` miners have a bucket on chain.
         s3_endpoint: server of all buckets of the run; None: R2.
         aggregator, checkpoints: None if the run has no such bucket.
@@ -87,7 +87,7 @@ class RunDescription(_Table):
         return self
 
     def variables(self) -> dict[str, str]:
-        """The environment variables that are the same for every node of the run."""
+        """Return the environment variables that are equal for every node of the run."""
         found = self.dataset.variables("dataset") | {"TPLR_DATASET_SUBFOLDER": self.dataset.subfolder}
         if self.aggregator:
             found |= self.aggregator.variables("aggregator")
@@ -96,7 +96,7 @@ class RunDescription(_Table):
         return found | ({"TPLR_S3_ENDPOINT": self.s3_endpoint} if self.s3_endpoint else {})
 
     def to_toml(self) -> str:
-        """This description as the text of a file."""
+        """Return this description as the text of a file."""
         lines = ["# A run of templar. To take part: tplr join run.toml (docs/run.md explains every key).", ""]
         values = self.model_dump(exclude_none=True)
         for tables in (False, True):  # keys of the file itself come before its first table
@@ -108,22 +108,22 @@ class RunDescription(_Table):
 
 
 def _line(item: tuple[str, Any]) -> str:
-    return f"{item[0]} = {json.dumps(item[1])}"  # of the allowed characters, JSON's strings are TOML's
+    return f"{item[0]} = {json.dumps(item[1])}"  # with the allowed characters, JSON strings are TOML strings
 
 
 def load_description(path: Path) -> RunDescription:
-    """Read and check a description, and that the hparams file beside it is the one it names.
+    """Read and check a description, and check that the hparams file beside it is the one that it names.
 
     Raises:
-        ConfigError: the file is missing, too large or not TOML; keys are unknown, missing or wrong (all of
-            them at once); or the hparams file is not beside it, or is another one.
+        ConfigError: the file is missing, too large or not TOML; keys are unknown, missing or wrong (lists all of
+            them); or the hparams file is missing or a different one.
     """
     try:
         found = RunDescription.model_validate(tomllib.loads(_read(path, MAX_BYTES).decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
-        # The value is not shown: it is from a stranger, and may not be printable.
+        # The value is not shown, because it is untrusted and may not be printable.
         problems = [f"{path}: {'.'.join(map(str, one['loc'])) or 'file'}: {one['msg']}" for one in error.errors()]
         raise ConfigError(problems) from None
     digest = hparams_digest(path.parent / found.hparams.file)
@@ -136,7 +136,7 @@ def load_description(path: Path) -> RunDescription:
 
 
 def hparams_digest(path: Path) -> str:
-    """SHA-256 of a hparams file's bytes, as ``sha256sum`` prints it. Raises ConfigError if it can't be read."""
+    """Return the SHA-256 of a hparams file's bytes, as ``sha256sum`` does. Raises ConfigError if it can't be read."""
     return hashlib.sha256(_read(path, MAX_HPARAMS_BYTES)).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""A ``.env`` file that the node, systemd and Docker read alike: written atomically, for its owner's eyes alone."""
+"""Reads and writes a ``.env`` file that node, systemd and Docker read in the same way; only its owner can read it."""
 
 import os
 import re
@@ -12,12 +12,12 @@ from tplr.files import atomic_writer, write_error
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:/@%+=~?&*-]*")
-# What the three readers treat differently, even between single quotes.
+# Characters that the three readers treat differently, even between single quotes.
 _AMBIGUOUS = re.compile(r"['\\\n\r\0]|\$\{")
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """The variables of a file; {} if there is none. Raises ConfigError if it is not readable text."""
+    """Read the variables of a file; {} if there is none. Raises ConfigError if it is not readable text."""
     try:
         return {name: value for name, value in dotenv_values(path).items() if value is not None}
     except (OSError, UnicodeError) as error:
@@ -25,11 +25,11 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def write_env_file(path: Path, variables: Mapping[str, str], *, comment: str) -> None:
-    """Write ``variables`` with mode 600; an existing file of another content is kept as ``PATH.old``.
+    """Write ``variables`` with mode 600, atomically; an existing file with other content is kept as ``PATH.old``.
 
     Raises:
-        ConfigError: a name or a value can't be written so that every reader reads the same.
-        StateError: the folder can't be written; the file is as it was.
+        ConfigError: a name or a value can't be written so that every reader reads the same value.
+        StateError: the folder can't be written; the file is unchanged.
     """
     lines = [f"# {comment}", *(f"{name}={_value(name, value)}" for name, value in variables.items())]
     body = ("\n".join(lines) + "\n").encode()
@@ -44,7 +44,7 @@ def write_env_file(path: Path, variables: Mapping[str, str], *, comment: str) ->
 
 def _write(path: Path, body: bytes) -> None:
     with atomic_writer(path) as file:
-        os.fchmod(file.fileno(), 0o600)  # before there is anything to read
+        os.fchmod(file.fileno(), 0o600)  # before the file has any content
         file.write(body)
 
 

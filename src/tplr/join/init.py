@@ -1,4 +1,4 @@
-"""Writes the description of a run from its constants and its owner's environment, after trying its public keys."""
+"""Writes the description of a run from its constants and its owner's environment, after testing its public keys."""
 
 import asyncio
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ def describe(
     first_window: int | None,
     links: Mapping[str, str],
 ) -> RunDescription:
-    """Describe a run, whose public buckets are those of this process's environment.
+    """Describe a run whose public buckets are those of this process's environment.
 
-    Every read key is tried, because everybody will have it: it must read, and must not write.
+    Every read key is tested, because it becomes public: it must be able to read, but not to write.
 
     Raises:
-        ConfigError: lists all that is wrong with the arguments, the hparams, the variables or the keys.
+        ConfigError: lists all problems of the arguments, the hparams, the variables and the keys.
     """
     environment = Environment.read()
     load_hparams(hparams)
@@ -77,7 +77,7 @@ def write(description: RunDescription, path: Path, *, hparams: Path, replace: bo
 
 
 def _public(environment: Environment, kind: Kind) -> PublicBucket:
-    """A bucket of ``environment`` without its write keys; of a dataset with replicas, the first."""
+    """Return a bucket of ``environment`` without its write keys; for a dataset with replicas, the first one."""
     record = environment.record(kind)
     record = record.get("multiple", [record])[0]
     keys = record["credentials"]["read"]

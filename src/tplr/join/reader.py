@@ -1,4 +1,4 @@
-"""Reads a run that its description names: for who takes no part in it, and has configured nothing."""
+"""Opens a run by its description, for readers that do not take part in it and have no configuration."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,13 +12,13 @@ from tplr.node.network_reader import this_environment
 
 
 def reader_arguments(args: Arguments, path: Path) -> Arguments:
-    """``args`` for the network of the run that this file describes. Raises ConfigError, as ``load_description``."""
+    """Return ``args`` for the network of the run that this file describes. Raises as ``load_description``."""
     run = load_description(path)
     return replace(args, netuid=run.netuid, network=run.network, hparams=path.parent / run.hparams.file)
 
 
 @asynccontextmanager
 async def described(path: Path) -> AsyncIterator[Environment]:
-    """This process's environment, in which the run's buckets are those of its description."""
+    """Yield this process's environment with the run's buckets from its description."""
     async with this_environment() as here:
         yield Environment({**here.variables, **load_description(path).variables()})

@@ -1,4 +1,4 @@
-"""What a run takes and costs on a machine: the planner's figures in a newcomer's terms."""
+"""Shows a run's needs and costs on a machine: the planner's figures for a newcomer."""
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -13,7 +13,7 @@ DAY_SECONDS = 86400.0
 
 
 def show_run(run: RunDescription) -> RenderableType:
-    """Who and what the run is."""
+    """Render the run's description."""
     table = Table(title=f"run {run.name}", title_justify="left", show_header=False)
     start = "when enough miners have a bucket on chain" if run.first_window is None else str(run.first_window)
     rows = {
@@ -30,7 +30,7 @@ def show_run(run: RunDescription) -> RenderableType:
 
 
 def show_costs(plan: Plan) -> RenderableType:
-    """Memory, disk, traffic and price of a node on this machine, and why it does not fit."""
+    """Render memory, disk, traffic and price of a node on this machine, and the reasons if it does not fit."""
     a_day = DAY_SECONDS / plan.timeline.window
     host = sum(plan.memory.host.values()) + (0 if plan.host.accelerator else plan.memory.peak * plan.host.ranks)
     flow = plan.traffic

@@ -1,4 +1,4 @@
-"""Joins a run: shows what it takes, asks for what is missing, writes ``.env``, checks all, makes the service."""
+"""Joins a run: shows its needs, asks for missing values, writes ``.env``, checks everything, creates the service."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WRITTEN = (".env", ".env.old", "state", "cache")  # in the folder, by this comma
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What a newcomer gave on the command line; ``tplr join --help`` gives the meaning of each field."""
+    """A newcomer's command line arguments; ``tplr join --help`` explains each field."""
 
     role: str
     wallet_name: str | None = None
@@ -55,31 +55,31 @@ class Answers:
 
 
 class Questions:
-    """Asks a person for what is missing, or with ``silent`` collects it as problems."""
+    """Asks a person for missing values, or with ``silent`` collects them as problems."""
 
     def __init__(self, *, silent: bool) -> None:
         self.silent = silent
         self._missing: list[str] = []
 
     def value(self, name: str, expected: str, *, secret: bool = False) -> str:
-        """The value of ``name``, without spaces around it; with ``silent`` "", and a problem."""
+        """Ask for the value of ``name``, and return it stripped; with ``silent``, return "" and add a problem."""
         if self.silent:
             self._missing.append(f"{name} is missing: expected {expected}")
             return ""
         return (getpass.getpass if secret else input)(f"{name} ({expected}): ").strip()
 
     def confirms(self, question: str) -> bool:
-        """Whether the person agrees; with ``silent`` nobody does."""
+        """Return whether the person agrees; False with ``silent``."""
         return not self.silent and input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
     def check(self) -> None:
-        """Raises ConfigError with everything that was missing."""
+        """Raise ConfigError with all missing values."""
         if self._missing:
             raise ConfigError(self._missing)
 
 
 def join(path: Path, answers: Answers, questions: Questions, process: Mapping[str, str]) -> int:
-    """Go through all steps; ``process`` is the environment of this process.
+    """Run all steps; ``process`` is the environment of this process.
 
     Returns:
         Exit status: 0 if all checks passed, else that of the checks (``tplr doctor``).
@@ -109,7 +109,7 @@ def join(path: Path, answers: Answers, questions: Questions, process: Mapping[st
 
 
 def _show_costs(run: RunDescription, path: Path, answers: Answers, folder: Path, console: Console) -> bool:
-    """Print what a node takes and costs on this machine; returns whether it fits."""
+    """Print a node's needs and costs on this machine; return whether it fits."""
     hparams, device = load_hparams(path.parent / run.hparams.file), check_device(answers.device)
     if answers.role == "aggregator":
         console.print("An aggregator holds no model; docs/costs.md says what it takes.")
@@ -126,7 +126,7 @@ def _show_costs(run: RunDescription, path: Path, answers: Answers, folder: Path,
 
 
 def _node_options(run: RunDescription, path: Path, answers: Answers, folder: Path, questions: Questions) -> list[str]:
-    """Command line of the node, without program and role."""
+    """Return the node's command line, without program and role."""
     wallets = answers.wallet_path.expanduser().absolute()
     found = sorted(f"{one.parent.parent.name}/{one.name}" for one in wallets.glob("*/hotkeys/*") if one.is_file())
     there = f"in {wallets} are {', '.join(found[:9]) or 'none'}"
@@ -149,11 +149,11 @@ def _node_options(run: RunDescription, path: Path, answers: Answers, folder: Pat
 def _variables(
     run: RunDescription, role: str, folder: Path, questions: Questions, process: Mapping[str, str]
 ) -> dict[str, str]:
-    """The node's variables: the run's; those of the old file and of this process; and what the person answers."""
+    """Return the node's variables: the run's, those of the old file and of this process, and the person's answers."""
     found = read_env_file(folder / ".env")
     found |= {name: value for name, value in process.items() if name.startswith(OWN_PREFIXES)}
     kind = OWN_BUCKET[role]
-    # What the old file says of the run's own buckets may be of another run.
+    # The old file's values for the run's own buckets may belong to another run.
     stale = ("TPLR_S3_ENDPOINT", *(f"R2_{one.upper()}_" for one in ("dataset", "aggregator") if one != kind))
     found = {name: value for name, value in found.items() if not name.startswith(stale)} | run.variables()
     found.setdefault("TPLR_CACHE_FOLDER", str(folder / "cache" / "tplr"))
@@ -163,7 +163,7 @@ def _variables(
         name = next(one for one in needed if one in open_names)
         account = found.get(f"R2_{kind.upper()}_ACCOUNT_ID")
         if name.endswith("_BUCKET_NAME") and account and kind == "gradients":
-            found[name] = account  # the chain has room for one of the two
+            found[name] = account  # the chain stores only one of the two
         else:
             secret = name.endswith("_SECRET_ACCESS_KEY")
             found[name] = questions.value(name, needed[name], secret=secret)
@@ -175,7 +175,7 @@ def _variables(
 def _write_env(
     path: Path, variables: Mapping[str, str], run: RunDescription, questions: Questions, *, replace: bool
 ) -> bool:
-    """Write the file unless it has these variables already; False if it has others and must not be replaced."""
+    """Write the file unless it has these variables already; return False if it has others and must not be replaced."""
     if (old := read_env_file(path)) == dict(variables):
         return True
     if old and not replace and not questions.confirms(f"{path} has other variables. Replace it, keeping {path}.old?"):
@@ -187,8 +187,8 @@ def _write_env(
 def _check(
     answers: Answers, options: list[str], folder: Path, variables: Mapping[str, str], process: Mapping[str, str]
 ) -> int:
-    """Run doctor, and then the command of the service with ``--check``; returns the first exit status that is not 0."""
-    # Doctor is one process: what several ranks need of their devices, only the service's own command can tell.
+    """Run doctor, and then the command of the service with ``--check``; return the first exit status that is not 0."""
+    # Doctor is one process, so only the service's own command can check the devices of several ranks.
     examine = partial(examine_node, _parsed(answers.role, options)) if answers.ranks == 1 else None
     kinds = () if answers.role != "aggregator" else ("aggregator", "dataset")
     if status := run_doctor(kinds, examine, Environment({**process, **variables})):
@@ -199,7 +199,7 @@ def _check(
 
 
 def _serve(run: RunDescription, answers: Answers, options: list[str], folder: Path, console: Console) -> None:
-    """Print the unit of the node, or install it."""
+    """Print the node's unit, or install it."""
     hand_over(folder, (*WRITTEN, _events(answers.role)))
     unit = Unit(
         name=f"tplr-{run.name}-{answers.role}",
@@ -232,7 +232,7 @@ def _command(answers: Answers, options: list[str]) -> list[str]:
 
 
 def _parsed(role: str, options: list[str]) -> Arguments:
-    """The node's own view of its command line; a wrong option ends the process with the usage, as the node would."""
+    """Parse the command line like the node; a wrong option ends the process with the usage, as in the node."""
     parser = argparse.ArgumentParser(prog=f"tplr {role}")
     add_arguments(parser)
     return node_arguments(parser.parse_args(options, argparse.Namespace(command=role)))

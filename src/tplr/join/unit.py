@@ -1,4 +1,4 @@
-"""The systemd unit that runs a node: restarted after a failure, not after a wrong configuration."""
+"""The systemd unit that runs a node: it restarts after a failure, but not after a wrong configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tplr.errors import ConfigError
 from tplr.files import atomic_write
 from tplr.node.checks import MISCONFIGURED, OUTDATED
 
-# What needs the system's manager: a user's own can't drop capabilities or remount file systems everywhere.
+# Settings that need the system manager: a user manager can't drop capabilities or remount file systems everywhere.
 HARDENING = """\
 CapabilityBoundingSet=
 AmbientCapabilities=
@@ -48,7 +48,7 @@ DeviceAllow=char-nvidia-caps rw
 LimitMEMLOCK=infinity
 """
 
-# Variable → place in the folder's ``cache``: what is downloaded or compiled, and can be made again.
+# Variable → path in the folder's ``cache``, for downloaded or compiled data that can be recreated.
 CACHES = {"TPLR_CACHE_FOLDER": "tplr", "XDG_CACHE_HOME": "", "TRITON_CACHE_DIR": "triton"}
 STATES = Path("/var/lib")  # of StateDirectory=
 
@@ -58,9 +58,9 @@ class Unit:
     """A node as a service.
 
     Attributes:
-        name: of the unit, without ``.service``.
+        name: name of the unit, without ``.service``.
         command: command line, each part as a process gets it.
-        folder: working directory, with the ``.env`` file; the node writes there. Below ``/var/lib``, systemd makes it.
+        folder: working directory, with the ``.env`` file; the node writes there. Systemd creates it in ``/var/lib``.
         user: account that runs it; None for a unit of the user's own manager.
         options_file: file whose variable ``OPTIONS`` has more options of the node; None if ``command`` has them all.
     """
@@ -73,7 +73,7 @@ class Unit:
     options_file: Path | None = None
 
     def text(self) -> str:
-        """Content of the unit's file."""
+        """Return the content of the unit's file."""
         cache = self.folder / "cache"
         lines = [
             "[Unit]",
@@ -111,7 +111,7 @@ class Unit:
 
 
 def standard_unit(role: str) -> Unit:
-    """The unit for a host that was set up by hand (``docs/run.md``): ``docker/systemd`` has one for each role."""
+    """Return the unit for a host that is set up by hand (``docs/run.md``): ``docker/systemd`` has one for each role."""
     folder = STATES / "templar" / role
     return Unit(
         name=f"templar-{role}",
@@ -124,7 +124,7 @@ def standard_unit(role: str) -> Unit:
 
 
 def install(unit: Unit, folder: Path) -> list[str]:
-    """Write the unit's file; returns the commands that start it. Raises StateError."""
+    """Write the unit's file; return the commands that start it. Raises StateError."""
     atomic_write(folder / f"{unit.name}.service", unit.text().encode())
     (folder / f"{unit.name}.service").chmod(0o644)
     manager = "systemctl" if unit.user else "systemctl --user"
@@ -133,22 +133,22 @@ def install(unit: Unit, folder: Path) -> list[str]:
 
 
 def start(commands: Sequence[str]) -> bool:
-    """Run the commands of ``install``, if systemd runs here; returns whether they all succeeded."""
+    """Run the commands of ``install``, if systemd runs here; return whether they all succeeded."""
     if not Path("/run/systemd/system").is_dir() or shutil.which("systemctl") is None:
         return False
     return all(subprocess.run(shlex.split(one), check=False).returncode == 0 for one in commands)  # noqa: S603
 
 
 def units_folder() -> Path:
-    """Where the units of this process's user belong: of the system for root, else of the user."""
+    """Return the folder for units of this process's user: the system's for root, else the user's."""
     return Path("/etc/systemd/system") if os.geteuid() == 0 else Path("~/.config/systemd/user").expanduser()
 
 
 def service_user(folder: Path) -> str | None:
-    """The account of a unit that root installs: the owner of ``folder``. None if this process is not root.
+    """Return the account of a unit that root installs: the owner of ``folder``. None if this process is not root.
 
     Raises:
-        ConfigError: ``folder`` has no owner by name.
+        ConfigError: the owner of ``folder`` has no name.
     """
     if os.geteuid() != 0:
         return None
@@ -159,7 +159,7 @@ def service_user(folder: Path) -> str | None:
 
 
 def hand_over(folder: Path, names: Sequence[str]) -> None:
-    """Give the files and folders ``names`` in ``folder``, which root may have written, to the owner of ``folder``."""
+    """Make the owner of ``folder`` the owner of ``names`` in it, which root may have written."""
     if os.geteuid() != 0:
         return
     owner = folder.stat()

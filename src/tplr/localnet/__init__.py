@@ -1,1 +1,1 @@
-"""A whole network on one machine: storage, chain and neurons, every part a process."""
+"""Runs a whole network on one machine: storage, chain and neurons, each part as a process."""

@@ -23,7 +23,7 @@ class Account:
 
 
 def new_account(bucket_name: str | None = None) -> Account:
-    """An account with one bucket, named after the account id by default, as gradients buckets have to be."""
+    """Create an account with one bucket. The default bucket name is the account id, as gradients buckets require."""
     account_id = secrets.token_hex(16)
 
     def bucket() -> Bucket:
@@ -38,7 +38,7 @@ def new_account(bucket_name: str | None = None) -> Account:
 
 
 def key_table(accounts: Iterable[Account]) -> dict[str, Any]:
-    """The storage server's key table (``s3server/keys.py`` has the format)."""
+    """Return the storage server's key table (``s3server/keys.py`` has the format)."""
     table = {}
     for account in accounts:
         for bucket, right in ((account.readable, "read"), (account.writable, "read-write")):
@@ -47,7 +47,7 @@ def key_table(accounts: Iterable[Account]) -> dict[str, Any]:
 
 
 def bucket_variables(kind: Kind, account: Account, *accesses: Access) -> dict[str, str]:
-    """Environment variables of a bucket of this kind (see ``config.py``), with the keys for ``accesses``."""
+    """Return the environment variables of a bucket of this kind (see ``config.py``), with the keys for ``accesses``."""
     prefix = f"R2_{kind.upper()}"
     variables = {f"{prefix}_ACCOUNT_ID": account.readable.account_id, f"{prefix}_BUCKET_NAME": account.name}
     for access in accesses:

@@ -1,4 +1,4 @@
-"""Fault injection of ``tplr localnet --chaos``: a script that follows from the seed, and its execution."""
+"""Fault injection for ``tplr localnet --chaos``: generates a script from a seed, and executes it."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ Kind = Literal["kill", "pause", "storage", "chain", "garbage", "skew"]
 
 FIRST_WINDOW = 2  # of the run; no fault before it
 QUIET_WINDOWS = 8  # without faults at the end, for recovery
-RANDOM_KILLS = 3  # at no particular failpoint
+RANDOM_KILLS = 3  # at random times, not at a failpoint
 SKEW_SECONDS = 150.0  # start-up checks refuse 300
 GARBAGE_OBJECTS = 120
 RESTART_SECONDS = 1.0
@@ -48,7 +48,7 @@ VALIDATOR_FAILPOINTS: tuple[FailpointName, ...] = (
 )
 MINER_FAILPOINTS = FAILPOINTS[: FAILPOINTS.index("publishing")]
 FAILPOINTS_OF = {"miner": MINER_FAILPOINTS, "validator": VALIDATOR_FAILPOINTS, "aggregator": AGGREGATOR_FAILPOINTS}
-RARE_FAILPOINTS: tuple[FailpointName, ...] = ("publishing", "published")  # passed once in several windows
+RARE_FAILPOINTS: tuple[FailpointName, ...] = ("publishing", "published")  # reached only once in several windows
 
 # Skews the wall clock of one process. The embedded chain is exempt, because all nodes share it.
 SKEWED = """
@@ -63,7 +63,7 @@ class ChaosAction:
     """A fault of ``node`` in the run's ``window``-th window.
 
     Attributes:
-        seconds: how long it lasts; for ``skew``: the clock's offset.
+        seconds: duration of the fault; for ``skew``: the clock's offset.
     """
 
     window: int
@@ -74,19 +74,19 @@ class ChaosAction:
 
 @dataclass(frozen=True)
 class Script:
-    """``failpoints``: where each process is killed, one failpoint per start, as in ``KILL_AT``."""
+    """The faults of a run. ``failpoints``: for each process, the failpoint that kills each start, as in ``KILL_AT``."""
 
     actions: tuple[ChaosAction, ...]
     failpoints: dict[str, tuple[str, ...]]
 
 
 def write_script(roles: dict[str, str], *, windows: int, window_seconds: float, seed: int) -> Script:
-    """A script with every failpoint once, and at least one of each other fault. ``roles``: by node name."""
+    """Generate a script with every failpoint once, and at least one of each other fault. ``roles``: by node name."""
     rng = random.Random(seed)
     named = {role: [name for name, one in roles.items() if one == role] for role in FAILPOINTS_OF}
     miners, validators = named["miner"], named["validator"]
     failpoints: dict[str, list[FailpointName]] = {name: [] for name in roles}
-    for role, steps in FAILPOINTS_OF.items():  # each step ends one node of the role
+    for role, steps in FAILPOINTS_OF.items():  # each failpoint kills one node of the role
         for name, step in zip(itertools.cycle(named[role]), rng.sample(steps, len(steps)), strict=False):
             failpoints[name].append(step)
     last = max(FIRST_WINDOW + 1, windows - QUIET_WINDOWS)
@@ -214,7 +214,7 @@ class Chaos:
                 net.nodes[action.node].kill()
 
     async def _write_garbage(self, name: str) -> None:
-        """Overwrite a node's past and coming updates, and fill its bucket with objects under the network's keys."""
+        """Overwrite a node's past and next updates, and fill its bucket with objects under the network's keys."""
         setup = next(node for node in self.net.network.nodes if node.name == name)
         uid, version = self.net.view.nodes[name].uid or 0, self.net.network.hparams.version
         now = self.net.view.newest

@@ -35,7 +35,7 @@ PASSED, FAILED, CAN_NOT_START, INTERRUPTED = 0, 1, 2, 130
 # Start-up of all nodes on a slow machine.
 START_SECONDS = 180.0
 START_SECONDS_PER_NODE = 20.0
-# Windows end by the clock, but slow nodes may apply the last ones late.
+# Windows end by the clock, but slow nodes may apply the last windows late.
 SLACK = 2.0
 SVG_WIDTH = 100
 
@@ -122,7 +122,7 @@ def _time_limit(net: Localnet) -> float:
 
 
 async def _final_weights(net: Localnet) -> dict[int, dict[int, float]]:
-    """Weights on chain once each validator pays every miner, or after the time in which it must set them."""
+    """Wait until each validator pays every miner, or its time to set weights is over; return the weights on chain."""
     miners = {miner.uid for miner in net.view.miners}
     deadline = time.monotonic() + (net.network.hparams.windows_per_weights + 1) * net.plan.window_seconds
     while True:
@@ -143,7 +143,7 @@ def _write_results(plan: NetworkPlan, view: NetworkView, summary: Summary) -> No
 
 
 async def _write_page(plan: NetworkPlan) -> Path | None:
-    """Write the page of the run into its folder; None, with a warning, if that fails: the run is as good without it."""
+    """Write the run's page into its folder. If that fails, log a warning and return None; the run still counts."""
     try:
         request = own_page(plan.run_dir)
         await make_page(request, partial(reopened, plan.run_dir))

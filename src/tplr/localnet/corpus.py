@@ -27,10 +27,10 @@ EOS = "<|endoftext|>"
 PIECE_CHARACTERS = 480  # about 128 tokens: one sequence of localnet
 MOST_CHARACTERS = 6_000_000  # of each config
 TOKENIZER_CHARACTERS = 2_500_000  # more text hardly changes the merges
-SHARDS_PER_CONFIG = 2  # at least: some pages cross a shard's end
+SHARDS_PER_CONFIG = 2  # at least, so that some pages cross a shard's end
 ROWS_PER_GROUP = 384
 
-# Tests, tables of numbers and generated files are hardly text.
+# Excluded, because tests, tables of numbers and generated files contain little text.
 _SKIPPED = re.compile(
     r"(^|/)(tests?|idle_test|site-packages|dist-packages|encodings|pydoc_data|lib2to3|lib-dynload|config-[^/]*)/|"
     r"(^|/)_sysconfigdata"
@@ -53,7 +53,7 @@ def build_corpus(folder: Path, *, source: Path | None = None, vocab_size: int = 
     Args:
         source: a folder of text (.txt, .md, .rst, .py), JSON lines or parquet files (with a column ``text``); default
             is Python's standard library.
-        vocab_size: of the tokenizer, at least 257: all bytes and the end-of-text token.
+        vocab_size: the tokenizer's, at least 257: all bytes and the end-of-text token.
 
     Raises:
         ConfigError: there is no or too little text, or a file can't be read.

@@ -23,7 +23,7 @@ from tplr.stores.sequences import KEY
 
 SUBFOLDER = "localnet"
 LEAST_UIDS = 16
-MOST_SAMPLES = 200  # in a window: about as many as in two pages of a hundred rows
+MOST_SAMPLES = 200  # per window: about as many as in two pages of a hundred rows
 STORE_CONFIG = {
     "input": {"sections": [{"field": "text"}]},
     "preprocessing": {"min_chars": 0, "append_eos": True},
@@ -32,7 +32,7 @@ STORE_CONFIG = {
 
 
 def prepared_corpus(cache: Path, source: Path | None, vocab_size: int) -> Path:
-    """Folder with ``dataset`` and ``tokenizer`` in ``cache``, built there if absent. Blocks.
+    """Return the folder in ``cache`` with ``dataset`` and ``tokenizer``; build it if absent. Blocks.
 
     Raises:
         ConfigError: as ``corpus.build_corpus``.
@@ -49,13 +49,13 @@ def prepared_corpus(cache: Path, source: Path | None, vocab_size: int) -> Path:
         try:
             draft.rename(folder)
         except OSError:
-            if not folder.exists():  # else another run with the same text was first
+            if not folder.exists():  # else another run with the same text has built it
                 raise
     return folder
 
 
 def prepared_store(prepared: Path) -> Path:
-    """The prepared corpus as a token store, with EOS after each row; built if absent. Blocks."""
+    """Return the prepared corpus as a token store, with EOS after each row; build it if absent. Blocks."""
     folder = prepared / "store"
     with tempfile.TemporaryDirectory(dir=prepared, prefix="new-") as aside:
         if not folder.exists():
@@ -65,13 +65,13 @@ def prepared_store(prepared: Path) -> Path:
             try:
                 draft.rename(folder)
             except OSError:
-                if not folder.exists():  # else another run was first
+                if not folder.exists():  # else another run has built it
                     raise
     return folder
 
 
 def store_shares(prepared: Path, plan: NetworkPlan, sequence_length: int, batch_size: int) -> dict[str, int]:
-    """The group ``store`` of hparams for the prepared store: about as many tokens in a window as with pages.
+    """Return the group ``store`` of hparams for the prepared store: about as many tokens per window as with pages.
 
     Raises:
         ConfigError: there is too little text.
@@ -101,7 +101,10 @@ async def upload_dataset(prepared: Path, bucket: Bucket, endpoint: str, *, data:
 
 
 def _fingerprint(source: Path | None, vocab_size: int) -> str:
-    """Changes with the text, the vocabulary's size and the code that builds; from file sizes and times only."""
+    """Return a name that changes with the text, the vocabulary size and the code that builds the corpus.
+
+    The text is identified by file sizes and times only.
+    """
     code = [Path(inspect.getfile(module)).read_bytes() for module in (corpus, build, texts)]
     rules = [hashlib.sha256(module).hexdigest() for module in code]
     if source is None:

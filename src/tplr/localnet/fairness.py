@@ -1,22 +1,22 @@
-"""Pay against windows delivered, from the events of a validator: what faults cost a miner, and nobody gains by them."""
+"""Compares pay with delivered windows, from a validator's events: checks that no miner gains by faults."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tplr.telemetry.events import Event
 
-# Of fewer windows a mean is hardly beyond chance, and pay is below its share (``scoring/credit.py``).
+# With fewer windows a mean is hardly significant, and pay is below its share (``scoring/credit.py``).
 FEWEST_WINDOWS = 5
-# Windows that one miner has to have lost more than another, if their order is to mean anything.
+# Minimum difference of lost windows between two miners for which their order by pay is meaningful.
 FEWEST_MORE = 3
 
 
 @dataclass(frozen=True)
 class Earned:
-    """A miner's share of the pay after a window, and how it came about.
+    """A miner's share of the pay after a window, and its delivered windows.
 
     Attributes:
-        delivered, lost: windows of the last ``pay_windows`` that the validator scored, whose set has its update or not.
+        delivered, lost: number of the last ``pay_windows`` scored windows whose set includes its update, or does not.
     """
 
     share: float
@@ -25,10 +25,10 @@ class Earned:
 
 
 def earned(events: Iterable[Event], *, pay_windows: int) -> dict[int, dict[int, Earned]]:
-    """By scored window, then by uid: what each miner has earned after it. Shares are of final scores.
+    """Return each miner's ``Earned`` after each scored window, by window, then by uid. Shares are of final scores.
 
     Args:
-        events: of one validator, also those of its earlier processes.
+        events: one validator's, including those of its earlier processes.
     """
     included: dict[int, frozenset[int]] = {}
     finals: dict[int, Mapping[str, float]] = {}
@@ -50,13 +50,16 @@ def earned(events: Iterable[Event], *, pay_windows: int) -> dict[int, dict[int, 
 
 
 def spread(pay: Mapping[int, Earned]) -> float | None:
-    """Largest over smallest pay for each window delivered; None for fewer than two with ``FEWEST_WINDOWS``."""
+    """Return the ratio of largest to smallest pay per delivered window, among miners with ``FEWEST_WINDOWS``.
+
+    None if there are fewer than two such miners, or one of them earns nothing.
+    """
     each = [one.share / one.delivered for one in pay.values() if one.delivered >= FEWEST_WINDOWS]
     return max(each) / min(each) if len(each) > 1 and min(each) > 0 else None
 
 
 def gains_by_loss(pay: Mapping[int, Earned]) -> list[tuple[int, int]]:
-    """Pairs of uids of which the first lost at least ``FEWEST_MORE`` windows more than the second, and earns more."""
+    """Return pairs of uids whose first lost at least ``FEWEST_MORE`` more windows than the second but earns more."""
     return [
         (uid, other)
         for uid, one in sorted(pay.items())

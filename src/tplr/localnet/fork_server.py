@@ -1,13 +1,13 @@
-"""Starts nodes by forking a process that has imported all they need: they share its memory until they write to it.
+"""Starts nodes by forking a process that has imported all modules: they share its memory until they write to it.
 
-``ForkServer`` starts the server, ``python -m tplr.localnet.fork_server``, and asks it for processes. The server has one
-thread: a fork copies only the thread that calls it, and a lock that another one held would stay locked in the copy. A
-copy sets its environment, working directory and output, and then runs the command as a new interpreter would. All
-copies have the server's hash seed: an order of sets that differs between processes is not tested by them.
+``ForkServer`` starts the server, ``python -m tplr.localnet.fork_server``, and requests processes from it. The server
+has one thread: a fork copies only the calling thread, and a lock held by another thread would stay locked in the copy.
+A copy sets its environment, working directory and output, and then runs the command as a new interpreter would. All
+copies have the server's hash seed, so they do not test whether an order of sets differs between processes.
 
-A socket of packets leads to the server. A request is JSON (command, environment, folder) with two file descriptors: of
-the log, and of a socket on which the server answers with the process id, and in the end with its status. What has
-ended stays a zombie until the server ends, so its id is not another process's when somebody signals it.
+Requests use a packet socket. A request is JSON (command, environment, folder) with two file descriptors: the log, and a
+socket on which the server sends the process id and, when the process ends, its status. An ended process stays a zombie
+until the server ends, so that its id can't belong to another process when it is signalled.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from tplr.config import replace_process_variables
 from tplr.errors import LocalnetError
 from tplr.localnet.launch import die_with
 
-# What nodes import, also late; a module that is missing here costs each of them its memory and time.
+# All modules that nodes import, even late; a module missing here costs each node its memory and time.
 PRELOADED = (
     "tplr.cli.node",
     "tplr.node.main",
@@ -48,7 +48,7 @@ START_SECONDS = 180.0  # to import everything, on a busy machine
 
 
 class Forked:
-    """A process that the server has forked; the part of ``subprocess.Popen`` that ``Child`` uses.
+    """A forked process, with the part of ``subprocess.Popen`` that ``Child`` uses.
 
     Attributes:
         returncode: exit status, negative for a signal; None while it runs.
@@ -65,12 +65,12 @@ class Forked:
         self.pid = int(first)
 
     def poll(self) -> int | None:
-        """``returncode``, as it is now."""
+        """Update and return ``returncode``."""
         self._wait(0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it ends. Raises subprocess.TimeoutExpired, after ``timeout`` seconds."""
+        """Wait until it ends. Raises subprocess.TimeoutExpired after ``timeout`` seconds."""
         self._wait(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
@@ -85,15 +85,15 @@ class Forked:
 
 
 class ForkServer:
-    """A running server. Must be opened in the main thread: Linux kills the server when the thread that forked it ends.
+    """A running server. ``close`` kills its processes.
 
-    Its processes are killed when it is closed.
+    Must be opened in the main thread: Linux kills the server when the thread that forked it ends.
     """
 
     def __init__(
         self, *, env: Mapping[str, str], folder: Path, log: Path, preloaded: Sequence[str] = PRELOADED
     ) -> None:
-        """``env``, ``folder`` and ``log``: of the server itself; variables that imports read are in ``env``.
+        """``env``, ``folder`` and ``log`` are the server's own; ``env`` has the variables that imports read.
 
         ``preloaded``: modules to import.
         """
@@ -110,7 +110,7 @@ class ForkServer:
         return self._process.pid if self._process else None
 
     def open(self) -> None:
-        """Start it; returns at once: ``wait_until_ready`` before the first ``start``."""
+        """Start the server and return at once; call ``wait_until_ready`` before the first ``start``."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with theirs, self._log.open("ab") as log:
@@ -126,7 +126,7 @@ class ForkServer:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait until it has imported everything. Blocks. Raises LocalnetError if it can't."""
+        """Wait until the server has imported all modules. Blocks. Raises LocalnetError if it can't."""
         assert self._control is not None
         self._control.settimeout(START_SECONDS)
         try:
@@ -137,7 +137,7 @@ class ForkServer:
             raise LocalnetError(f"the fork server did not start; its log is {self._log}")
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], folder: Path, log: BufferedWriter) -> Forked:
-        """Run ``python ARGUMENT...`` in a process group of its own; ``command`` begins with the interpreter.
+        """Run ``python ARGUMENT...`` in its own process group; ``command`` begins with the interpreter.
 
         Raises:
             LocalnetError: the server ended.
@@ -154,7 +154,7 @@ class ForkServer:
             raise LocalnetError(f"the fork server does not answer ({error}); its log is {self._log}") from error
 
     def close(self) -> None:
-        """End the server, and all that it started."""
+        """End the server and all processes that it started."""
         if self._control is not None:
             self._control.close()
         if self._process is not None:
@@ -170,7 +170,7 @@ class _Request:
 
 
 def main() -> None:
-    """Import, then fork for each request until the other end of the socket is closed."""
+    """Import all modules, then fork for each request until the other end of the socket is closed."""
     parent, control = int(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     die_with(parent)
     for name in sys.argv[3:]:
@@ -185,7 +185,7 @@ def main() -> None:
 
 
 def _serve(control: socket.socket) -> _Request | None:
-    """Returns None in the server at its end, and the request in each copy."""
+    """Serve requests. Returns the request in each forked copy, and None in the server when it ends."""
     server = os.getpid()
     answers: dict[int, tuple[int, socket.socket]] = {}  # by file descriptor of the process
     while True:
@@ -202,7 +202,7 @@ def _serve(control: socket.socket) -> _Request | None:
         log, reply = descriptors
         answer = socket.socket(fileno=reply)
         if pid := os.fork():
-            with contextlib.suppress(OSError):  # it may have done so itself, or have ended
+            with contextlib.suppress(OSError):  # the copy may have set it already, or have ended
                 os.setpgid(pid, pid)
             os.close(log)
             answer.send(str(pid).encode())
@@ -222,16 +222,16 @@ def _serve(control: socket.socket) -> _Request | None:
 
 
 def _report_end(pid: int, answer: socket.socket) -> None:
-    """Send the status of what has ended, and leave the zombie."""
+    """Send the status of an ended process, and leave it as a zombie."""
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert ended is not None
     status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-    with contextlib.suppress(OSError), answer:  # nobody may want to know
+    with contextlib.suppress(OSError), answer:  # the reader may have closed its end
         answer.send(str(status).encode())
 
 
 def _become(request: _Request) -> None:
-    """Run what the command line says, as the main program of this process."""
+    """Run the command line as the main program of this process."""
     replace_process_variables(request.env)
     os.chdir(request.folder)
     match request.arguments:

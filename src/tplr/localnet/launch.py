@@ -1,7 +1,7 @@
 """Starts a program that dies with its parent: ``python -m tplr.localnet.launch PARENT_PID PROGRAM ARGUMENT...``.
 
-Linux kills it when the parent ends, even by SIGKILL; on other systems it keeps running. The launcher is a separate
-program because code between fork and exec can hang in a process with threads.
+Linux kills the program when the parent ends, even by SIGKILL; on other systems it keeps running. The launcher is a
+separate program because code between fork and exec can hang in a process with threads.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Let Linux kill this process when ``parent``, whose child it is, ends; ends now if that happened already."""
+    """Let Linux kill this process when its parent ``parent`` ends; exit now if the parent has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""Displays a localnet: as a live table in a terminal, as lines in a log file."""
+"""Displays a localnet: as a live table in a terminal, or as lines in a log file."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -22,7 +22,7 @@ def open_display(console: Console, windows: int) -> AbstractContextManager[Calla
 
 
 class PlainDisplay:
-    """Prints a line when all nodes completed a window, and when a node starts, ends or has a problem."""
+    """Prints a line when all nodes have completed a window, and when a node starts, ends or has a problem."""
 
     def __init__(self, console: Console, windows: int) -> None:
         self._console = console

@@ -32,12 +32,12 @@ READY_FILE = "storage-ready.json"  # address of the storage server
 HOTKEY = "default"
 MINER_STAKE = 100.0
 MIN_STAKE = 1000.0  # for a validator permit at an epoch
-# Ordinary chain nodes keep state for 256 blocks of 12 s: the same time in this chain's blocks.
+# Ordinary chain nodes keep state for 256 blocks of 12 s; this chain keeps its blocks for the same time.
 RETAINED_BLOCKS = round(256 * 12 / BLOCK_SECONDS)
 EPOCH_BLOCKS = 40
-MAX_RESTARTS = 1000  # of ranks, as the guide to the engine recommends
+MAX_RESTARTS = 1000  # of torchrun's ranks, as the guide to the engine recommends
 
-# Which node it is; the minority is the second largest stake.
+# The node that is hostile; the minority validator has the second largest stake.
 BYZANTINE: dict[Byzantine, str] = {
     "leader": "validator",
     "minority-validator": "validator-2",
@@ -54,8 +54,8 @@ class NodeSetup:
 
     Attributes:
         stake: of its hotkey; 0 for a node that is not registered.
-        ranks: its processes.
-        hostile: it lies.
+        ranks: number of its processes.
+        hostile: whether its writes are forged.
     """
 
     name: str
@@ -68,13 +68,13 @@ class NodeSetup:
 
     @property
     def address(self) -> str:
-        """Its hotkey's, by which the chain knows it."""
+        """Its hotkey's address, which identifies it on chain."""
         return self.hotkey.ss58_address
 
 
 @dataclass(frozen=True)
 class Network:
-    """A run's folder and the nodes in it; the first of them serves its metrics on ``metrics_port``, and so on."""
+    """A run's folder and its nodes. The first node serves metrics on ``metrics_port``, each further one on the next."""
 
     folder: Path
     nodes: tuple[NodeSetup, ...]
@@ -95,7 +95,7 @@ class Network:
 
     @property
     def faults(self) -> Path:
-        """The storage server's faults: what the hostile node does with its bucket."""
+        """The storage server's file of faults, which the hostile node writes."""
         return self.folder / "faults.json"
 
     @property
@@ -149,7 +149,7 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
     network.faults.write_text("[]")
     if plan.metrics_port is not None:
         (folder / "prometheus.yml").write_text(prometheus_config(network))
-    # A node searches .env from its working directory upwards: this file ends the search before the operator's own.
+    # A node searches for .env from its working directory upwards; this file ends the search before the operator's own.
     (folder / ".env").write_text("# Nodes of a localnet get their environment from localnet; this file stays empty.\n")
     (folder / "home").mkdir()
     for node in network.nodes:
@@ -160,12 +160,12 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
 
 
 def validator_stakes(validators: int, most_of_a_miner: float) -> list[float]:
-    """Stakes by falling rank, as ``2N : 2N - 1 : ... : N + 1``: 40, 33 and 27 % of three; all more than a miner's."""
+    """Return stakes in the ratio ``2N : 2N - 1 : ... : N + 1``, for three 40, 33 and 27 %; all exceed a miner's."""
     return [10 * most_of_a_miner * (2 * validators - rank) / (2 * validators) for rank in range(validators)]
 
 
 def prometheus_config(network: Network) -> str:
-    """A configuration of Prometheus that scrapes all nodes; JSON is YAML, too."""
+    """Return a Prometheus configuration that scrapes all nodes, as JSON, which is valid YAML."""
     jobs = [
         {"targets": [f"{HOST}:{port}"], "labels": {"node": node.name}}
         for node, port in zip(network.nodes, itertools.count(network.metrics_port or 0))
@@ -176,7 +176,10 @@ def prometheus_config(network: Network) -> str:
 
 
 def windows_in_all(scored: int, margin: int, offset: int) -> int:
-    """Windows until ``scored`` are scored: a run starts ``margin`` late, and a validator is ``offset`` behind."""
+    """Return the number of windows until ``scored`` windows are scored.
+
+    A run starts ``margin`` windows late, and a validator scores ``offset`` windows behind.
+    """
     return scored + margin + offset + 1
 
 
@@ -192,7 +195,7 @@ def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
         raw["probation_windows"] = 0
     windows = windows_in_all(plan.windows, raw["peer_list_window_margin"], raw["validator_offset"])
     if raw["probation_windows"]:
-        windows -= raw["probation_windows"] + raw["validator_offset"]  # the first ones only measure: they are no steps
+        windows -= raw["probation_windows"] + raw["validator_offset"]  # the first windows only measure, without a step
     if raw["outer"] == "demo":
         raw["demo"]["learning_rate"]["t_max"] = windows
     else:
@@ -207,7 +210,7 @@ def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
         "blocks_per_window": plan.blocks_per_window,
         "minimum_peers": plan.miners,
         "max_topk_peers": max(raw["max_topk_peers"], plan.miners),
-        # Short runs set weights, too.
+        # Short enough that short runs set weights, too.
         "windows_per_weights": min(raw["windows_per_weights"], max(1, plan.windows // 4)),
     }
     atomic_write(path, json.dumps(raw, indent=2).encode())
@@ -237,21 +240,21 @@ def create_chain(network: Network, seed: int, *, clock: Clock | None = None) -> 
         for node in network.nodes:
             if node.role == "aggregator":
                 continue
-            # A permit by stake would come only with the next epoch.
+            # Without this, validators would get their permits by stake only at the next epoch.
             administrator.register(node.address, f"cold-{node.name}", stake=node.stake, permit=node.role == "validator")
     finally:
         administrator.close()
 
 
 def storage_command(network: Network, port: int, ready_file: Path) -> list[str | Path]:
-    """Command line of the storage server."""
+    """Return the storage server's command line."""
     command: list[str | Path] = [sys.executable, "-m", "tplr.testing.s3server", "--root", network.storage]
     files = ("--keys", network.keys, "--faults", network.faults, "--ready-file", ready_file)
     return [*command, *files, "--requests", network.folder / "logs" / "requests.jsonl", "--port", str(port)]
 
 
 def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
-    """Command line of a neuron: production's, except for endpoint and network."""
+    """Return a neuron's command line: production's, except for endpoint and network."""
     script = Path(tplr.__file__).parents[2] / "neurons" / f"{node.role}.py"
     # An installed package lacks the folder ``neurons``.
     program = [script] if script.is_file() else ["-m", "tplr.cli", node.role]
@@ -284,7 +287,7 @@ def _torchrun(ranks: int) -> tuple[str, ...]:
 
 
 def node_environment(network: Network, node: NodeSetup, endpoint: str) -> dict[str, str]:
-    """Complete environment of a neuron: production's variables, and one thread, because nodes share the machine."""
+    """Return a neuron's complete environment: production's variables, and one thread, as nodes share the machine."""
     shared = {
         **base_environment(process_variables(), network.folder / "home"),
         "TPLR_S3_ENDPOINT": endpoint,
@@ -301,7 +304,7 @@ def node_environment(network: Network, node: NodeSetup, endpoint: str) -> dict[s
 
 
 def base_environment(inherited: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Environment of every process of a localnet: the variables in ``INHERITED``, and a home of its own."""
+    """Return the environment of every localnet process: the variables in ``INHERITED``, and a separate home folder."""
     return {
         **{name: inherited[name] for name in INHERITED if name in inherited},
         "HOME": str(home),

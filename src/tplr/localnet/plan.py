@@ -28,13 +28,13 @@ DEFAULT_SCHEME: Scheme = "muon"
 BLOCK_SECONDS = 0.5
 MIN_WINDOW_SECONDS = 7.5  # leaves a second to train after the whole wait for a missing update
 MAX_NEURONS = 256  # uids of a subnet
-MAX_VALIDATORS = 8  # each of which is an elector: the least has more than a twentieth of the stake
+MAX_VALIDATORS = 8  # so that each is an elector: the smallest has more than a twentieth of the stake
 MAX_RANKS = 8  # of one node
 # A shorter run would hardly learn: with probation its first six windows only measure.
 WINDOWS_FOR_PROBATION = 16
-MIN_BYZANTINE_WINDOW_SECONDS = 16.0  # a proposer that is silent costs a slot of six ``relay_seconds``
+MIN_BYZANTINE_WINDOW_SECONDS = 16.0  # a silent proposer costs a slot of six ``relay_seconds``
 MIN_SMALL_WINDOW_SECONDS = 40.0  # for the longer waits of dozens of nodes
-MIN_VALIDATORS_OF_WHICH_ONE_LIES = 3  # fewer have no honest majority
+MIN_VALIDATORS_OF_WHICH_ONE_LIES = 3  # with fewer there is no honest majority
 MIN_CHAOS_WINDOWS = 16  # FIRST_WINDOW, QUIET_WINDOWS, and some between them
 OVERLAP_BATCHES = 2
 MIN_VOCAB_SIZE = 257  # all bytes, and the end-of-text token
@@ -51,21 +51,21 @@ class NetworkPlan:
     Attributes:
         data: train on pages of texts, or on sequences of a token store.
         chaos: inject the faults of ``chaos.py``.
-        scheme: of the updates; the constants of each are in this folder.
+        scheme: scheme of the updates; each scheme's constants are in this folder.
         windows: number of windows to train, from the run's start window.
         corpus: folder of text to train on; None for the built-in one.
-        run_dir: absolute; holds all files of the run.
+        run_dir: absolute path of the folder for all files of the run.
         latest: symbolic link to set to ``run_dir``, or None.
         cache: folder where prepared corpora are kept between runs.
         port: of the storage server; 0: a free one.
-        byzantine: the role of a node that lies (``attackers/hostile_node.py``), or None.
-        metrics_port: of the first node's metrics; each further node has the next one. None: no metrics.
-        validators: with falling stakes; from three on, none has half of them.
-        ranks: processes of ``torchrun`` for each of the first validator and miner-1; the other nodes are one process
-            each, so that both kinds must agree.
-        outer_delay: of the constants. With 1, a window has ``OVERLAP_BATCHES`` times the batches.
-        small: a smaller model that trains fewer steps, and longer waits: for dozens of nodes on a few cores.
-        share_imports: nodes are forked from one process, and share the memory of what it has imported.
+        byzantine: the role of the hostile node (``attackers/hostile_node.py``), or None.
+        metrics_port: port of the first node's metrics; each further node has the next port. None: no metrics.
+        validators: number of validators. Their stakes fall by rank; with three or more, none has half of the stake.
+        ranks: number of ``torchrun`` processes of the first validator and of miner-1. The other nodes have one process
+            each, which tests that both kinds agree.
+        outer_delay: as in the constants. With 1, a window has ``OVERLAP_BATCHES`` times the batches.
+        small: a smaller model, fewer steps and longer waits, for dozens of nodes on a few cores.
+        share_imports: fork the nodes from one process, so that they share the memory of its imported modules.
         keep: ``results`` deletes buckets, states and wallets after a run that passed.
     """
 
@@ -93,9 +93,10 @@ class NetworkPlan:
 
     @property
     def with_probation(self) -> bool:
-        """Whether miners earn their places; else all are listed at once.
+        """Whether miners earn their places by probation; otherwise all are listed at once.
 
-        Where faults end one of several validators in most windows, more than half of them measure nobody for long.
+        With ``chaos`` and several validators there is no probation: faults end a validator in most windows, so for a
+        long time more than half of them measure nobody.
         """
         return self.windows >= WINDOWS_FOR_PROBATION and not (self.chaos and self.validators > 1)
 
@@ -106,7 +107,7 @@ class NetworkPlan:
 
     @property
     def metrics_ports(self) -> range:
-        """One for each node; the aggregator has the last."""
+        """The metrics ports, one for each node; the aggregator has the last."""
         return (
             range(0)
             if self.metrics_port is None
@@ -115,7 +116,7 @@ class NetworkPlan:
 
 
 def scheme_constants(scheme: Scheme = DEFAULT_SCHEME, *, small: bool = False) -> dict[str, Any]:
-    """The profile's constants with those of a scheme, and of a ``small`` run, as JSON values."""
+    """Return the profile's constants merged with those of a scheme, and of a ``small`` run, as JSON values."""
     raw: dict[str, Any] = json.loads(PROFILE.read_text())
     if scheme != DEFAULT_SCHEME:
         del raw[raw["outer"]]
@@ -192,7 +193,7 @@ def make_plan(
         given: arguments that ``add_arguments`` declares; the others have their defaults.
 
     Raises:
-        ConfigError: with every problem found, each naming the argument and what to do.
+        ConfigError: lists every problem, each with the argument and the remedy.
     """
     profile, parser = load_hparams(PROFILE), argparse.ArgumentParser()
     add_arguments(parser)
@@ -224,7 +225,7 @@ def make_plan(
 
 
 def default_run_dir() -> Path:
-    """``runs/<UTC time>``, with a number appended if that folder exists."""
+    """Return ``runs/<UTC time>``, with a number appended if that folder exists."""
     base = Path("runs", time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime()))
     found, number = base, 2
     while found.exists():
@@ -233,7 +234,7 @@ def default_run_dir() -> Path:
 
 
 def needed_bytes(plan: NetworkPlan, profile: HParams) -> int:
-    """Upper estimate of the bytes that a run leaves on disk."""
+    """Return an upper estimate of the bytes that a run leaves on disk."""
     model = profile.model
     per_layer = 4 * model.hidden_size**2 + 3 * model.hidden_size * model.intermediate_size
     parameters = 2 * plan.vocab_size * model.hidden_size + model.num_hidden_layers * per_layer
@@ -244,7 +245,7 @@ def needed_bytes(plan: NetworkPlan, profile: HParams) -> int:
 
 
 def fewest_windows(plan: NetworkPlan, profile: HParams) -> int:
-    """Windows after which each miner is on a list, has been applied twice and tested once."""
+    """Return the number of windows after which each miner is listed, applied twice and tested once."""
     tested = max(2, math.ceil(plan.miners / profile.uids_per_window))
     if not plan.with_probation:
         return tested
@@ -339,7 +340,7 @@ def _check_port(option: str, port: int) -> list[str]:
     if not 0 < port < 65536:
         return [f"{option} {port}: expected 1 to 65535, or 0 for a free one"]
     with socket.socket() as probe:
-        # As servers do: a port with closing connections only counts as free.
+        # Like a server, so that a port that has only closing connections counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -349,5 +350,5 @@ def _check_port(option: str, port: int) -> list[str]:
 
 
 def _existing(path: Path) -> Path:
-    """``path``, or its nearest parent folder that exists."""
+    """Return ``path``, or its nearest existing parent folder."""
     return next(folder for folder in (path, *path.parents) if folder.exists())

@@ -20,12 +20,12 @@ TAIL_BYTES = 8192
 
 
 class Child:
-    """A process in a process group of its own: Ctrl-C in a terminal reaches only the parent.
+    """A process in its own process group, so that Ctrl-C in a terminal reaches only the parent.
 
     Must be started in the main thread: Linux kills the child when the thread that forked it ends.
 
     Attributes:
-        command: of the next start.
+        command: command line of the next start.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Child:
     ) -> None:
         """``env`` is the whole environment, ``folder`` the working directory; ``log`` gets stdout and stderr.
 
-        ``server`` forks it, if the command is of Python; None: a new interpreter.
+        ``server`` forks the process if the command runs Python; None: start a new interpreter.
         """
         self.name = name
         self.log = log
@@ -58,7 +58,7 @@ class Child:
 
     @property
     def died(self) -> int | None:
-        """Exit status (negative: signal number) if it ended without ``kill`` or ``stop``; else None."""
+        """Return the exit status (negative: signal number) if it ended without ``kill`` or ``stop``, else None."""
         return self._process.returncode if self._process and self._wanted and not self.running else None
 
     @property
@@ -67,7 +67,7 @@ class Child:
         return self._process.pid if self._process else None
 
     def start(self, more: Mapping[str, str] | None = None) -> None:
-        """Start it, appending to its log, with ``more`` added to its environment. RuntimeError if it runs."""
+        """Start it with ``more`` added to its environment; append to its log. Raises RuntimeError if it runs."""
         if self.running:
             raise RuntimeError(f"{self.name} is already running")
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -94,14 +94,14 @@ class Child:
         )
 
     def kill(self) -> None:
-        """Send SIGKILL, and wait; does nothing if it is not running."""
+        """Send SIGKILL and wait for the end; do nothing if it is not running."""
         self._wanted = False
         self._signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
 
     def pause(self) -> None:
-        """Send SIGSTOP: it is suspended until ``resume``."""
+        """Suspend it with SIGSTOP until ``resume``."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -122,7 +122,7 @@ class Child:
         return self._process.returncode
 
     def check(self) -> None:
-        """Raise LocalnetError with the end of its log if it ended without ``kill`` or ``stop``."""
+        """Raise LocalnetError, with the end of its log, if it ended without ``kill`` or ``stop``."""
         if (status := self.died) is not None:
             how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
             raise LocalnetError(f"{self.name} ended unexpectedly {how}; the end of {self.log}:\n{self.log_tail()}")

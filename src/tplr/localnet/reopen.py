@@ -1,4 +1,4 @@
-"""Opens a localnet for readers: its storage server, or one that runs again while the block lasts."""
+"""Opens a localnet for readers: uses its running storage server, or starts one for the duration of the block."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ PAGE = "page.html"
 
 
 def reader_arguments(args: Arguments, run: Path) -> Arguments:
-    """``args`` for the network of a run's folder, as its validator sees it; old blocks are readable.
+    """Return ``args`` for the network of a run's folder, as its validator sees it; old blocks are readable.
 
     Raises:
         ConfigError: the folder holds no run, or one whose buckets were deleted.
@@ -45,7 +45,7 @@ def reader_arguments(args: Arguments, run: Path) -> Arguments:
 
 
 def page_request(request: PageRequest, run: Path, *, out: Path | None = None) -> PageRequest:
-    """``request`` for a run's folder: with all nodes' events, and in the folder itself unless ``out`` is given."""
+    """Return ``request`` for a run's folder: with all nodes' events; the page goes into the folder or to ``out``."""
     return replace(
         request,
         out=out or run / PAGE,
@@ -55,13 +55,13 @@ def page_request(request: PageRequest, run: Path, *, out: Path | None = None) ->
 
 
 def own_page(run: Path) -> PageRequest:
-    """The request for the page of a run that has just ended. Raises ConfigError, as ``reader_arguments``."""
+    """Return the request for the page of a run that has just ended. Raises ConfigError as ``reader_arguments``."""
     return page_request(PageRequest(network=_own_arguments(run), out=run / PAGE), run)
 
 
 @asynccontextmanager
 async def reopened(run: Path) -> AsyncIterator[Environment]:
-    """The environment of a reader of the run in this folder, whose storage server runs until the block ends."""
+    """Yield a reader's environment for the run in this folder; its storage server runs until the block ends."""
     table = json.loads((run / "keys.json").read_text())
     async with _storage(run, table) as endpoint:
         yield Environment(
@@ -77,7 +77,7 @@ async def reopened(run: Path) -> AsyncIterator[Environment]:
 
 @asynccontextmanager
 async def _storage(run: Path, keys: Mapping[str, Any]) -> AsyncIterator[str]:
-    """The endpoint of the run's storage: of its own server while the localnet runs, else of one of ours."""
+    """Yield the endpoint of the run's storage: the localnet's own server while it runs, else a server started here."""
     async with AsyncExitStack() as stack:
         try:
             endpoint = (await stack.enter_async_context(serve(run / "storage", keys))).endpoint
@@ -89,7 +89,7 @@ async def _storage(run: Path, keys: Mapping[str, Any]) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def open_finished(run: Path) -> AsyncIterator[NetworkReader]:
-    """The run in this folder, open for reading, for a program; as ``--local`` does for a command.
+    """Open the run in this folder for reading by a program, as ``--local`` does for a command.
 
     Raises:
         ConfigError: as ``reader_arguments``.
@@ -99,7 +99,7 @@ async def open_finished(run: Path) -> AsyncIterator[NetworkReader]:
 
 
 def _own_arguments(run: Path) -> Arguments:
-    """Those of a reader of the run in this folder, else the defaults. Raises ConfigError, as ``reader_arguments``."""
+    """Return a reader's arguments for the run in this folder. Raises ConfigError as ``reader_arguments``."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     parser.set_defaults(command="reader")
@@ -107,7 +107,7 @@ def _own_arguments(run: Path) -> Arguments:
 
 
 def _read_variables(table: Mapping[str, Any], bucket: str) -> dict[str, str]:
-    """The variables of a bucket that is called like its kind, with its read key."""
+    """Return the variables of a bucket whose name is its kind, with its read key."""
     for access_key_id, entry in table.items():
         if entry["buckets"].get(bucket) == "read":
             prefix = f"R2_{bucket.upper()}"

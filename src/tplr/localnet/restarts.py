@@ -1,4 +1,4 @@
-"""Starts nodes again that ended because something outside them was down, as a service manager does."""
+"""Restarts nodes that ended because an outside service was down, like a service manager."""
 
 import time
 from collections import Counter
@@ -7,19 +7,19 @@ from tplr.localnet.process import Child
 from tplr.logging import logger
 from tplr.node.checks import OUTSIDE_DOWN
 
-# A service manager tries without end; here the storage and the chain are on this machine, and soon up if ever.
+# A service manager retries without limit. Here storage and chain are on this machine, so they return soon or never.
 MOST, PAUSE_SECONDS = 3, 5.0
 
 
 class Restarts:
-    """Decides about nodes that end by themselves; each is started again at most ``MOST`` times."""
+    """Decides about nodes that end by themselves; restarts each at most ``MOST`` times."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._due: dict[str, float] = {}  # by name; of ``time.monotonic``
 
     def check(self, child: Child) -> None:
-        """Call it now and then. After exit status 3, starts the process again when ``PAUSE_SECONDS`` have passed.
+        """Restart a process ``PAUSE_SECONDS`` after it ended with exit status 3. Call this regularly.
 
         Raises:
             LocalnetError: it ended with another status, or too often with this one.

@@ -1,8 +1,8 @@
-"""Small networks, each with some honest miners and some attacks, and the figures that each gives.
+"""Scenarios: small networks with honest miners and attackers, and the figures that each scenario yields.
 
-Budgets are production's: a validator tests ``uids_per_window`` miners in a window, and 15 are gathered. A
-share of pay counts after the last window. "Equal" is the mean pay of honest miners of the same effort from whom nobody
-copies, "least" the smallest pay of an honest miner.
+Budgets are production's: a validator tests ``uids_per_window`` miners per window, and gathers 15. Shares of pay are
+those after the last window. "Equal" is the mean pay of honest miners of the same effort whose updates nobody copies,
+"least" the smallest pay of an honest miner.
 """
 
 import asyncio
@@ -49,13 +49,13 @@ EFFORT = 24  # sequences of an average miner, of at most 64
 PAID_WINDOWS = 20
 GATHERED = 15
 PROBATION = 3  # windows
-LAUNCH = 6  # windows until the first list that anybody has earned
-UIDS = 8  # of an owner with several
+LAUNCH = 6  # windows until the first peer list with earned places
+UIDS = 8  # number of uids of an owner with several
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a scenario runs with. ``vocabulary``: ``simulation.VOCABULARY`` or ``SINGLE_BYTES``."""
+    """The settings of a scenario's run. ``vocabulary``: ``simulation.VOCABULARY`` or ``SINGLE_BYTES``."""
 
     scheme: Scheme
     vocabulary: int
@@ -67,9 +67,9 @@ class Scenario:
     """A named scenario.
 
     Attributes:
-        figures: runs it.
-        cost: in proportion to its time, for forecasts.
-        by_pages: its figures depend on what pages have of their own, so it also runs with single bytes.
+        figures: function that runs it.
+        cost: relative run time, for forecasts.
+        by_pages: whether its figures depend on page-specific content, so that it also runs with single bytes.
     """
 
     figures: Callable[[Setting], Figures]
@@ -78,7 +78,7 @@ class Scenario:
 
 
 def network(setting: Setting, members: Sequence[Member], *, pages: int = 8) -> World:
-    """A network with production's budgets; ``pages`` of 8 sequences for each miner."""
+    """Return a network with production's budgets and ``pages`` pages of 8 sequences for each miner."""
     constants = profile(setting.scheme)
     hparams = small(
         constants,
@@ -87,34 +87,34 @@ def network(setting: Setting, members: Sequence[Member], *, pages: int = 8) -> W
         max_topk_peers=GATHERED,
         probation_windows=PROBATION,
         pages_per_window=pages,
-        validator_sample_rate=1e-3,  # that is evaluation_sequences
+        validator_sample_rate=1e-3,  # so low that ``evaluation_sequences`` decides
     )
     return World(hparams, members, seed=setting.seed, measures_loss=False)
 
 
 def live(world: World, windows: int) -> World:
-    """Run a network."""
+    """Run a network for ``windows`` windows, and return it."""
     asyncio.run(world.run(windows))
     return world
 
 
 def pay(world: World, uids: Iterable[int]) -> list[float]:
-    """Shares of the pay."""
+    """Return the shares of the pay of these uids."""
     weights = world.board.weights
     return [weights.get(uid, 0.0) for uid in uids]
 
 
 def ratio(one: float, other: float) -> float:
-    """``one / other``: infinite if only ``other`` is nothing, and nothing of nothing is nothing."""
+    """Return ``one / other``: infinite if only ``other`` is 0, and 0 if both are."""
     return one / other if other else (math.inf if one else 0.0)
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of at least one value."""
+    """Return the mean of at least one value."""
     return sum(values) / len(values)
 
 
-DARK = 10  # the last window of work of who goes dark
+DARK = 10  # last window in which the miner that goes dark works
 HONEST = (8, EFFORT, 64, EFFORT, EFFORT, EFFORT)
 LESS, AVERAGE, MORE = 1, 2, 3
 # Each victim has one copier, and an average miner without a copier is the reference.
@@ -122,7 +122,7 @@ VICTIMS, REFERENCE = (4, 5, MORE), (AVERAGE, 6)
 
 
 def cheats() -> list[Member]:
-    """One miner of each attack that one uid can make."""
+    """Return one miner for each attack that needs only one uid."""
     return [
         GoDark("go dark", EFFORT, last=DARK),
         Timed("timed work, noise else", EFFORT, "noise"),
@@ -146,7 +146,7 @@ def cheats() -> list[Member]:
 
 
 def crowd(setting: Setting) -> Figures:
-    """Honest miners of three efforts, and one of each attack."""
+    """Simulate honest miners of three efforts with one attacker of each kind."""
     members = [*map(Honest, HONEST), *cheats()]
     world = live(network(setting, members), DARK + PAID_WINDOWS)
     honest = pay(world, range(1, len(HONEST) + 1))
@@ -171,7 +171,7 @@ def crowd(setting: Setting) -> Figures:
 
 
 def twins(setting: Setting) -> Figures:
-    """Four honest miners, and two owners of eight uids each, that send one update: the same, and nearly the same."""
+    """Simulate four honest miners, and two owners of eight uids that send identical or near-identical updates."""
     same, near = len(range(4)) + 1, len(range(4)) + 1 + UIDS
     members: list[Member] = [Honest(EFFORT) for _ in range(4)]
     members += [Twin("identical", same, EFFORT) for _ in range(UIDS)]
@@ -185,9 +185,10 @@ def twins(setting: Setting) -> Figures:
 
 
 def split(setting: Setting, effort: int) -> Figures:
-    """An owner with ``effort`` sequences in all, over eight uids, beside three and nine honest miners of as many.
+    """Simulate an owner that splits ``effort`` sequences over eight uids, with three and with nine honest miners.
 
-    With SparseLoCo the median norm bounds a step: it is that of the parts when they are the majority.
+    Each honest miner has ``effort`` sequences. With SparseLoCo the median norm bounds a step; if the owner's uids are
+    the majority, the median is their norm.
     """
     found: Figures = {}
     for others, share in ((3, "most uids"), (9, "fewer uids")):
@@ -212,7 +213,7 @@ WRECKED = 12  # windows
 
 
 def wreckers(setting: Setting) -> Figures:
-    """Three honest miners alone, and each time with a majority that harms."""
+    """Simulate three honest miners alone, then with each kind of harmful majority."""
 
     def flip(_: int) -> Member:
         return Changed("signs flipped", 8, lambda one, _: -one)
@@ -239,7 +240,7 @@ def wreckers(setting: Setting) -> Figures:
 
 
 def losses(setting: Setting) -> Figures:
-    """Three equal miners, of which two lose 3 and 6 of the paid windows."""
+    """Simulate three equal miners, two of which lose 3 and 6 of the paid windows."""
     last = LAUNCH + PAID_WINDOWS
     random = np.random.default_rng(derive("losses", setting.seed) >> 1)
     lost = [
@@ -254,11 +255,11 @@ def losses(setting: Setting) -> Figures:
     }
 
 
-TURN = LAUNCH + 8  # the last honest window of turncoats
+TURN = LAUNCH + 8  # last honest window of turncoats
 
 
 def turncoats(setting: Setting) -> Figures:
-    """Three honest miners, and five that harm once they have earned their places."""
+    """Simulate three honest miners, and five that turn harmful after they have earned their places."""
     members: list[Member] = [Honest(EFFORT) for _ in range(3)]
     members += [Turncoat("turncoat", EFFORT, TURN) for _ in range(5)]
     world = live(network(setting, members), TURN)
@@ -274,9 +275,9 @@ def turncoats(setting: Setting) -> Figures:
 
 
 def score_copiers(setting: Setting) -> Figures:
-    """Validators that copy the weights of the honest one, in a network whose pay changes.
+    """Simulate validators that copy the honest validator's weights, in a network whose pay changes.
 
-    Weights are set every ``windows_per_weights`` windows: an epoch here.
+    Weights are set every ``windows_per_weights`` windows; that is an epoch here.
     """
     members: list[Member] = [Honest(effort) for effort in HONEST]
     members += [GoDark("go dark", EFFORT, last=LAUNCH + 8), HalfAbsent("absent every second window", EFFORT)]

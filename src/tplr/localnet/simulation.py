@@ -1,8 +1,8 @@
 """Simulates a network in one process, with real training, the real validator, and simulated time.
 
-Miners write into buckets in memory, with time stamps of their choice. The code that nodes run then gathers, observes,
-scores and applies each window. The chain and the dataset are simulated: block hashes follow from a seed, and pages are
-pieces of Python's standard library.
+Miners write into in-memory buckets, with time stamps of their choice. The nodes' own code then gathers, observes,
+scores and applies each window. Chain and dataset are simulated: block hashes follow from a seed, and pages are pieces
+of Python's standard library.
 """
 
 import functools
@@ -49,14 +49,14 @@ from tplr.training.model import build_model
 from tplr.training.schemes import local_training, outer_scheme
 
 WINDOW_SECONDS = 100.0
-LONG_AGO = 1e6  # seconds since a window's end: gathering waits for nothing
+LONG_AGO = 1e6  # seconds since a window's end, so that gathering never waits
 CORPUS_BYTES = 8_000_000
-# Large enough that a page has tokens of its own, which only training on that page teaches.
+# Large enough that each page has specific tokens, which only training on that page teaches.
 VOCABULARY = 1024
 SINGLE_BYTES = 256
 HELD_OUT_BATCHES = 16
 EVALUATION_BATCH = 32
-PAGES_KEPT = 256  # more than a window's miners ask for
+PAGES_KEPT = 256  # more than the miners of a window use
 VALIDATOR = 0
 START_WINDOW = 1
 
@@ -64,13 +64,13 @@ T = TypeVar("T")
 
 
 class Bucket(MemoryStore):
-    """A miner's bucket; it answers nobody while ``silent``."""
+    """A miner's bucket; it does not answer while ``silent``."""
 
     silent = False
 
     async def _run(self, function: Callable[..., T], *arguments: object) -> T:
         if self.silent:
-            # Nobody retries when the wait is longer than every deadline.
+            # The requested wait exceeds every deadline, so no reader retries.
             raise StoreUnavailable("no answer", bucket=self.name, retry_after=LONG_AGO)
         return await super()._run(function, *arguments)
 
@@ -79,10 +79,10 @@ class Member:
     """A miner; subclasses define ``act``.
 
     Attributes:
-        train_state: its own if ``own_model``, else the world's.
-        local: its training, with its optimizer's moments where the scheme has them.
-        outer: its error feedback; packs its updates.
-        committed, sent: seconds after a window's end by which its commit and its update are stamped.
+        train_state: its own state if ``own_model``, else the world's.
+        local: its local training, with the optimizer's moments if the scheme has any.
+        outer: its outer scheme, which packs its updates, with its error feedback.
+        committed, sent: time stamps of its commit and its update, in seconds after a window's end.
         uploaded: windows in which it sent an update.
     """
 
@@ -106,7 +106,7 @@ class Member:
         self.outer = outer_scheme(self.train_state.parameters, world.hparams)
 
     async def act(self, world: "World", window: int) -> None:
-        """Do the work of a window."""
+        """Do the miner's work of a window."""
         raise NotImplementedError
 
     async def publish(self, world: "World", window: int, body: bytes) -> None:
@@ -120,10 +120,10 @@ class Member:
         self.uploaded.add(window)
 
     async def after_set(self, world: "World", window: int) -> None:
-        """Act once the window's included set is out, before validators look further."""
+        """Act after the window's included set is published, before validators read again."""
 
     async def report(self, world: "World", window: int) -> None:
-        """Publish what it holds after a window, with its proof of it."""
+        """Publish its report after a window, with the proof of its model."""
         seed = proof_seed(uid=self.uid, window=window, block_hash=world.block_hash(window + 1))
         proof = self.train_state.fingerprint(seed)
         report = DebugReport(
@@ -135,7 +135,7 @@ class Member:
 
 @dataclass(frozen=True)
 class WindowRecord:
-    """Results of a window. ``loss``: on held-out text, before the window was applied, if it was measured."""
+    """Results of a window. ``loss``: on held-out text, before the window was applied; None if not measured."""
 
     window: int
     loss: float | None
@@ -148,12 +148,12 @@ class WindowRecord:
 
 @dataclass
 class World:
-    """The network.
+    """The simulated network.
 
     Attributes:
-        now: its stores' time in seconds.
-        measures_loss: in every window; it takes as long as training on 64 sequences.
-        peers, probation: of the present window.
+        now: time of its stores, in seconds.
+        measures_loss: whether it measures the loss in every window; that takes as long as training on 64 sequences.
+        peers, probation: of the current window.
     """
 
     hparams: HParams
@@ -172,11 +172,11 @@ class World:
             member.join(self, uid)
         self.updates: dict[int, Update] = {}
         self.board = score_board(self.hparams)
-        # The first list is everybody's, as nobody has a score; in a run where places are earned, nobody's.
+        # No miner has a score yet, so the first list has all miners; in a run with probation it is empty.
         everybody = tuple(self.by_uid)
         self.peers: tuple[int, ...] = () if self.hparams.probation_windows else everybody
         self.probation: tuple[int, ...] = everybody if self.hparams.probation_windows else ()
-        self.lists: list[PeerList] = []  # later ones
+        self.lists: list[PeerList] = []  # lists after the first
         self._excluded: dict[int, frozenset[int]] = {}  # by window
         self._pages: dict[int, WindowBatches] = {}
         comms, data_loader = _Comms(self), _DataLoader(self)
@@ -186,18 +186,18 @@ class World:
         self.bucket = MemoryStore("validator", clock=lambda: self.now)
         self.signer = new_signer(self.hparams, VALIDATOR)
         self._observer = Observer(self.train_state, cast(WindowDataLoader, data_loader), context, self.hparams)
-        self._leader = Leader(context, self.hparams, Path("unused"))  # the simulator chooses the start
+        self._leader = Leader(context, self.hparams, Path("unused"))  # unused, as the simulator chooses the start
 
     def block_hash(self, window: int) -> str:
-        """Of the window's first block."""
+        """Return the hash of the window's first block."""
         return f"{derive('block', self.seed, window):064x}"
 
     def parse(self, body: bytes, window: int, uid: int) -> Update:
-        """As every node does. Raises PayloadError."""
+        """Parse an update as every node does. Raises PayloadError."""
         return parse(body, self.spec, window=window, uid=uid)
 
     def pages(self, uid: int, window: int) -> WindowBatches:
-        """The batches assigned to ``uid``."""
+        """Return the batches assigned to ``uid``."""
         sampler = page_draw(
             self.hparams.profile,
             uid=uid,
@@ -208,7 +208,7 @@ class World:
         return self.pages_of_seed(sampler.seed)
 
     def pages_of_seed(self, seed: int) -> WindowBatches:
-        """``pages_per_window`` pieces of the corpus, each of the length of a batch, chosen by ``seed``."""
+        """Return ``pages_per_window`` pieces of the corpus, each with the length of a batch, chosen by ``seed``."""
         if seed not in self._pages:
             if len(self._pages) > PAGES_KEPT:
                 self._pages.clear()
@@ -225,7 +225,7 @@ class World:
         return WindowBatches(digest, batches.reshape(-1, h.batch_size, h.sequence_length))
 
     async def run(self, windows: int, *, on_window: Callable[[WindowRecord], None] | None = None) -> None:
-        """Simulate this number of windows; ``on_window`` gets each record."""
+        """Simulate ``windows`` windows; ``on_window`` is called with each record."""
         for _ in range(windows):
             await self._window()
             if on_window:
@@ -255,7 +255,7 @@ class World:
         self.window += 1
 
     async def _gather(self, window: int) -> GatherResult[Update]:
-        """The included set: valid updates of peers that the leader does not exclude."""
+        """Gather the included set: valid updates of peers that the leader does not exclude."""
         excluded = self._excluded.pop(window, frozenset()).intersection(self.peers)
         asked = [uid for uid in self.peers if uid not in excluded]
         gathered = await self.comms.gather_updates(asked, window, self.spec)
@@ -263,25 +263,25 @@ class World:
         return replace(gathered, skipped=gathered.skipped | left_out)
 
     async def _lead(self, outcome: Outcome) -> None:
-        """Decide, with the scores of this window, who is listed and who is excluded; these are late by some windows."""
+        """Decide from this window's scores which miners are listed and excluded ``validator_offset`` windows later."""
         present = self.window + self.hparams.validator_offset
         self._leader.see(self.window, self.board, outcome.struck)
         self._excluded[present] = self._leader.excluded
         await self._leader.renew_peers(present, START_WINDOW, self.board)
 
     async def _publish(self, seen: Observation, outcome: Outcome) -> None:
-        """Publish the validator's scores, as a node does."""
+        """Publish the validator's scores like a node."""
         report = score_report(seen, outcome, self.board, uid=VALIDATOR, weights_set=None)
         await put_scores(self.bucket, report, self.signer)
 
     async def _report(self, gathered: GatherResult[Update]) -> None:
-        """Publish the validator's report of a window, as a node does."""
+        """Publish the validator's report of a window like a node."""
         report = self.train_state.report(gathered, uid=VALIDATOR, block_hash=self.block_hash(gathered.window + 1))
         key = debug_key(report.window, VALIDATOR, self.hparams.version)
         await put_document(self.bucket, key, report, window=report.window, signer=self.signer)
 
     async def _remember(self, member: Member, window: int) -> None:
-        """Keep valid updates, for copiers."""
+        """Keep a member's update for copiers, if it is valid."""
         try:
             body = await member.store.get(gradient_key(window, member.uid, self.hparams.version), max_bytes=2**30)
             self.updates[member.uid] = self.parse(body, window, member.uid)
@@ -289,13 +289,13 @@ class World:
             pass  # some send no valid update
 
     def held_out_loss(self) -> float:
-        """Loss on text that pages contain only by chance; the same text in every window and every world."""
+        """Return the loss on a fixed text, the same in every window and world; pages contain it only by chance."""
         pages = [self.pages_of_seed(derive("held-out", i)).batches for i in range(HELD_OUT_BATCHES)]
         return mean_loss(self.train_state.model, np.concatenate(pages)[:HELD_OUT_BATCHES], self.hparams.precision)
 
 
 class _Present:
-    """The clock of a validator, which scores what is ``validator_offset`` windows old."""
+    """The clock of a validator, which scores windows that are ``validator_offset`` windows old."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -351,13 +351,13 @@ class _Comms:
         self._world.lists.append(listed)
 
     async def get_included(self, window: int) -> None:
-        """No set is published: a window is defined by the leading validator's report."""
+        """Return None: no set is published, so the leading validator's report defines a window."""
 
     def is_voided(self, _: int) -> bool:
         return False
 
     async def get_aggregate(self, _: object) -> None:
-        """Nobody publishes any."""
+        """Return None: nobody publishes aggregates."""
 
     async def get_commit(self, uid: int, window: int) -> ObjectInfo:
         return await self.store_of(uid).head(commit_key(window, uid, self._world.hparams.version))
@@ -367,7 +367,7 @@ class _Comms:
         return UploadBounds(end, end + delta_seconds)
 
     async def buckets_in(self, _: int) -> dict[int, None]:
-        """Nobody changes its bucket."""
+        """Return the current buckets: nobody changes its bucket."""
         return self.commitments
 
     async def hotkeys_in(self, _: int) -> dict[int, str]:
@@ -383,7 +383,7 @@ class _Comms:
         return await ask(VALIDATOR)
 
     async def get_scores(self, uid: int, window: int) -> ScoreReport:
-        # In the clear: nothing here sets weights.
+        # Scores are not sealed: this simulation sets no weights.
         author = self.author(uid)
         key = scores_key(window, uid, author.run.version)
         return await get_document(self.store_of(uid), key, ScoreReport, window=window, author=author)
@@ -416,7 +416,7 @@ class _Comms:
         rules = UpdateRules.of(
             window, bounds, world.hparams, spec, ended_ago=LONG_AGO, patient=patient, sha256s=sha256s
         )
-        # To wait for a bucket that will not answer takes real time.
+        # Silent buckets are skipped, because waiting for them would take real time.
         silent = {uid for uid in uids if world.by_uid[uid].store.silent}
         found = await gather({uid: world.by_uid[uid].store for uid in uids if uid not in silent}, rules)
         return replace(found, skipped=found.skipped | dict.fromkeys(sorted(silent), Reason.UNAVAILABLE))
@@ -433,7 +433,7 @@ class _Clock:
 
 
 class _DataLoader:
-    """The part of ``WindowDataLoader`` that observer and auditor use. Its batches are large: fewer cost less."""
+    """The part of ``WindowDataLoader`` that observer and auditor use, with few large batches, which cost less."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -453,7 +453,7 @@ class _DataLoader:
 
 
 def _rebatched(pages: WindowBatches) -> WindowBatches:
-    """The same sequences in batches of ``EVALUATION_BATCH``, if they fill some."""
+    """Return the same sequences in batches of ``EVALUATION_BATCH``, if they fill whole batches."""
     sequences = pages.batches.reshape(-1, pages.batches.shape[-1])
     size = EVALUATION_BATCH if len(sequences) % EVALUATION_BATCH == 0 else pages.batches.shape[1]
     return replace(pages, batches=sequences.reshape(-1, size, sequences.shape[1]))
@@ -461,7 +461,7 @@ def _rebatched(pages: WindowBatches) -> WindowBatches:
 
 @functools.cache
 def corpus(vocabulary: int) -> np.ndarray:
-    """The standard library's sources, one int64 token for two bytes: frequent pairs by rank, 0 for rare ones.
+    """Return the standard library's sources, one int64 token for two bytes: frequent pairs by rank, 0 for rare ones.
 
     With a vocabulary of ``SINGLE_BYTES`` a token is one byte.
     """
@@ -483,24 +483,24 @@ def corpus(vocabulary: int) -> np.ndarray:
 
 
 def new_signer(hparams: HParams, uid: int) -> Signer:
-    """The holder of ``uid``: the same hotkey in every world."""
+    """Return the signer of ``uid``; it has the same hotkey in every world."""
     return Signer.with_key(Run(0, hparams.version), uid, Keypair.create_from_uri(f"//{uid}"))
 
 
 def new_train_state(hparams: HParams) -> TrainState:
-    """A state with the run's first weights, which is never saved."""
+    """Return a state with the run's initial weights, which is never saved."""
     train_state = TrainState(build_model(hparams), hparams, Path())
     train_state.start_window = START_WINDOW
     return train_state
 
 
 def profile(scheme: Scheme) -> HParams:
-    """The constants of localnet's run of a scheme."""
+    """Return the constants of a localnet run with a scheme."""
     return HParams.model_validate(scheme_constants(scheme))
 
 
 def small(hparams: HParams, *, vocabulary: int = VOCABULARY, **changes: Any) -> HParams:
-    """Constants of a simulation: a small model that learns within 30 windows on one core."""
+    """Return the constants of a simulation: a small model that learns within 30 windows on one core."""
     model = {
         "vocab_size": vocabulary,
         "hidden_size": 64,

@@ -1,4 +1,4 @@
-"""Summary of a run: figures and outcomes, computed from events and the weights on chain."""
+"""Summarizes a run: figures and outcomes, computed from events and the weights on chain."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -8,19 +8,19 @@ from typing import Any
 
 from tplr.watch.view import NetworkView, NodeView
 
-# Smallest share by which a validator's loss must fall: more than the difference between windows' pages, less than a
-# short run learns.
+# Smallest relative decrease of a validator's loss: more than the difference between windows' pages, less than a short
+# run achieves.
 MIN_FALL = 0.01
 MAX_STALL = 3  # windows in which a node may apply nothing new, or all may apply an empty set
-ENDS = 3  # windows in the mean at each end of a curve; fewer if they would overlap
+ENDS = 3  # windows averaged at each end of a curve; fewer if they would overlap
 
 
 @dataclass(frozen=True)
 class MinerSummary:
     """A miner. Losses in nats per token; ``gathered`` counts the windows that included its update.
 
-    ``bits_per_parameter``: size of an update divided by the model's parameters; ``weight``: the least of all
-    validators'.
+    ``bits_per_parameter``: size of an update divided by the model's parameters; ``weight``: the smallest that any
+    validator gives it.
     """
 
     name: str
@@ -38,7 +38,7 @@ class MinerSummary:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A condition that a run must meet, whether it does, and the figures behind it."""
+    """A condition that a run must meet, its result, and the figures behind it."""
 
     name: str
     passed: bool
@@ -47,7 +47,7 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run. ``loss_start``, ``loss_end``: the validator's, on held-out pages, in nats per token."""
+    """A run's figures. ``loss_start``, ``loss_end``: the validator's loss on held-out pages, in nats per token."""
 
     start_window: int | None
     windows_asked: int
@@ -62,7 +62,7 @@ class Summary:
 
     @property
     def passed(self) -> bool:
-        """Whether every verdict is good."""
+        """Whether every outcome passed."""
         return all(outcome.passed for outcome in self.outcomes)
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def summarize(
     windows: int,
     window_seconds: float | None = None,
 ) -> Summary:
-    """Summary of the run's first ``windows`` windows; ``weights`` by validator's uid as the chain has them.
+    """Summarize the run's first ``windows`` windows; ``weights``: those on chain, by the validator's uid.
 
     Args:
         window_seconds: a window's length; None: faults were injected that excuse a stall.
@@ -111,19 +111,19 @@ def summarize(
 
 
 def rows_of(view: NetworkView, weights: Mapping[int, Mapping[int, float]]) -> list[Mapping[int, float]]:
-    """The weights of each validator, of those on chain by validator's uid; empty for one that has set none."""
+    """Return each validator's weights from those on chain; empty for a validator that has set none."""
     return [{} if node.uid is None else weights.get(node.uid, {}) for node in view.validators]
 
 
 def curve_ends(losses: Mapping[int, float], span: range) -> tuple[float | None, float | None]:
-    """Means of the first and of the last losses by window within ``span``; None and None for fewer than two."""
+    """Return the means of the first and of the last losses within ``span``; None and None for fewer than two losses."""
     values = [losses[window] for window in sorted(losses) if window in span]
     count = min(ENDS, len(values) // 2)
     return (fmean(values[:count]), fmean(values[-count:])) if count else (None, None)
 
 
 def fall(start: float, end: float) -> float:
-    """The decrease of a loss as a share of ``start``."""
+    """Return the decrease of a loss as a share of ``start``."""
     return (start - end) / start
 
 
@@ -207,7 +207,7 @@ def _weights_outcome(miners: Sequence[MinerSummary]) -> RunOutcome:
 
 
 def _progress_outcome(view: NetworkView, span: range, window_seconds: float) -> RunOutcome:
-    """Nobody stalled: applied nothing new for more than ``MAX_STALL`` windows, or windows without any update."""
+    """Fail if a node applied nothing new, or all sets were empty, for more than ``MAX_STALL`` windows."""
     stalls = {node.name: stalled_windows(node.reached, window_seconds) for node in view.honest if node.reached}
     if not stalls:
         return RunOutcome("progress", False, "nobody applied a window")
@@ -221,14 +221,14 @@ def _progress_outcome(view: NetworkView, span: range, window_seconds: float) -> 
 
 
 def stalled_windows(reached: Mapping[int, float], window_seconds: float) -> float:
-    """The longest time, in windows, that a node was late with the next window; ``reached`` as in ``NodeView``."""
+    """Return the longest delay, in windows, of a node with the next window; ``reached`` as in ``NodeView``."""
     times = sorted(reached.values())
     gaps = [after - before for before, after in itertools.pairwise(times)]
     return max(0.0, max(gaps, default=0.0) / window_seconds - 1)
 
 
 def longest_empty(included: Sequence[Sequence[int]]) -> int:
-    """Most windows in a row whose set is empty, after the first that is not: a run's first ones only measure."""
+    """Return the longest sequence of empty sets after the first non-empty one: a run's first windows only measure."""
     longest = current = 0
     for uids in itertools.dropwhile(lambda uids: not uids, included):
         current = 0 if uids else current + 1

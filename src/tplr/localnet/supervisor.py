@@ -53,9 +53,9 @@ class Localnet:
         nodes: processes of the neurons by name: ``validator``, ``miner-1``, ...
         storage: process of the storage server.
         fork_server: starts the nodes, with ``--share-imports``.
-        endpoint: its address.
-        view: of the nodes' events, as last read.
-        lenient: a process that ends is no error: the caller restarts it.
+        endpoint: address of the storage server.
+        view: the nodes' events as last read.
+        lenient: an ended process is not an error, because the caller restarts it.
     """
 
     network: Network
@@ -111,7 +111,7 @@ class Localnet:
         await self._stack.aclose()
 
     async def views(self) -> AsyncGenerator[NetworkView, None]:
-        """Yield ``view`` after each reading of events, every ``POLL_SECONDS``, endlessly.
+        """Yield ``view`` after each read of the events, every ``POLL_SECONDS``, without end.
 
         Raises:
             LocalnetError: a process ended unexpectedly.
@@ -142,7 +142,7 @@ class Localnet:
         raise AssertionError("views() is endless")
 
     def pids(self) -> dict[str, int]:
-        """Of all processes that were started, the supervisor's included, by name."""
+        """Return the ids of all started processes, including the supervisor's, by name."""
         found = {"localnet": os.getpid(), "storage": self.storage.pid} | {
             name: child.pid for name, child in self.nodes.items()
         }
@@ -151,19 +151,22 @@ class Localnet:
         return {name: pid for name, pid in found.items() if pid is not None}
 
     async def weights(self) -> dict[int, dict[int, float]]:
-        """Weights in force on chain: by validator's uid, then by uid."""
+        """Return the weights in force on chain: by validator's uid, then by uid."""
         async with LocalChain(self.network.chain, hotkey="") as chain:
             return await chain.weights()
 
     def _check(self) -> None:
-        """Raise LocalnetError if a process ended; a hostile one may, and a node for which something outside is down."""
+        """Raise LocalnetError if a process ended.
+
+        A hostile node may end, and a node for which an outside service is down.
+        """
         self.storage.check()
         for name, child in self.nodes.items():
             if name not in self._hostile:
                 self._restarts.check(child)
 
     async def _start_storage(self, stack: AsyncExitStack) -> str:
-        """Start the storage server; returns its address once it listens."""
+        """Start the storage server, and return its address when it listens."""
         network = self.network
         ready = network.folder / READY_FILE
         self.storage = Child(
@@ -176,7 +179,7 @@ class Localnet:
         stack.push_async_callback(self.storage.stop)
         self.storage.start()
         facts = json.loads(await _wait_for_file(ready, self.storage))
-        # Nodes know this address: a restarted server must use it again.
+        # Nodes know this address, so a restarted server must use the same one.
         self.storage.command = [str(part) for part in storage_command(network, facts["port"], ready)]
         return f"http://{facts['host']}:{facts['port']}"
 
@@ -213,7 +216,7 @@ class Localnet:
 
 
 async def _wait_for_file(path: Path, writer: Child) -> bytes:
-    """The content of ``path``, once ``writer`` has written it."""
+    """Wait until ``writer`` has written ``path``, and return its content."""
     deadline = time.monotonic() + STORAGE_SECONDS
     while not await asyncio.to_thread(path.exists):
         writer.check()

@@ -1,4 +1,4 @@
-"""What the figures of ``scenarios.py`` may be at most: the project's targets for what attacks earn."""
+"""Bounds on the figures of ``scenarios.py``: the project's targets for the pay of attacks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Target:
     """Bounds of a figure over all seeds.
 
     Attributes:
-        median, worst: at most; at least, if ``least``.
+        median, worst: upper bounds; lower bounds if ``least``.
     """
 
     figure: str
@@ -22,12 +22,12 @@ class Target:
     least: bool = False
 
     def reached(self, values: Iterable[float]) -> tuple[float, float]:
-        """Median and worst of a figure's values."""
+        """Return the median and the worst of a figure's values."""
         found = sorted(values)
         return median(found), found[0 if self.least else -1]
 
     def met(self, values: Iterable[float]) -> bool:
-        """Whether both bounds hold."""
+        """Return whether both bounds hold."""
         middle, worst = self.reached(values)
         if self.least:
             return middle >= self.median and worst >= self.worst
@@ -42,7 +42,7 @@ def _of_cheats() -> list[Target]:
         elif isinstance(one, Timed):
             found.append(Target(one.name, 0.3, 0.5))
         elif isinstance(one, HalfAbsent):
-            # Honest work, and half of it: it is paid by what it delivers.
+            # Half of an honest miner's work, which earns pay for what it delivers.
             found.append(Target(one.name, 0.6, 0.8))
         else:
             found.append(Target(f"{one.name}: over the least honest", 0.1, 0.3))
@@ -63,7 +63,7 @@ TARGETS = [
     Target("three equal miners, largest over smallest", 1.3, 1.6),
     Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),
     Target("windows lost: more over fewer", 1.0, 1.0),
-    # Scores may be copied from an earlier epoch only.
+    # Scores can only be copied from an earlier epoch.
     *(Target(f"score copier, {sealed}: epochs old", 1.0, 1.0, least=True) for sealed in SEALED),
     Target("24 sequences over 8", 1.0, 1.0, least=True),
     Target("64 sequences over 24", 1.0, 1.0, least=True),
@@ -71,7 +71,7 @@ TARGETS = [
 
 
 def missed(runs: Iterable[Figures]) -> list[str]:
-    """The targets that some runs, of one setting and several seeds, miss; figures that no run has are left out."""
+    """Return the targets that runs of one setting and several seeds miss; skips figures that no run has."""
     runs = list(runs)
     lines = []
     for target in TARGETS:

@@ -1,4 +1,4 @@
-"""Memory and processor time of a localnet's processes, as Linux counts them."""
+"""Measures memory and processor time of a localnet's processes, as counted by Linux."""
 
 import csv
 import os
@@ -11,13 +11,13 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Usage:
-    """A process, after ``windows`` windows of the run.
+    """Resource use of a process after ``windows`` windows of the run.
 
     Attributes:
-        rss: bytes of memory that it has mapped and that are present, shared ones counted in full.
-        pss: the same, a page that n processes share counted as an n-th: the sum over all processes is what they take.
-        uss: bytes that nobody else shares: what ends with it.
-        cpu: seconds of processor time since its start, its ended children's included.
+        rss: bytes of resident memory, with shared pages counted in full.
+        pss: the same, but a page that n processes share counts 1/n, so the sum over all processes is their total.
+        uss: bytes that no other process shares: they are freed when it ends.
+        cpu: seconds of processor time since its start, including its ended children.
     """
 
     windows: int
@@ -29,7 +29,7 @@ class Usage:
 
 
 def read_usage(pids: Mapping[str, int], *, windows: int, proc: Path = Path("/proc")) -> list[Usage]:
-    """Of each process by name, in order; without those that have ended. Linux only: elsewhere nothing."""
+    """Return the usage of each running process, in the order of ``pids``; nothing on systems other than Linux."""
     found = [_of(name, pid, windows, proc) for name, pid in pids.items()]
     return [one for one in found if one is not None]
 
@@ -45,7 +45,7 @@ def write_usage(path: Path, rows: Iterable[Usage]) -> None:
 def _of(name: str, pid: int, windows: int, proc: Path) -> Usage | None:
     try:
         rows = (proc / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
-        # The fields follow the program's name in brackets, which may contain anything.
+        # The fields follow the program's name in brackets, which may contain any character.
         status = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:  # it has ended, or this is no Linux
         return None

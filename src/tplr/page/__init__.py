@@ -1,1 +1,1 @@
-"""One self-contained HTML page of a run, and the JSON document that it shows."""
+"""Builds a self-contained HTML page of a run, and the JSON document that it shows."""

@@ -1,4 +1,4 @@
-"""Makes the document of a run out of what was read of its windows: a pure function."""
+"""Builds the document of a run from its window records: a pure function."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
@@ -34,7 +34,7 @@ from tplr.scoring.documented import penalties as documented_penalties
 MEANINGS = {
     rule.code: rule.meaning for rules in (documented_penalties.BY_CODE, penalties.BY_CODE) for rule in rules.values()
 }
-# Decimals of charts; sentences have more.
+# Decimals of the charts' numbers; sentences have more.
 SHARE, LOSS = 4, 4
 
 
@@ -48,12 +48,12 @@ def assemble(
     events: Sequence[NodeEvents] = (),
     audits: Iterable[AuditStamp] = (),
 ) -> RunDocument:
-    """The document of the windows from the first to the last of ``records``.
+    """Return the document of the windows from the first to the last of ``records``.
 
     Args:
         records: by window.
-        neurons: all that are registered now.
-        events: of the nodes whose operator makes the page.
+        neurons: all currently registered neurons.
+        events: events of the page maker's own nodes.
     """
     first, last = (min(records), max(records)) if records else (run.start_window, run.start_window - 1)
     span = [records.get(window, WindowRecord(window=window)) for window in range(first, last + 1)]
@@ -100,7 +100,7 @@ def assemble(
 
 
 def _elections(span: Sequence[WindowRecord]) -> Elections | None:
-    stakes = {uid: stake for one in span for uid, stake in one.electors.items()}  # the newest that is known
+    stakes = {uid: stake for one in span for uid, stake in one.electors.items()}  # the newest known stake
     if not stakes:
         return None
 
@@ -116,13 +116,13 @@ def _elections(span: Sequence[WindowRecord]) -> Elections | None:
 
 
 def _majority(models: Mapping[int, str]) -> str | None:
-    """What most nodes report; among equals the smallest text."""
+    """Return the model that most nodes report; in a tie, the one whose text sorts first."""
     reported = sorted(models.values())
     return max(reported, key=reported.count, default=None)
 
 
 def _models(uid: int, span: Sequence[WindowRecord], majority: Sequence[str | None]) -> str:
-    """Characters of ``document.MODELS``."""
+    """Return a node's column of ``document.MODELS`` characters."""
     pairs = zip((one.models.get(uid) for one in span), majority, strict=True)
     return "".join("." if model is None else "=" if model == most else "x" for model, most in pairs)
 
@@ -158,7 +158,7 @@ def _of_score(uid: int, span: Sequence[WindowRecord], what: Callable[[MinerScore
 
 
 def _outcome(uid: int, record: WindowRecord) -> str:
-    """A character of ``document.OUTCOMES``."""
+    """Return the character of ``document.OUTCOMES`` for a miner in a window."""
     if record.included is None:
         return " "
     if uid in record.included:
@@ -169,7 +169,7 @@ def _outcome(uid: int, record: WindowRecord) -> str:
 
 
 def _losses(span: Sequence[WindowRecord], events: Sequence[NodeEvents]) -> Losses:
-    """The published ones, and a validator's own where a window has none."""
+    """Return the published losses; if a window has no held-out loss, use one of the page maker's own validators."""
     own = {window: loss for node in events if node.role == "validator" for window, loss in node.held_out.items()}
     held_out = [own.get(one.window) if one.held_out is None else one.held_out for one in span]
     return Losses(
@@ -196,7 +196,7 @@ def _strikes(span: Sequence[WindowRecord]) -> Iterable[Strike]:
 
 
 def _payments(span: Sequence[WindowRecord]) -> Iterable[Payment]:
-    """Each setting of weights once."""
+    """Return each setting of weights once, by block."""
     found = {one.payment.block: one.payment for one in span if one.payment}
     return (found[block] for block in sorted(found))
 

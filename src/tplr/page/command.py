@@ -29,7 +29,7 @@ from tplr.training.model import meta_model
 from tplr.training.schemes import payload_spec
 
 WRITTEN, FAILED = 0, 2
-# Nodes publish their reports of a window over some windows; a look reads these again.
+# Nodes may publish the reports of a window some windows later, so each update reads the newest windows again.
 UNSETTLED_WINDOWS = 8
 PUBLISH_SECONDS = 60.0
 
@@ -39,12 +39,15 @@ class PageRequest:
     """The arguments of ``tplr page``.
 
     Attributes:
-        out: the HTML file; ``json``: the document beside it, or None.
-        history: file that keeps what buckets forget, or None.
-        validator: whose score reports are shown; None: the leading one's.
-        results: folder of one's own evaluations (``tplr eval``), or None.
-        events: files of nodes' events. ``audits``: stamps of ``tplr audit --record``, or None.
-        follow: write the page again after each window, without end. ``publish``: put it into the page bucket.
+        out: the HTML file to write.
+        json: file for the JSON document, or None.
+        history: file that keeps records after buckets delete them, or None.
+        validator: uid of the validator whose score reports are shown; None: the leading validator.
+        results: folder with the operator's own evaluations (``tplr eval``), or None.
+        events: event files of the operator's nodes.
+        audits: file with stamps of ``tplr audit --record``, or None.
+        follow: write the page again after each window, until the process is stopped.
+        publish: upload the page to the page bucket.
     """
 
     network: Arguments
@@ -72,11 +75,11 @@ def main(request: PageRequest, surroundings: Surroundings | None = None) -> int:
 
 
 async def make_page(request: PageRequest, surroundings: Surroundings) -> None:
-    """Write the page, once or for ever.
+    """Write the page once, or with ``follow`` again after each window.
 
     Raises:
         ConfigError: arguments or environment are wrong, or the run has not started.
-        ChainError, StoreError: the run can't be read; with ``follow`` only at first.
+        ChainError, StoreError: the run can't be read; with ``follow``, only the first time.
         OSError: a file can't be written.
     """
     async with AsyncExitStack() as stack:
@@ -94,7 +97,7 @@ async def make_page(request: PageRequest, surroundings: Surroundings) -> None:
 
 
 class PageMaker:
-    """Makes the page of one run again and again; what it has read it keeps."""
+    """Writes the page of one run repeatedly, and keeps the records that it has read."""
 
     def __init__(self, request: PageRequest, network: NetworkReader, history: History, start_window: int) -> None:
         self._request = request
@@ -112,14 +115,14 @@ class PageMaker:
 
     @classmethod
     async def open(cls, request: PageRequest, network: NetworkReader) -> "PageMaker":
-        """Reads the history. Raises ConfigError if the run has not started, or no page bucket is configured."""
+        """Read the history. Raises ConfigError if the run has not started, or no page bucket is configured."""
         start = await network.start_window()
         run = f"netuid {network.comms.chain.netuid}, version {network.hparams.version}, start window {start}"
         history = await asyncio.to_thread(History, run, request.history)
         return await asyncio.to_thread(cls, request, network, history, start)
 
     async def write(self) -> None:
-        """Read what is new, and write the page."""
+        """Read new records, and write the page."""
         validator = self._validator()
         published = PublishedRun(self._comms, self._hparams, self._spec, validator, self._evidence)
         wanted = self._wanted(await published.windows())
@@ -138,14 +141,14 @@ class PageMaker:
         return self._comms.highest_stake_validator() if self._request.validator is None else self._request.validator
 
     def _wanted(self, windows: Iterable[int]) -> list[int]:
-        """Windows that were not read yet, or may have more to read now."""
+        """Return the windows that were not read yet, or whose records may be incomplete."""
         found = sorted(windows)
         known = self._history.windows
         unsettled = set(found[-UNSETTLED_WINDOWS:])
         return [one for one in found if one in unsettled or one not in known or known[one].unread]
 
     def _make(self, run: Run) -> tuple[RunDocument, bytes]:
-        """Blocks."""
+        """Assemble and write the document and the page. Blocks."""
         request = self._request
         results = read_results(request.results) if request.results else ()
         own = [one for result in results for one in figures(result, None)]

@@ -1,7 +1,7 @@
-"""The document of a run: all that its page shows, as one typed JSON value (``docs/page.md``).
+"""The document of a run: the full content of its page, as one typed JSON value (``docs/page.md``).
 
-Columns have an entry for each window, from ``windows.first`` on; None is "not known". Whatever strangers wrote is text
-in it, of bounded length, and never markup.
+Columns have an entry for each window, from ``windows.first`` on; None is "not known". Text from other nodes is bounded
+in length and is never interpreted as markup.
 """
 
 from typing import Annotated, Literal
@@ -12,8 +12,8 @@ from tplr.node.audit_stamps import AuditStamp
 
 FORMAT = 1
 
-# What became of a miner's update in a window: a character of ``Miner.outcomes`` → the words for it. The names of
-# reasons are those of ``schemas.Reason``.
+# Outcome of a miner's update in a window: character of ``Miner.outcomes`` → text. The reason names are those of
+# ``schemas.Reason``.
 OUTCOMES = {
     " ": "not known: no included set could be read",
     ".": "not on the peer list",
@@ -34,7 +34,7 @@ OUTCOMES = {
 }
 OUTCOME_OF_REASON = {text.partition(":")[0]: mark for mark, text in OUTCOMES.items()}
 
-# Whether a node held the network's model after a window: a character of ``Node.models`` → the words for it.
+# A node's model after a window, compared with the network's: character of ``Node.models`` → text.
 MODELS = {
     ".": "no report could be read",
     "=": "the model that most nodes report",
@@ -46,22 +46,22 @@ Column = tuple[float | None, ...]
 
 
 class Record(BaseModel):
-    """Base of all parts: frozen, no unknown keys, finite numbers."""
+    """Base class of all document parts: frozen, no unknown keys, finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Run(Record):
-    """What the run is.
+    """The run and its constants.
 
     Attributes:
-        network: the chain: a network's name, or ``localnet``.
+        network: name of the chain's network, or ``localnet``.
         validator: uid of the validator whose score reports were read; None if there is none.
         start_window: first window of the run.
-        parameters: of the model.
-        block: of the chain, at which all this was read last.
+        parameters: number of the model's parameters.
+        block: chain block of the last read.
         window_seconds: expected length of a window.
-        pay_windows: pay follows from the evidence of so many last windows.
+        pay_windows: number of last windows whose evidence determines the pay.
         sequence_length: in tokens.
     """
 
@@ -81,12 +81,13 @@ class Run(Record):
 
 
 class Windows(Record):
-    """The windows that columns are about.
+    """The windows of all columns.
 
     Attributes:
         starts: time of each window's first block, unix seconds.
-        tokens: that the included updates were trained on, as their headers say; None if a header was not readable.
-        sealed: window → why its scores could not be read.
+        tokens: number of tokens that the included updates were trained on, from their headers; None if no header was
+            readable.
+        sealed: window → reason why its scores could not be read.
     """
 
     first: int
@@ -100,9 +101,9 @@ class Node(Record):
     """A miner or validator.
 
     Attributes:
-        name: in a localnet, or as the file of its events is called; else empty.
+        name: name of its event file without the suffix; empty without events.
         stake: on chain, in alpha.
-        models: of ``MODELS``.
+        models: column of ``MODELS`` characters.
     """
 
     uid: int
@@ -135,11 +136,11 @@ class Miner(Record):
 
 
 class Losses(Record):
-    """Losses in nats a token, each of the model as it was before the window's step.
+    """Losses of the model before each window's step, in nats per token.
 
     Attributes:
-        held_out: on random pages, which nobody could know before.
-        assigned: on pages that miners were given, mean over the miners whose losses were measured.
+        held_out: on random pages that nobody could know in advance.
+        assigned: on the miners' assigned pages, mean over the miners whose losses were measured.
     """
 
     held_out: Column
@@ -147,8 +148,7 @@ class Losses(Record):
 
 
 class Evaluation(Record):
-    """A figure of the model that has applied ``window``, by whoever evaluated it: a validator's uid, or None for the
-    page's maker."""
+    """A metric of the model that has applied ``window``. ``uid``: the evaluating validator; None: the page maker."""
 
     window: int
     task: str
@@ -166,14 +166,14 @@ class Disagreement(Record):
 
 
 class Agreement(Record):
-    """``fingerprints``: that of most nodes after each window, its first 12 digits."""
+    """Agreement of the nodes' models. ``fingerprints``: the majority's after each window, 12 digits."""
 
     fingerprints: tuple[str | None, ...]
     disagreements: tuple[Disagreement, ...]
 
 
 class Strike(Record):
-    """A rule that struck a miner in a window, and what the rule says."""
+    """A rule that struck a miner in a window, and the rule's meaning."""
 
     window: int
     uid: int
@@ -182,7 +182,7 @@ class Strike(Record):
 
 
 class Payment(Record):
-    """Weights that the validator set on chain, as the chain has them: uid → share."""
+    """Weights of the validator as stored on chain: uid → share."""
 
     block: int
     window: int
@@ -190,7 +190,7 @@ class Payment(Record):
 
 
 class Checkpoint(Record):
-    """A published snapshot of the model before ``window``. ``kept``: whether it is still there."""
+    """A published checkpoint of the model before ``window``. ``kept``: whether it still exists."""
 
     window: int
     uid: int
@@ -201,7 +201,7 @@ class Checkpoint(Record):
 class Elector(Record):
     """A validator that votes: its share of the electors' stake, and its votes by window.
 
-    ``votes``: ``y`` committed to what was decided, ``n`` to something else, ``.`` no commitment was readable.
+    ``votes``: ``y`` committed to the decided value, ``n`` committed to another value, ``.`` no commitment was readable.
     """
 
     uid: int
@@ -210,25 +210,25 @@ class Elector(Record):
 
 
 class Elections(Record):
-    """Elections of included sets. ``decided``: ``c`` a set, ``v`` void, ``.`` nothing that could be read."""
+    """Elections of included sets. ``decided``: ``c`` a set, ``v`` void, ``.`` no decision was readable."""
 
     electors: tuple[Elector, ...]
     decided: Marks
 
 
 class Time(Record):
-    """Where the miners' time went: mean share of each phase in each window; from nodes' events."""
+    """Mean share of the miners' time in each phase by window; from the nodes' events."""
 
     phases: tuple[str, ...]
     shares: tuple[Column, ...]
 
 
 class Numbers(Record):
-    """A column of numbers as they are printed, or the same column as another one.
+    """A column of printed numbers, or a reference to an equal column.
 
     Attributes:
-        deltas: each number, as an integer of its last decimal, less the one before it.
-        same: template and place of the column that this one equals; ``deltas`` is empty.
+        deltas: difference of each number to the previous one, in units of the last decimal.
+        same: template and place of the equal column; ``deltas`` is then empty.
     """
 
     deltas: tuple[int, ...] = ()
@@ -241,8 +241,8 @@ class Template(Record):
     Attributes:
         name: index of the row's name.
         parts: the text before, between and after the numbers.
-        decimals: of each number.
-        numbers: a column for each number, over the cells with this sentence, miner by miner and window by window.
+        decimals: number of decimals of each number.
+        numbers: a column for each number, over all cells with this sentence, ordered by miner, then window.
     """
 
     name: int
@@ -252,12 +252,12 @@ class Template(Record):
 
 
 class Explanations(Record):
-    """What ``tplr explain`` says of each miner in each window, packed by ``sentences.pack``.
+    """The output of ``tplr explain`` for each miner and window, packed by ``sentences.pack``.
 
     Attributes:
-        names: of rows.
-        shapes: lists of templates, the rows of a cell.
-        cells: uid → the shape of each window's cell; -1: there is nothing.
+        names: names of rows.
+        shapes: lists of templates; each list is the rows of a cell.
+        cells: uid → shape of each window's cell; -1: no explanation.
     """
 
     names: tuple[str, ...]
@@ -270,10 +270,10 @@ class RunDocument(Record):
     """The whole document.
 
     Attributes:
-        outcomes, models: the words for the characters of ``Miner.outcomes`` and ``Node.models``.
-        audits: of whom this page's maker has a stamp (``node/audit_stamps.py``).
+        outcomes, models: the texts for the characters of ``Miner.outcomes`` and ``Node.models``.
+        audits: the page maker's audit stamps (``node/audit_stamps.py``).
         time: None without events.
-        elections: None where nobody votes.
+        elections: None if no elector is known.
     """
 
     format: Literal[1] = FORMAT

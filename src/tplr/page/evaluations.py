@@ -1,4 +1,4 @@
-"""Figures of a model out of an evaluation's result, bounded: whoever evaluates may name what they like."""
+"""Selects the metrics of an evaluation result for a page; bounds their number and names, as results are untrusted."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ ERROR = "_stderr"
 
 
 def figures(result: EvaluationResult, uid: int | None) -> Iterator[Evaluation]:
-    """What a page shows of a result that ``uid`` published, or of one in an own folder (None)."""
+    """Yield the metrics that a page shows of a result; ``uid`` published it, None for the page maker's own result."""
     held_out = result.held_out
     given = {"bits per byte": held_out.bits_per_byte, "nats per token": held_out.nats_per_token}
     for metric, value in given.items():

@@ -1,4 +1,4 @@
-"""What has been read of each window, kept in a file, because buckets delete what a page still shows."""
+"""Keeps the records of each window in a file, because buckets delete objects that a page still shows."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from tplr.page.sentences import Row
 
 
 class MinerScore(Record):
-    """A validator's score of one miner: its share of the pay, its credit, the rules that struck, and the rows of
-    ``scoring.explain``. ``loss``: the model's on the pages that the miner was assigned; None if it was not measured."""
+    """A validator's score of one miner: share of the pay, credit, rules that struck, and the rows of
+    ``scoring.explain``. ``loss``: the model's loss on the miner's assigned pages; None if it was not measured."""
 
     pay: float
     credit: float
@@ -26,17 +26,20 @@ class MinerScore(Record):
 
 
 class WindowRecord(Record):
-    """All that was read of one window.
+    """All records that were read of one window.
 
     Attributes:
         start: time of its first block, unix seconds.
-        included: uids; None if no included set could be read. ``skipped``: uid → reason, ``probation``: uids.
-        tokens: that the included updates were trained on.
-        models: uid → what it reports of its model after the window.
+        included: uids; None if no included set could be read.
+        skipped: uid → reason.
+        probation: uids.
+        tokens: number of tokens that the included updates were trained on.
+        models: uid → fingerprint, and digest if there is one, that it reports of its model after the window.
         held_out, assigned: mean losses, as in ``document.Losses``.
-        decided: a character of ``document.Elections``; empty if nothing is known to be decided.
-        electors: share of the stake by uid; ``commitments``: whether each is committed to what was decided.
-        scores: by uid; empty, with the reason in ``unread``, if there is no report.
+        decided: a character of ``document.Elections``; empty if no decision is known.
+        electors: share of the stake by uid.
+        commitments: uid → whether it is committed to the decided value.
+        scores: by uid; without a report they are empty, and ``unread`` holds the reason.
     """
 
     window: int
@@ -56,7 +59,7 @@ class WindowRecord(Record):
     commitments: dict[int, bool] = Field(default_factory=dict)
 
     def completed_by(self, later: "WindowRecord") -> "WindowRecord":
-        """This record with what a later look found; what it no longer found stays."""
+        """Return this record updated with a later read; values that the later read lacks are kept."""
         return self.model_copy(
             update={
                 name: value
@@ -79,14 +82,14 @@ V = TypeVar("V")
 
 
 def _replaced(place: dict[K, V], key: K, value: V) -> bool:
-    """Put it there; whether something else was there, or nothing."""
+    """Set the value; return whether that changes anything."""
     same = place.get(key) == value
     place[key] = value
     return not same
 
 
 class History:
-    """Records by window, and every checkpoint and evaluation seen. With a file, each change is appended as a line.
+    """Records by window, and all known checkpoints and evaluations. With a file, each change is appended as a line.
 
     Attributes:
         run: identifies the run.
@@ -95,7 +98,7 @@ class History:
     """
 
     def __init__(self, run: str, path: Path | None = None) -> None:
-        """Reads the file, if there is one; its last line may be torn. Blocks.
+        """Read the file, if there is one; its last line may be incomplete. Blocks.
 
         Raises:
             ConfigError: the file is another run's, or no history.
@@ -116,7 +119,7 @@ class History:
         checkpoints: Iterable[Checkpoint],
         evaluations: Iterable[Evaluation] = (),
     ) -> None:
-        """Take what was read now. Blocks. Raises OSError if the file can't be written."""
+        """Add new records. Blocks. Raises OSError if the file can't be written."""
         found = [old.completed_by(one) if (old := self.windows.get(one.window)) else one for one in records]
         kept = {(one.window, one.uid): one for one in checkpoints}
         gone = [one.model_copy(update={"kept": False}) for key, one in self.checkpoints.items() if key not in kept]
@@ -128,7 +131,7 @@ class History:
                 os.fsync(file.fileno())
 
     def _take(self, one: WindowRecord | Checkpoint | Evaluation) -> bool:
-        """Keep it in its place; whether that changes anything."""
+        """Store a record under its key; return whether that changes anything."""
         if isinstance(one, WindowRecord):
             return _replaced(self.windows, one.window, one)
         if isinstance(one, Checkpoint):
@@ -149,7 +152,7 @@ class History:
                 self._take(one)
 
     def _compact(self, path: Path) -> None:
-        """Write each record once."""
+        """Rewrite the file with each record once."""
         with atomic_writer(path) as file:
             file.write(self._header().encode())
             for one in (*self.windows.values(), *self.checkpoints.values(), *self.evaluations.values()):

@@ -1,4 +1,4 @@
-"""What only a node's operator knows, from its own event files: training losses, and where its time goes."""
+"""Reads training losses and phase times, which only a node's operator has, from the node's event files."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class NodeEvents:
 
     Attributes:
         held_out: loss on random pages; validators only.
-        seconds: of each of ``PHASES``; miners only.
+        seconds: duration of each of ``PHASES``; miners only.
     """
 
     name: str
@@ -37,14 +37,14 @@ class NodeEvents:
 
 
 class OwnEvents:
-    """The event files of some nodes, each named by its node; read as they grow."""
+    """Event files of nodes, each named after its node; read incrementally."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._nodes = {path: NodeEvents(path.stem) for path in sorted(paths)}
         self._offsets = dict.fromkeys(self._nodes, START)
 
     def read(self) -> list[NodeEvents]:
-        """All nodes, with what their files hold by now. Blocks."""
+        """Read new events, and return the events so far of each node with a known uid. Blocks."""
         for path, node in self._nodes.items():
             events, self._offsets[path] = read_events(path, self._offsets[path])
             for event in events:

@@ -1,6 +1,6 @@
-"""Reads what nodes published of a run, window by window: public buckets and the chain, and nothing else.
+"""Reads the published records of a run, window by window, from public buckets and the chain only.
 
-Every document passes the same checks as in a node. One that does not, or is not there, is "not known".
+Every document passes the same checks as in a node. A missing document, or one that fails a check, is "not known".
 """
 
 import asyncio
@@ -29,15 +29,15 @@ from tplr.storage.many import for_each, list_objects
 WINDOWS_AT_ONCE = 4
 REPORTS_AT_ONCE = 16
 LIST_SECONDS = 10.0
-# Of what strangers wrote, a page shows so many characters and rows.
+# Maximum characters and rows that a page shows of another node's text.
 MAX_TEXT, MAX_ROWS = 400, 40
-DIGITS = 12  # of a fingerprint
+DIGITS = 12  # shown of a fingerprint
 
 
 class PublishedRun:
-    """What is published of a run, as of the last ``comms.refresh``.
+    """The published records of a run, as of the last ``comms.refresh``.
 
-    A bucket that can't be read is not asked again by this object: make one for each look.
+    After a bucket can't be read, this object does not ask it again; create one object for each update of the page.
 
     Args:
         spec: layout of the run's updates, whose headers name their batches.
@@ -61,7 +61,7 @@ class PublishedRun:
         self._silent: set[int] = set()
 
     async def windows(self) -> list[int]:
-        """The windows of which a validator's report is published, ascending.
+        """Return the windows with a validator's published report, ascending.
 
         Raises:
             ChainUnavailable, StoreError: chain, or all validators' buckets, can't be read.
@@ -79,29 +79,29 @@ class PublishedRun:
         return sorted(window for window in set[int]().union(*found) if window in run)
 
     async def _begun(self) -> range:
-        """The run's windows that have begun. Whoever names an object may name others."""
+        """Return the run's windows that have begun; the author of an object may name any."""
         start = await self._comms.get_start_window()
         newest = self._comms.block_to_window(await self._comms.chain.head())
         return range(newest + 1 if start is None else start, newest + 1)
 
     async def scored_windows(self) -> list[int]:
-        """The windows of which the validator's scores are published, ascending. Raises StoreError."""
+        """Return the windows with published scores of the validator, ascending. Raises StoreError."""
         if self._validator is None or self._validator in self._silent:
             return []
         return sorted(await self._published_by(self._validator, "scores"))
 
     @property
     def silent(self) -> frozenset[int]:
-        """Whose buckets could not be read."""
+        """The uids whose buckets could not be read."""
         return frozenset(self._silent)
 
     async def records(self, windows: Iterable[int]) -> list[WindowRecord]:
-        """All that is published of these windows."""
+        """Read all published records of these windows."""
         found = await for_each(windows, self._record, concurrency=WINDOWS_AT_ONCE)
         return sorted(found, key=lambda one: one.window)
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """The leading validator's checkpoints. Raises StoreError."""
+        """List the leading validator's checkpoints. Raises StoreError."""
         found = []
         for one in await self._comms.leaders_checkpoints():
             size = sum(info.size for info in await list_objects(one.store, one.prefix))
@@ -109,7 +109,7 @@ class PublishedRun:
         return found
 
     async def evaluations(self, known: Container[tuple[int, int]] = ()) -> list[Evaluation]:
-        """Figures of the evaluations that validators published, but those ``known``: window and uid.
+        """Read the metrics of the validators' published evaluations, except ``known`` ones (window, uid).
 
         Raises:
             ChainUnavailable, StoreError: it is not known which windows have begun.
@@ -136,7 +136,7 @@ class PublishedRun:
         return found
 
     async def _published_by(self, uid: int, kind: str) -> set[int]:
-        """The windows of which ``uid`` has published an object of this kind. Raises StoreError."""
+        """Return the windows for which ``uid`` has published an object of this kind. Raises StoreError."""
         if (store := self._comms.store_of(uid)) is None:
             return set()
         infos = await list_objects(store, f"{kind}-", deadline_seconds=LIST_SECONDS)
@@ -206,7 +206,7 @@ class PublishedRun:
     def _included(
         self, election: ElectionResult | None, reports: dict[int, DebugReport]
     ) -> tuple[list[int] | None, dict[int, str]]:
-        """The window's decided set, or else what the leading validator reports to have applied."""
+        """Return the window's decided set, or else the set that the leading validator reports as applied."""
         if election and election.decided:
             found = election.decided.included
             return [one.uid for one in found.included], _reasons(found.skipped)
@@ -221,7 +221,10 @@ class PublishedRun:
             return None
 
     async def _tokens(self, window: int, included: Iterable[int]) -> int | None:
-        """Batches as the updates' headers say. One header can lie without end, so all count with the median."""
+        """Return the tokens that the included updates were trained on, from their headers' numbers of batches.
+
+        Each update counts with the median, because a single header can claim any number.
+        """
         batches: list[int] = []
         uids = list(included)
 
@@ -244,7 +247,7 @@ class PublishedRun:
         return round(statistics.median(batches) * len(uids)) * per_batch if batches else None
 
     async def _scores(self, window: int) -> tuple[ScoreReport | None, str]:
-        """The score report, or why there is none."""
+        """Return the score report, or None and the reason."""
         if self._validator is None:
             return None, "no validator has a bucket on chain"
         try:
@@ -267,7 +270,7 @@ class PublishedRun:
             return None
 
     def _scored(self, report: ScoreReport, shares: CreditShares | None) -> dict[str, Any]:
-        """The fields of a record that follow from a score report."""
+        """Return the fields of a record that come from a score report."""
         power = self._hparams.power_normalisation
         known = [uid for uid in sorted(report.peer_scores, key=int) if int(uid) in self._uids]
         measured = [one.evaluation for one in report.observations.values() if one.evaluation]
@@ -314,7 +317,10 @@ def _score(report: ScoreReport, uid: str, power: float, shares: CreditShares | N
 
 
 def _decided(election: ElectionResult | None, peers: PeerList | None) -> str:
-    """A character of ``document.Elections``, or an empty text. A set of nobody is void if somebody was listed."""
+    """Return a character of ``document.Elections``, or an empty string if no decision is known.
+
+    A decision is void if peers were listed and it neither includes nor skips any.
+    """
     if election is None or election.decided is None:
         return ""
     included, listed = election.decided.included, peers is not None and bool(peers.peers or peers.reserve_peers)
@@ -334,6 +340,6 @@ def _reasons(skipped: dict[str, Any]) -> dict[int, str]:
 
 
 def _model(report: DebugReport) -> str:
-    """What two nodes with the same model say alike."""
+    """Return the fingerprint and digest, shortened; nodes with the same model report the same text."""
     digest = f" {report.digest[:DIGITS]}" if report.digest else ""
     return report.fingerprint[:DIGITS] + digest

@@ -1,7 +1,7 @@
-"""Renders a document as one HTML file, which asks no other host for anything.
+"""Renders a document as one HTML file that loads nothing from other hosts.
 
-The document is embedded as base64 of its deflated JSON: whatever strangers wrote can't end an element or begin one. The
-policy in the head admits this file's own script and style by their hashes, and nothing else.
+The document is embedded as base64 of its deflated JSON, so text from other nodes can't open or close an HTML element.
+The content security policy in the head admits only this file's own script and style, by their hashes.
 """
 
 import base64
@@ -16,19 +16,19 @@ SCRIPTS = ("elements.js", "decode.js", "model.js", "charts.js", "lines.js", "str
 
 
 def render(document: RunDocument) -> bytes:
-    """The page."""
+    """Return the HTML page."""
     packed = zlib.compress(to_json(document), 9)
     return _shell().replace(b"{{document}}", base64.b64encode(packed))
 
 
 def to_json(document: RunDocument) -> bytes:
-    """The document as it is embedded and published."""
+    """Return the document's JSON, as embedded and published."""
     return document.model_dump_json().encode()
 
 
 @cache
 def _shell() -> bytes:
-    """The page without its document."""
+    """Return the page without its document."""
     style = _source("page.css")
     script = '"use strict";\n(() => {\n' + "".join(map(_source, SCRIPTS)) + "})();\n"
     page = _source("page.html")

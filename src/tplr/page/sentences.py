@@ -1,4 +1,4 @@
-"""Packs the sentences of explanations: equal words once, and their numbers in columns.
+"""Packs the sentences of explanations: stores equal words once, and their numbers in columns.
 
 A page of 2,000 windows and 20 miners has half a million sentences, 50 MB of text. Most differ from each other only in
 their numbers, which change little from window to window.
@@ -14,13 +14,13 @@ from tplr.page.document import Explanations, Numbers, Template
 
 Row = tuple[str, str]  # a name, and the sentence
 
-# A number that stands alone, as printed; a sign before it belongs to the words. Others (1e-05, 007) are words.
+# A separate number as printed; a sign before it belongs to the words. Other forms (1e-05, 007) are words.
 NUMBER = re.compile(r"(?<![\w.])(0|[1-9]\d{0,8})(?:\.(\d{1,6}))?(?!\w|\.\d)", re.ASCII)
-# A hostile report may vary the words without end. Honest ones have some hundred sentences.
+# Bounds, because a hostile report can vary its words without limit. Honest reports have a few hundred sentences.
 MAX_TEMPLATES = 2048
 MAX_SHAPES = 4096
 TOO_MANY = ("", "too many different sentences in this run: ask tplr explain")
-# Shorter columns are not worth a search for an equal one.
+# Columns shorter than this are not shared: the search costs more than it saves.
 MIN_SHARED = 64
 
 _Key = tuple[str, tuple[str, ...], tuple[int, ...]]  # name, words, decimals
@@ -28,10 +28,11 @@ _Key = tuple[str, tuple[str, ...], tuple[int, ...]]  # name, words, decimals
 
 @dataclass
 class _Draft:
-    """A template in the making.
+    """A template under construction.
 
     Attributes:
-        cells: the cell of each sentence, ascending; ``values`` its numbers.
+        cells: the cell of each sentence, ascending.
+        values: the numbers of each sentence.
     """
 
     cells: list[int] = field(default_factory=list)
@@ -46,7 +47,7 @@ class _Packer:
         self._cell = 0
 
     def add(self, rows: Sequence[Row]) -> int:
-        """The shape of the next cell."""
+        """Add the next cell, and return its shape."""
         split = [_split(row) for row in rows]
         if not self._has_room(split):
             split = [_split(TOO_MANY)]
@@ -70,10 +71,9 @@ class _Packer:
 
 
 def pack(rows: Mapping[int, Sequence[Sequence[Row] | None]]) -> Explanations:
-    """The rows of each miner (by uid) and window, packed. ``unpack`` gives them back, character by character.
+    """Pack the rows of each miner (by uid) and window. ``unpack`` restores them exactly.
 
-    In the place of a cell with a sentence beyond ``MAX_TEMPLATES``, or a list of sentences beyond ``MAX_SHAPES``, is
-    ``TOO_MANY``.
+    ``TOO_MANY`` replaces a cell with a sentence beyond ``MAX_TEMPLATES``, or a list of sentences beyond ``MAX_SHAPES``.
     """
     packer = _Packer()
     cells = {
@@ -90,7 +90,7 @@ def pack(rows: Mapping[int, Sequence[Sequence[Row] | None]]) -> Explanations:
 
 
 def unpack(packed: Explanations, uid: int, index: int) -> list[Row] | None:
-    """The rows of a miner in the window at ``index`` of its cells; None if there is nothing."""
+    """Return the rows of a miner in the window at ``index`` of its cells; None without an explanation."""
     shape = packed.cells[uid][index]
     if shape < 0:
         return None
@@ -112,7 +112,7 @@ def unpack(packed: Explanations, uid: int, index: int) -> list[Row] | None:
 
 
 def _sentences_before(packed: Explanations, uid: int, index: int, template: int) -> int:
-    """Number of sentences of a template in the cells before this one."""
+    """Return the number of sentences of a template in the cells before this one."""
     count = 0
     per_shape = [shape.count(template) for shape in packed.shapes]
     for other, shapes in packed.cells.items():
@@ -128,7 +128,7 @@ def _printed(value: int, decimals: int) -> str:
 
 
 def _split(row: Row) -> tuple[_Key, list[int]]:
-    """A sentence's words and decimals, and its numbers as integers of their last decimals."""
+    """Split a sentence into its key (name, words, decimals) and its numbers in units of their last decimals."""
     name, text = row
     parts, decimals, values, end = [], [], [], 0
     for found in NUMBER.finditer(text):
@@ -142,7 +142,7 @@ def _split(row: Row) -> tuple[_Key, list[int]]:
 
 @dataclass(frozen=True)
 class _Column:
-    """The numbers of one place of a template's sentences, and the cells of these sentences."""
+    """The numbers at one place of a template's sentences, and the cells of these sentences."""
 
     cells: np.ndarray
     values: np.ndarray
@@ -155,7 +155,7 @@ def _columns(key: _Key, draft: _Draft) -> list[_Column]:
 
 
 def _shared(templates: Sequence[Sequence[_Column]]) -> list[tuple[Numbers, ...]]:
-    """Each column's numbers, or the earlier column in which every cell has the same ones."""
+    """Return each column's numbers, or a reference to an earlier column with the same number in every cell."""
     written: list[tuple[tuple[int, int], _Column]] = []
     found: list[tuple[Numbers, ...]] = []
     for number, columns in enumerate(templates):
@@ -171,7 +171,7 @@ def _shared(templates: Sequence[Sequence[_Column]]) -> list[tuple[Numbers, ...]]
 
 
 def _is_shareable(column: _Column) -> bool:
-    """Whether it is long, varies, and has one number for each cell."""
+    """Return whether a column is long, varies, and has one number for each cell."""
     varies = len(column.cells) >= MIN_SHARED and bool((column.values != column.values[0]).any())
     return varies and bool((np.diff(column.cells) > 0).all())
 

@@ -1,1 +1,1 @@
-"""Seeded pages of parquet datasets: manifest, draw, reader, page dataset, token cache, packing."""
+"""Reads seeded pages of parquet datasets: manifest, draw, reader, page dataset, token cache, packing."""

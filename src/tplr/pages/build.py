@@ -47,7 +47,7 @@ class DatasetWriter:
         self._sizes: dict[str, dict[str, object]] = {}
 
     def add(self, config: str, rows: Iterable[str]) -> int:
-        """Write a config of these rows, with one row group in memory; returns the number of rows. Blocks.
+        """Write a config with these rows, with one row group in memory; return the number of rows. Blocks.
 
         Raises:
             ConfigError: the name is invalid or taken, or there are fewer rows than a page needs.
@@ -70,7 +70,7 @@ class DatasetWriter:
         return total
 
     def write_manifest(self, address: AddressRule) -> None:
-        """Write the manifest of all configs; call it last. Raises ConfigError if nothing was, StateError as ``add``."""
+        """Write the manifest of all configs; call it last. Raises ConfigError without configs, or StateError."""
         if not self._sizes:
             raise ConfigError("a dataset needs at least one config")
         metadata = {"configs": [{"config_name": name} for name in self._sizes], "address": address}
@@ -85,7 +85,7 @@ class DatasetWriter:
                 file,
                 _SCHEMA,
                 compression="zstd",
-                write_page_checksum=True,  # readers notice a byte damaged in transit
+                write_page_checksum=True,  # so that readers detect a byte damaged in transit
                 use_dictionary=False,  # texts hardly ever repeat
                 write_statistics=False,  # the smallest and largest text would enlarge the footer
             ) as writer,
@@ -114,10 +114,10 @@ def write_dataset(
     rows_per_group: int = ROWS_PER_GROUP,
     rows_per_shard: int = ROWS_PER_SHARD,
 ) -> Iterator[DatasetWriter]:
-    """A writer for ``folder``, which appears only if the block ends without an error.
+    """Open a writer for ``folder``, which appears only if the block ends without an error.
 
     It writes to a hidden folder and renames it at the end; only a killed process leaves the hidden folder behind. The
-    same rows and settings give the same bytes with one version of pyarrow, whose number is in every shard.
+    same rows and settings give the same bytes with the same version of pyarrow, which is recorded in every shard.
 
     Raises:
         ConfigError: ``folder`` exists; or as ``DatasetWriter``.

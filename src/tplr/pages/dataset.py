@@ -22,14 +22,14 @@ from tplr.tokenize.ragged import Ids
 
 
 class PageDataset:
-    """Draws pages, and makes token streams and batches of them.
+    """Draws pages, and converts them to token streams and batches.
 
     Args:
-        encoder: of the tokenizer whose EOS is ``eos``.
+        encoder: encoder of the tokenizer whose EOS is ``eos``.
         pack_samples: join documents to one stream; otherwise pad each with EOS to whole sequences.
         token_cache: caches the pages' tokens.
-        threads: pages that are tokenized at once, each by one thread: a page that uses all cores would end together
-            with the others, and then all would wait for the GIL.
+        threads: number of pages that are tokenized at once, each by one thread. If each page used all cores, all pages
+            would end together and then wait for the GIL.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PageDataset:
         token_cache: TokenCache | None = None,
         threads: int = 2,
     ) -> Self:
-        """As ``PageReader.open``; ``tokenizer`` is one of ``transformers`` with an EOS token."""
+        """Open like ``PageReader.open``; ``tokenizer`` is a ``transformers`` tokenizer with an EOS token."""
         reader = await PageReader.open(
             stores, subfolder, rows_per_page=rows_per_page, concurrency=concurrency, cache=cache
         )
@@ -79,11 +79,11 @@ class PageDataset:
 
     @property
     def manifest(self) -> DatasetManifest:
-        """The dataset's files; ``manifest.sha256`` is what nodes compare."""
+        """The dataset's manifest; nodes compare ``manifest.sha256``."""
         return self._reader.manifest
 
     def pages(self, draw: PageDraw, n_pages: int) -> tuple[PageRef, ...]:
-        """The pages of a draw. Raises as ``next_pages``."""
+        """Return the pages of a draw. Raises as ``next_pages``."""
         return next_pages(
             self.manifest.configs.values(),
             offset=draw.offset,
@@ -93,9 +93,9 @@ class PageDataset:
         )
 
     async def batches(self, pages: Sequence[PageRef], batch_size: int, sequence_length: int) -> Tokens:
-        """All whole batches of the pages, in order: int64 ``(batches, batch_size, sequence_length)``.
+        """Return all whole batches of the pages, in order: int64 ``(batches, batch_size, sequence_length)``.
 
-        Raises as ``PageReader.texts``; a page that fails is never left out or replaced.
+        Raises as ``PageReader.texts``; a failed page is never skipped or replaced.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -107,8 +107,8 @@ class PageDataset:
         return await asyncio.to_thread(batches, stream, batch_size, sequence_length)
 
     async def stream(self, page: PageRef, sequence_length: int) -> Ids:
-        """The token stream of one page: each row is truncated to ``sequence_length`` tokens and ends with EOS; rows are
-        padded to whole sequences unless they are packed. Raises as ``PageReader.texts``."""
+        """Return the token stream of one page: each row is truncated to ``sequence_length`` tokens and ends with EOS;
+        unpacked rows are padded to whole sequences. Raises as ``PageReader.texts``."""
         key = hash_parts(
             "tokens of a page, 1", self.manifest.sha256, *page, self._reader.rows_per_page,
             self._encoder.fingerprint, self._eos, sequence_length,
@@ -122,7 +122,7 @@ class PageDataset:
         return tokens if self._pack_samples else await asyncio.to_thread(padded, tokens, sequence_length, self._eos)
 
     def _encode(self, key: str, texts: Sequence[str], max_length: int) -> Ids:
-        """The texts' tokens, packed; caches them."""
+        """Encode the texts, pack their tokens, and cache them."""
         tokens = packed(self._encoder.encode_batch(texts, max_length, one_core=True), self._eos)
         if self._cache:
             self._cache.put(key, tokens)

@@ -1,4 +1,4 @@
-"""Fetches a dataset's manifest: both of its objects of one version, or the cached copy if the ETags still match."""
+"""Fetches a dataset's manifest: both objects of the same version, or the cached copy if the ETags still match."""
 
 import asyncio
 from functools import partial
@@ -13,10 +13,10 @@ MAX_MANIFEST_BYTES = 64 * 2**20
 
 
 async def fetch_manifest(replicas: Replicas, subfolder: str, cache: ManifestCache | None = None) -> DatasetManifest:
-    """The dataset's manifest as one of the replicas has it now.
+    """Fetch the dataset's current manifest from one of the replicas.
 
     Args:
-        cache: caches the objects. Their ETags are requested in any case.
+        cache: caches the objects. Their ETags are always requested.
 
     Raises:
         DataError: it is not well-formed.
@@ -47,7 +47,7 @@ async def _etags(store: ObjectStore, subfolder: str) -> tuple[str, str]:
 
 
 async def _fetch(store: ObjectStore, subfolder: str, etags: tuple[str, str]) -> ManifestCopy:
-    """Both objects, of these ETags, so that an old and a new object are never combined."""
+    """Fetch both objects with these ETags, so that an old and a new object are never combined."""
     objects = []
     for name, etag in zip((METADATA, SHARD_SIZES), etags, strict=True):
         key = f"{subfolder}/{name}"

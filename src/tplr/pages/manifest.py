@@ -9,8 +9,8 @@ Two objects make the manifest: ``_metadata.yaml`` names the configs, ``_shard_si
                          "shards": [{"path": "bucket/folder/CC-MAIN-2013-20/0.parquet", "num_rows": 9,
                                      "byte_size": 4321, "sha256": "...", "row_group_size": 4}, ...]}, ...}
 
-``byte_size``, ``sha256`` and ``row_group_size`` are optional. The order of the shards is part of the protocol: it
-determines which rows a page is. So nodes compare manifests by ``DatasetManifest.sha256``.
+``byte_size``, ``sha256`` and ``row_group_size`` are optional. The order of the shards is part of the protocol, because
+it determines the rows of a page. So nodes compare manifests by ``DatasetManifest.sha256``.
 """
 
 import hashlib
@@ -40,9 +40,9 @@ class ParquetShard:
 
     Attributes:
         path: key of the file, relative to the dataset's subfolder.
-        byte_size: size of the file, or None if the manifest does not say.
-        sha256: of the file's bytes as hex, or None.
-        row_group_size: number of rows of every row group but the last, which holds the rest; or None.
+        byte_size: size of the file, or None if the manifest lacks it.
+        sha256: hex SHA-256 of the file's bytes, or None.
+        row_group_size: number of rows of every row group except the last, which has the rest; or None.
     """
 
     path: str
@@ -52,7 +52,7 @@ class ParquetShard:
     row_group_size: Annotated[int, Field(ge=1, strict=True)] | None = None
 
     def disagreement(self, group_sizes: Sequence[int]) -> str | None:
-        """How a file with row groups of these sizes differs from the manifest; None if it does not."""
+        """Return how a file with row groups of these sizes differs from the manifest; None if it does not."""
         if sum(group_sizes) != self.num_rows:
             return f"{sum(group_sizes)} rows, the manifest says {self.num_rows}"
         most = self.row_group_size

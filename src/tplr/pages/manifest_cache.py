@@ -15,13 +15,13 @@ from tplr.schemas import Bucket
 from tplr.seeds import hash_parts
 from tplr.storage.s3 import endpoint_url
 
-LOCK_PATIENCE_SECONDS = 30.0  # then a process fetches without the lock: its holder may be stopped
+LOCK_PATIENCE_SECONDS = 30.0  # after this a process fetches without the lock, because the holder may be suspended
 _LOCK_POLL_SECONDS = 0.02
 _MAX_BYTES = 2**30
 
 
 def dataset_place(buckets: Sequence[Bucket], subfolder: str, endpoint: str | None = None) -> tuple[str, ...]:
-    """Identifies a dataset before anything is read: its subfolder, then endpoint and bucket of each replica."""
+    """Return the identity of a dataset before any read: its subfolder, then each replica's endpoint and bucket."""
     return (subfolder, *(f"{endpoint_url(bucket, endpoint)}/{bucket.name}" for bucket in buckets))
 
 
@@ -37,12 +37,12 @@ class ManifestCopy:
 class ManifestCache:
     """The cached manifest of one dataset.
 
-    Beyond a ``DiskCache``, which holds it, it has a lock: of many processes that start at once, one fetches a manifest
-    that may have 64 MiB.
+    In addition to the ``DiskCache`` that stores it, it has a lock: if many processes start at once, only one fetches
+    the manifest, which may have 64 MiB.
 
     Args:
         folder: parent of the cache's folder, shared with other datasets.
-        place: the dataset, as ``dataset_place`` gives it.
+        place: the dataset, from ``dataset_place``.
     """
 
     def __init__(self, folder: Path, place: Sequence[str]) -> None:
@@ -51,7 +51,7 @@ class ManifestCache:
         self._lock = folder / "manifests" / f"{self._key}.lock"
 
     def read(self) -> ManifestCopy | None:
-        """The cached manifest, or None. Blocks."""
+        """Return the cached manifest, or None. Blocks."""
         data = self._cache.read(self._key)
         if data is None:
             return None
@@ -67,9 +67,9 @@ class ManifestCache:
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        """Lets one process or task at a time into the block; after ``LOCK_PATIENCE_SECONDS`` enters without the lock.
+        """Admit one process or task at a time to the block; after ``LOCK_PATIENCE_SECONDS``, enter without the lock.
 
-        It only saves fetches: readers see a whole copy in any case. A dead process holds no lock.
+        The lock only saves fetches: readers always see a complete copy. A dead process holds no lock.
         """
         try:
             file = await asyncio.to_thread(self._open_lock)

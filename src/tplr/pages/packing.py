@@ -1,4 +1,4 @@
-"""Lays tokenized rows out as a stream of documents, packed or padded, and cuts it into batches of equal sequences."""
+"""Arranges tokenized rows as a stream of documents, packed or padded, and cuts it into batches of equal sequences."""
 
 import numpy as np
 
@@ -7,19 +7,19 @@ from tplr.tokenize.ragged import Ids, Ragged
 
 
 def packed(rows: Ragged, eos: int) -> Ids:
-    """The rows as one stream of documents: adds EOS to each that does not end with it, beyond any maximal length, and
-    leaves out empty rows."""
+    """Join rows to one stream of documents: adds EOS to rows that do not end with it, even beyond a maximal length, and
+    skips empty rows."""
     lengths = rows.lengths
     ends = np.cumsum(lengths[lengths > 0])
     return np.insert(rows.ids, ends[rows.ids[ends - 1] != eos], eos)
 
 
 def padded(stream: Ids, sequence_length: int, eos: int) -> Ids:
-    """Each document begins a sequence and is filled up with EOS to whole sequences.
+    """Pad a stream so that each document begins a sequence and is filled with EOS to whole sequences.
 
-    The documented rule, to the letter: a document ends at each EOS, also inside a text, and one whose length
-    without that EOS is a multiple of ``sequence_length`` is not followed by any. Tokens after the last EOS follow as
-    they are.
+    This follows the documented rule exactly: a document ends at each EOS, even inside a text. A document whose length
+    without that EOS is a multiple of ``sequence_length`` is not followed by any EOS. Tokens after the last EOS follow
+    unchanged.
     """
     ends = np.flatnonzero(stream == eos)
     lengths = np.diff(ends, prepend=-1) - 1
@@ -34,7 +34,7 @@ def padded(stream: Ids, sequence_length: int, eos: int) -> Ids:
 
 
 def batches(stream: Ids, batch_size: int, sequence_length: int) -> Tokens:
-    """``(batches, batch_size, sequence_length)`` int64; what does not fill the last batch is dropped."""
+    """Cut a stream into int64 ``(batches, batch_size, sequence_length)``; drop an incomplete last batch."""
     count = len(stream) // (batch_size * sequence_length)
     whole = stream[: count * batch_size * sequence_length]
     return whole.astype(np.int64).reshape(count, batch_size, sequence_length)

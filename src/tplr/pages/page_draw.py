@@ -1,7 +1,7 @@
 """Draws pages from a seed, and maps a page to rows of parquet shards.
 
-A page is ``rows_per_page`` rows of one config of a parquet dataset. Whoever knows the seed, the offset and the manifest
-draws the same pages, so a validator can read what a miner must have trained on.
+A page is ``rows_per_page`` rows of one config of a parquet dataset. The seed, the offset and the manifest determine the
+pages, so a validator can read the pages that a miner must have trained on.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ def next_pages(
     seed: int | str,
     rows_per_page: int = ROWS_PER_PAGE,
 ) -> tuple[PageRef, ...]:
-    """The ``n_pages`` pages that ``seed`` draws, from word ``offset`` of its random stream on.
+    """Draw ``n_pages`` pages by ``seed``, from word ``offset`` of its random stream on.
 
     For each page a config is drawn, with equal probability for each config, then the first row, from
-    ``[0, num_rows - 1 - rows_per_page)``; with replacement. A draw may take more than one word, so lists of different
-    offsets overlap without being slices of each other.
+    ``[0, num_rows - 1 - rows_per_page)``; with replacement. A draw may take more than one word, so lists with different
+    offsets may overlap without being slices of each other.
 
     Raises:
         DataError: there is no config, or one of them is too short for a page.
@@ -54,7 +54,7 @@ def next_pages(
 
 
 def stream_seed(seed: int | str) -> int:
-    """32-bit seed of a random stream.
+    """Return the 32-bit seed of a random stream.
 
     For an integer, the low bits of CPython's ``hash`` of it (the documented rule); for a text, the first 4 bytes,
     big-endian, of its SHA-256.
@@ -69,8 +69,8 @@ def stream_seed(seed: int | str) -> int:
 
 
 def pages_digest(pages: Iterable[PageRef], manifest_sha256: str) -> str:
-    """``seeds.hash_parts`` of ``DatasetManifest.sha256``, then config, row and split of each page in order. Different
-    versions of a dataset give different digests."""
+    """Return ``seeds.hash_parts`` of ``DatasetManifest.sha256``, then config, row and split of each page in order.
+    Different versions of a dataset give different digests."""
     return hash_parts(manifest_sha256, *(part for page in pages for part in page))
 
 
@@ -91,7 +91,7 @@ class GroupRows(NamedTuple):
 
 
 def shard_rows(manifest: DatasetManifest, page: PageRef, rows_per_page: int = ROWS_PER_PAGE) -> tuple[ShardRows, ...]:
-    """The rows of a page by shard: one shard, or several if a page of an ``exact`` dataset crosses a shard's end.
+    """Return a page's rows by shard: one shard, or several if a page of an ``exact`` dataset crosses a shard's end.
 
     Under ``group-average`` ``stop`` may be beyond the shard's end; ``group_rows`` then shifts the page back.
 
@@ -119,11 +119,11 @@ def shard_rows(manifest: DatasetManifest, page: PageRef, rows_per_page: int = RO
 
 
 def group_rows(rows: ShardRows, group_sizes: Sequence[int], address: AddressRule) -> tuple[GroupRows, ...]:
-    """The rows of each row group that ``rows`` selects, given the number of rows of each group.
+    """Return the rows of each row group that ``rows`` selects, given the number of rows of each group.
 
-    ``exact`` selects just these rows. ``group-average``, the rule of documented networks, assumes that all groups are
-    equally long: in a shard with a shorter last group it selects other rows than those named, the same for everybody.
-    Its pages never cross a group's end; they are shifted back there.
+    ``exact`` selects exactly these rows. ``group-average``, the rule of documented networks, assumes that all groups
+    have equal length: in a shard with a shorter last group it selects other rows, but the same ones on every node. Its
+    pages never cross a group's end; they are shifted back there.
 
     Raises:
         DataError: ``group-average``, and the shard has fewer rows than groups.

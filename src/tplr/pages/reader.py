@@ -1,4 +1,4 @@
-"""Reads the texts of pages: a parquet file's footer once, then the text column of one row group."""
+"""Reads the texts of pages: reads a parquet file's footer once, then the text column of one row group."""
 
 import asyncio
 import io
@@ -25,8 +25,8 @@ from tplr.storage.replicas import Replicas
 REQUEST_BYTES = 4 * 2**20
 _REQUESTS_AT_ONCE = 4  # for one column chunk
 _MAX_FOOTER_BYTES = 64 * 2**20
-_END = 8  # bytes at a parquet file's end that give its footer's length
-_PARSED_INLINE = 16 * 1024  # bytes; parsing them takes no longer than handing them to a thread
+_END = 8  # bytes at a parquet file's end that contain its footer's length
+_PARSED_INLINE = 16 * 1024  # bytes; parsing them takes no longer than passing them to a thread
 _MAGIC = b"PAR1"
 _ROWS_DECODED = 1024  # at most at once; rows of the row group behind the page are not decoded
 
@@ -36,7 +36,7 @@ class Footer:
     """A parquet file's footer.
 
     Attributes:
-        etag, size: of the file that the footer was read from.
+        etag, size: ETag and size of the file.
         group_sizes: number of rows of each row group.
     """
 
@@ -46,10 +46,10 @@ class Footer:
     group_sizes: tuple[int, ...]
 
     def text_range(self, group: int) -> tuple[int, int]:
-        """Bytes ``[start, stop)`` of the file that hold the text column of a row group.
+        """Return the bytes ``[start, stop)`` of the file that hold the text column of a row group.
 
-        The range is what pyarrow asks for when it reads the column: if the footer is damaged,
-        ``metadata.row_group(group).column(column)`` aborts the process, while a read raises.
+        The range is the one that pyarrow requests when it reads the column. If the footer is damaged,
+        ``metadata.row_group(group).column(column)`` would abort the process, while a read raises.
 
         Raises:
             ArrowException, OSError, UnicodeDecodeError: the footer is damaged.
@@ -69,7 +69,7 @@ class Footers:
     """LRU cache of footers, by any key. Threads may share one.
 
     Args:
-        bytes_kept: of footers as in their files; parsed, they take several times as much memory.
+        bytes_kept: maximum size of all footers as in their files; parsed footers take several times as much memory.
     """
 
     def __init__(self, bytes_kept: int = 16 * 2**20) -> None:
@@ -103,7 +103,7 @@ class Footers:
 
 @dataclass
 class BytesRead:
-    """Counts bytes fetched: of column chunks, and of footers."""
+    """Counts the fetched bytes of column chunks and of footers."""
 
     text: int = 0
     footers: int = 0
@@ -113,13 +113,13 @@ class PageReader:
     """Reads pages of one dataset. Every file is checked against the manifest.
 
     Args:
-        request_bytes: of one request at most; a longer column chunk is fetched by several at once.
-        footers: cache shared by readers of the same dataset and the same replicas in the same order; default is a new
+        request_bytes: maximum size of one request; a longer column chunk is fetched by several concurrent requests.
+        footers: cache shared by readers of the same dataset and the same replicas in the same order; default: a new
             one.
-        bytes_read: counter to add to.
+        bytes_read: counter to increment.
 
     Attributes:
-        manifest: of the dataset; ``manifest.sha256`` is what nodes compare.
+        manifest: the dataset's manifest; nodes compare ``manifest.sha256``.
         rows_per_page: length of a page.
     """
 
@@ -153,10 +153,10 @@ class PageReader:
         concurrency: int = 8,
         cache: ManifestCache | None = None,
     ) -> Self:
-        """Fetch the manifest from one of ``stores``, which hold the same dataset and stay open while it is read.
+        """Fetch the manifest from one of ``stores``, which hold the same dataset and must stay open during reads.
 
         Args:
-            concurrency: number of pages that are read at once.
+            concurrency: number of pages that are read concurrently.
             cache: caches the manifest on disk.
 
         Raises:
@@ -167,7 +167,7 @@ class PageReader:
         return cls(await fetch_manifest(replicas, subfolder, cache), subfolder, replicas, rows_per_page)
 
     async def texts(self, page: PageRef) -> list[str]:
-        """The page's rows, in order; a null is an empty text.
+        """Return the page's rows, in order; a null becomes an empty text.
 
         Raises:
             DataError: the manifest has no such page, or a file contradicts it.
@@ -201,14 +201,14 @@ class PageReader:
         return texts
 
     async def _fetch(self, store: ObjectStore, key: str, etag: str, piece: tuple[int, int]) -> bytes:
-        """Bytes ``[start, stop)`` of a file."""
+        """Fetch bytes ``[start, stop)`` of a file."""
         start, stop = piece
         body = await store.get(key, max_bytes=stop - start, if_match=etag, byte_range=piece)
         self.bytes_read.text += stop - start
         return body
 
     async def _footer(self, store: ObjectStore, place: object, key: str, shard: ParquetShard) -> Footer:
-        """The footer at ``place``, cached or fetched; concurrent calls for one place share the requests."""
+        """Return the footer at ``place``, cached or fetched; concurrent calls for one place share the requests."""
         if footer := self._footers.get(place):
             return footer
         try:
@@ -223,7 +223,7 @@ class PageReader:
 
 
 class _Probe(io.RawIOBase):
-    """A file of ``size`` bytes without content. Notes the first range ``[start, stop)`` that is read, and raises."""
+    """A file of ``size`` bytes without content. Records the first range ``[start, stop)`` that is read, and raises."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -267,7 +267,7 @@ class _Chunk(io.BytesIO):
 
 
 def _decode(footer: Footer, part: GroupRows, chunk: _Chunk) -> list[str]:
-    """The texts of rows in ``chunk``, the text column of their group."""
+    """Decode the texts of rows in ``chunk``, the text column of their group."""
     texts: list[str] = []
     row = 0
     for batch in _batches(footer, part.group, min(part.stop, _ROWS_DECODED), chunk):
@@ -281,21 +281,21 @@ def _decode(footer: Footer, part: GroupRows, chunk: _Chunk) -> list[str]:
 
 
 def _batches(footer: Footer, group: int, rows: int, file: io.IOBase) -> Iterator[pa.RecordBatch]:
-    """The text column of a row group, up to ``rows`` rows at a time."""
+    """Yield the text column of a row group, up to ``rows`` rows at a time."""
     reader = pq.ParquetFile(
         pa.PythonFile(file, mode="r"),
         metadata=footer.metadata,
         page_checksum_verification=True,
-        pre_buffer=False,  # it would copy, in another thread, what is in memory already
+        pre_buffer=False,  # it would copy data that is in memory already, in another thread
     )
     return reader.iter_batches(rows, row_groups=[group], columns=[TEXT_COLUMN], use_threads=False)
 
 
 async def fetch_footer(store: ObjectStore, key: str, shard: ParquetShard, *, guess: int) -> tuple[Footer, int]:
-    """A shard's footer, checked against the manifest; and how many bytes were fetched for it.
+    """Fetch a shard's footer, and check it against the manifest; return it and the number of bytes fetched.
 
     Args:
-        guess: bytes to fetch first. A longer footer costs a second request.
+        guess: number of bytes to fetch first. A longer footer costs a second request.
 
     Raises:
         DataError: the file is not a parquet file, or contradicts the manifest.
@@ -320,7 +320,7 @@ async def fetch_footer(store: ObjectStore, key: str, shard: ParquetShard, *, gue
 
 
 def _footer_length(key: str, tail: bytes, size: int) -> int:
-    """Bytes of the footer at the end of a file of ``size`` bytes, of which ``tail`` is the end. Raises DataError."""
+    """Return the footer's length from ``tail``, the end of a file of ``size`` bytes. Raises DataError."""
     if len(tail) < _END + len(_MAGIC) or not tail.endswith(_MAGIC):
         raise DataError(f"{key} is not a parquet file")
     length = int.from_bytes(tail[-_END : -len(_MAGIC)], "little") + _END
@@ -330,7 +330,7 @@ def _footer_length(key: str, tail: bytes, size: int) -> int:
 
 
 def _parse(key: str, tail: bytes, shard: ParquetShard, *, etag: str, size: int) -> Footer:
-    """The footer at the end of ``tail``. Raises DataError if it can't be read or contradicts the manifest."""
+    """Parse the footer at the end of ``tail``. Raises DataError if it can't be read or contradicts the manifest."""
     try:
         metadata = pq.read_metadata(pa.BufferReader(tail))
         group_sizes = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))

@@ -1,7 +1,7 @@
-"""Reads documents from text, JSON Lines and parquet files, one after another, and counts what it can't use.
+"""Reads documents from text, JSON Lines and parquet files, one after another, and counts unusable records.
 
 ``tplr.records`` reads JSON Lines and parquet. Unlike a stream's reader this one names the line and the reason of each
-invalid record, as its user can still correct the file.
+invalid record, because its user can still correct the file.
 
 A text file is one document, a line of ``.jsonl`` another, a row of parquet as well; text and JSON lines may be
 compressed (``.gz``, ``.zst``). By rule:
@@ -30,20 +30,20 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 class _InvalidRecord(Exception):
-    """Reason and detail."""
+    """An invalid record, with reason and detail."""
 
 
 class Documents:
     """The documents of ``paths``, in order; one or two of them are in memory.
 
     Args:
-        field: of a JSON object, or column of a parquet file, that holds the text.
+        field: field of a JSON object, or column of a parquet file, that holds the text.
         skip_bad: count invalid records and continue.
 
     Attributes:
         skipped: number of skipped records and files by reason.
-        bytes_read: so far, of the files as stored.
-        total_bytes: of all files.
+        bytes_read: number of stored bytes read so far.
+        total_bytes: size of all files.
 
     Raises:
         ConfigError: while iterating: an invalid record, with its file and line.
@@ -152,10 +152,12 @@ class Documents:
 
 
 def text_files(source: Path) -> tuple[list[Path], int]:
-    """Files below a folder that ``Documents`` reads, sorted by path, and the number of others; or the file itself.
+    """Return the files below a folder that ``Documents`` reads, sorted by path, and the number of other files.
+
+    A file yields itself.
 
     Raises:
-        ConfigError: there is none, or the file has an unknown suffix.
+        ConfigError: there is no such file, or the file has an unknown suffix.
     """
     if source.is_file():
         found, others = [source], 0
@@ -192,7 +194,7 @@ def _first_column(batch: pa.RecordBatch) -> list[str | None]:
 
 
 def _kind(path: Path) -> tuple[str, str | None]:
-    """A file's format by its suffix ("" if unknown), and its compression."""
+    """Return a file's format by its suffix ("" if unknown), and its compression."""
     compression = _COMPRESSIONS.get(path.suffix)
     suffix = path.with_suffix("").suffix if compression else path.suffix
     if suffix == ".parquet" and not compression:

@@ -11,12 +11,12 @@ from tplr.tokenize.ragged import Ids
 
 
 class TokenCache:
-    """Key -> int32 tokens. Threads may share one, and processes a folder. Blocks if there is a folder.
+    """Maps keys to int32 tokens. Threads may share a cache, and processes a folder. Blocks if there is a folder.
 
     Args:
-        memory_bytes: of tokens kept in memory; the least recently used are dropped beyond.
-        folder: of a ``DiskCache`` with the tokens as little-endian int32, or None.
-        disk_bytes: of the tokens in the folder.
+        memory_bytes: maximum size of tokens kept in memory; the least recently used are dropped.
+        folder: folder of a ``DiskCache`` with the tokens as little-endian int32, or None.
+        disk_bytes: maximum size of the tokens in the folder.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class TokenCache:
         self._lock = threading.Lock()
 
     def get(self, key: str) -> Ids | None:
-        """The tokens, read-only, or None."""
+        """Return the tokens, read-only, or None."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)

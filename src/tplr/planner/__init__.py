@@ -1,7 +1,7 @@
-"""What a run needs of a host, computed before it starts: memory, disk, traffic, its price, and a window's timeline.
+"""Computes a run's needs on a host before it starts: memory, disk, traffic, its price, and a window's timeline.
 
 Every figure is a formula over the run's constants (``HParams``) and a ``Host``; nothing is allocated. ``tplr plan``
-prints it, and a node's start-up check refuses a configuration that does not fit.
+prints the figures, and a node's start-up check refuses a configuration that does not fit.
 """
 
 from tplr.planner.host import Host

@@ -1,4 +1,4 @@
-"""Hosts: what a node has, by name, by arguments, or as found."""
+"""Describes hosts: a node's hardware by name, by arguments, or as detected."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Accelerator:
 
     Attributes:
         memory: bytes that a program can allocate.
-        bandwidth: of its memory, bytes per second.
-        peak: of dense bfloat16 matrix products, FLOP per second.
+        bandwidth: memory bandwidth, bytes per second.
+        peak: peak rate of dense bfloat16 matrix products, FLOP per second.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Host:
     """A host with equal devices; ``accelerator`` is None for a node that computes on the CPU.
 
     Attributes:
-        ranks: processes of the node, one for each device.
+        ranks: number of the node's processes, one for each device.
         host_memory, disk: bytes.
-        down, up: of its link, bits per second.
+        down, up: rates of its link, bits per second.
     """
 
     accelerator: Accelerator | None
@@ -66,12 +66,12 @@ class Host:
 
     @property
     def device_memory(self) -> int:
-        """Bytes for each rank: of its device, or its share of the host's."""
+        """Bytes of memory for each rank: its device's, or its share of the host's."""
         return self.accelerator.memory if self.accelerator else self.host_memory // self.ranks
 
     @classmethod
     def here(cls, device: torch.device, folder: Path, *, ranks: int = 1, down: float, up: float) -> Host:
-        """This host, as it is now. ``folder`` is on the disk of the node's state."""
+        """Describe this host. ``folder`` is on the disk of the node's state."""
         accelerator = None
         if device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
@@ -94,13 +94,13 @@ class Host:
 
 
 def known_accelerator(name: str) -> Accelerator | None:
-    """The accelerator that a driver calls ``name``; None if its figures are not known."""
+    """Return the accelerator with the driver's name ``name``; None if its figures are not known."""
     plain = name.lower().replace(" ", "")
-    if "pcie" in plain or "nvl" in plain:  # slower variants of the same name
+    if "pcie" in plain or "nvl" in plain:  # slower variants with the same name
         return None
     return next((one for key, one in ACCELERATORS.items() if key.split("-")[0] in plain), None)
 
 
 def _existing(folder: Path) -> Path:
-    """``folder``, or the first folder above it that exists."""
+    """Return ``folder``, or the nearest existing folder above it."""
     return next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())

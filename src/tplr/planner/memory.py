@@ -1,9 +1,9 @@
-"""Bytes on each device and on the host, by kind, at the fullest moment of a window.
+"""Computes bytes on each device and on the host, by kind, at a window's peak.
 
 Formulas of activations: bytes that a decoder layer keeps for the backward pass per token, in bfloat16, for hidden size
 ``d``, query and key widths ``q`` and ``k``, MLP width ``f`` and ``h`` heads. They count the tensors that autograd saves
-for RMSNorm, gated MLP and scaled dot-product attention; ``tests/planner/test_memory.py`` compares the uncompiled one
-with what PyTorch saves.
+for RMSNorm, gated MLP and scaled dot-product attention; ``tests/planner/test_memory.py`` compares the uncompiled
+formula with the bytes that PyTorch saves.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tplr.training.device import DeviceSettings
 Role = Literal["miner", "validator"]
 
 FLOAT32 = 4
-FLOAT32_ACTIVATIONS = 1.65  # of those in bfloat16, which also keep casts: counted at toy size
+FLOAT32_ACTIVATIONS = 1.65  # relative to bfloat16, which also keeps casts; counted at toy size
 CONTEXT = 1.5 * 2**30  # CUDA context, library workspaces
-FRAGMENTATION = 0.05  # of what comes and goes in different sizes
+FRAGMENTATION = 0.05  # share of temporary tensors with varying sizes
 TEMPORARY = ("activations", "loss", "bfloat16 weights", "gathered weights", "largest tensor")
 PYTHON = 2**30  # a process with PyTorch and its libraries, page text and batches
 WINDOWS_IN_FLIGHT = 3  # during catch-up, two windows are fetched ahead of the one that is applied
@@ -30,9 +30,9 @@ class Memory:
     """Bytes by kind.
 
     Attributes:
-        device: of each rank, persistent and temporary; not all temporary kinds exist at once.
+        device: bytes of each rank, persistent and temporary; not all temporary kinds exist at once.
         training, exchanging: the kinds that exist during a forward and backward pass, and during the outer step.
-        host: of the host.
+        host: bytes of the host.
     """
 
     device: dict[str, int]
@@ -42,7 +42,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """Bytes of a rank at the fullest moment, with the allocator's fragmentation."""
+        """Peak bytes of a rank, including the allocator's fragmentation."""
         return int(max(sum(map(self._with_fragments, kinds)) for kinds in (self.training, self.exchanging)))
 
     def _with_fragments(self, kind: str) -> float:
@@ -50,7 +50,7 @@ class Memory:
 
 
 def activations_per_token(load: Workload, settings: DeviceSettings) -> tuple[float, float]:
-    """Bytes that all layers keep for a token, and bytes that one layer needs when it is recomputed."""
+    """Return the bytes that all layers keep per token, and the bytes that one layer needs for recomputation."""
     model = load.hparams.model
     d, f, h = model.hidden_size, model.intermediate_size, model.num_attention_heads
     q, k = h * model.head_size, model.num_key_value_heads * model.head_size
@@ -62,7 +62,7 @@ def activations_per_token(load: Workload, settings: DeviceSettings) -> tuple[flo
 
 
 def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks: int, on_cpu: bool) -> Memory:
-    """Memory of one rank of ``ranks``."""
+    """Compute the memory of one rank of ``ranks``."""
     hparams, shard = load.hparams, -(-load.parameters // ranks)
     inner = role == "miner" and hparams.sparseloco is not None
     # A validator computes a gradient, too, but under the profile that measures losses alone.
@@ -77,7 +77,7 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     if role == "miner":
         device["error feedback"] = FLOAT32 * load.owned(ranks)
         if inner:
-            # AdamW has two, Muon one.
+            # AdamW has two moments, Muon one.
             device["moments"] = FLOAT32 * (2 * shard - sum(load.tensors[name] for name in load.muon) // ranks)
             device["weights before"] = FLOAT32 * shard
     held = kept + again if backward else max(again, kept / hparams.model.num_hidden_layers)
@@ -85,7 +85,7 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     if hparams.sparseloco and hparams.sparseloco.outer_momentum:
         device["outer momentum"] = FLOAT32 * load.owned(ranks)
     if hparams.precision == "bfloat16":
-        # Autograd keeps the casts of all layers, unless it computes them again.
+        # Autograd keeps the casts of all layers, unless it recomputes them.
         keeps = backward and settings.checkpointing == "none"
         device["bfloat16 weights"] = 2 * (whole if keeps else min(whole, tables + layers))
     if ranks > 1:
@@ -104,7 +104,7 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     always = tuple(kind for kind in device if kind not in ("gradients", *TEMPORARY))
     host = {"processes": PYTHON * ranks, "updates in flight": _in_flight(load)}
     if inner and hparams.outer_delay:
-        # Training continues while its state is saved, from copies; those of the weights are the weights before.
+        # Training continues while its state is saved from copies; the copies of the weights are the previous weights.
         host["moments being saved"] = device["moments"] * ranks
     host |= {f"{kind} (offloaded)": size * ranks for kind, size in offloaded.items()}
     return Memory(
@@ -116,7 +116,10 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
 
 
 def _whole(load: Workload) -> tuple[int, int]:
-    """Parameters that are whole or cast at a time: the vocabulary's, and two layers', one of them ahead."""
+    """Return the numbers of parameters that are whole or cast at a time: the vocabulary's, and those of two layers.
+
+    One of the two layers is prefetched.
+    """
     model = load.hparams.model
     tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
     return tables, 2 * (load.parameters - tables) // model.num_hidden_layers

@@ -1,4 +1,4 @@
-"""A window's timeline as an SVG picture."""
+"""Draws a window's timeline as an SVG picture."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tplr.planner.timeline import Phase, Timeline
 WIDTH, LEFT, ROW = 960, 80, 34
 COLOURS = {"train": "#2a7f3f", "idle": "#bbbbbb", "upload": "#1f5fa8", "download": "#5b8fd0"}
 OTHER = "#c8772b"
-SMALL = 60  # pixels: narrower bars have their name in the legend only
+SMALL = 60  # pixels; narrower bars have their name only in the legend
 
 
 def draw(line: Timeline, title: str) -> str:
-    """An SVG document: a row for the devices, one for the link, and a legend with every phase's seconds."""
+    """Return an SVG document: a row for the devices, one for the link, and a legend with every phase's seconds."""
     rows = {"devices": line.phases, "link": line.links}
     # Downloads may take longer than the window.
     end = max([line.window, *(phase.stop for phase in line.links)])

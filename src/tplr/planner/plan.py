@@ -1,4 +1,4 @@
-"""A plan: all that a run needs of a host, and whether it fits."""
+"""A plan: all needs of a run on a host, and whether it fits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tplr.planner.traffic import Traffic, traffic
 from tplr.planner.workload import TOKENS_PER_PAGE, Workload
 from tplr.training.device import DeviceSettings
 
-# Above this share of a device's memory, an allocator that rounds and fragments fails sooner or later.
+# Above this share of a device's memory, an allocator that rounds and fragments eventually fails.
 USABLE = 0.94
-SMALL_LOSS_ROWS = 1024  # fewer save little: the gradient of the last layer is whole anyway
-SNAPSHOTS = 3  # two complete saved states, and the one that is written; a checkpoint is fetched beside the older one
+SMALL_LOSS_ROWS = 1024  # fewer rows save little, because the gradient of the last layer is whole anyway
+SNAPSHOTS = 3  # two complete saved states, and the one being written; a checkpoint is fetched beside the older one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Plan:
     """See the attributes' own types.
 
     Attributes:
-        disk: bytes of saved states.
+        disk: number of bytes of saved states.
     """
 
     load: Workload
@@ -39,12 +39,12 @@ class Plan:
 
     @property
     def problems(self) -> list[str]:
-        """Why the run does not fit, with remedies; [] if it does."""
+        """Reasons why the run does not fit, with remedies; [] if it fits."""
         return [*self.memory_problems, *self.timeline.problems]
 
     @property
     def memory_problems(self) -> list[str]:
-        """Those of ``problems`` that follow from the machine's memory and disk alone."""
+        """The part of ``problems`` that depends only on the machine's memory and disk."""
         here, memory, found = self.host, self.memory, []
         if memory.peak > USABLE * here.device_memory:
             kind = max(memory.device, key=lambda name: memory.device[name])
@@ -79,7 +79,7 @@ class Plan:
         return ", ".join([*steps, "a smaller batch_size"])
 
     def check(self) -> None:
-        """Raises ConfigError if memory or disk do not suffice."""
+        """Raise ConfigError if memory or disk are not sufficient."""
         if problems := self.memory_problems:
             raise ConfigError([f"{self.host.name}: {problem}" for problem in problems])
 
@@ -98,10 +98,10 @@ def make_plan(
     """Plan a run.
 
     Args:
-        block_time: of the chain, seconds.
-        mfu: model FLOPs utilisation while the devices train: an assumption, until it is measured on the host.
-        readers: nodes that gather a miner's update in each window.
-        tokens_per_page: mean of the dataset.
+        block_time: the chain's block time, seconds.
+        mfu: model FLOPs utilisation while the devices train; an assumption until it is measured on the host.
+        readers: number of nodes that gather a miner's update in each window.
+        tokens_per_page: mean number of tokens per page of the dataset.
     """
     settings = settings or DeviceSettings.of("cuda" if host.accelerator else "cpu")
     load = Workload.of(hparams, tokens_per_page=tokens_per_page)

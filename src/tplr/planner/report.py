@@ -1,4 +1,4 @@
-"""A plan as text."""
+"""Renders a plan as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODES = ("none", "selective", "full")
 
 
 def report(plan: Plan, peaks: dict[str, int]) -> RenderableType:
-    """All of a plan. ``peaks``: bytes of a rank by checkpointing mode."""
+    """Render a whole plan. ``peaks``: peak bytes of a rank by checkpointing mode."""
     problems = [Text(f"does not fit: {one}", style="red") for one in plan.problems]
     return Group(_head(plan), _memory(plan, peaks), _window(plan), _traffic(plan), *problems)
 

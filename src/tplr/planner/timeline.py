@@ -1,12 +1,12 @@
-"""A miner's window as intervals, and the share of it in which the devices train.
+"""Models a miner's window as intervals, and computes the share of it in which the devices train.
 
-The model: all peers have links like this machine's and upload at once, so the download of everyone's updates begins
-when this miner's own upload ends. The published set is waited for until the time bound. Computing starts when the
+The model: all peers have links like this machine's and upload at the same time, so the download of all updates begins
+when this miner's own upload ends. The miner waits for the published set until the time bound. Training starts when the
 window's aggregate is applied and stops ``commit_margin_seconds`` before the window's end.
 
-With ``outer_delay`` 1 the devices train meanwhile. They pause while an update is packed and while the aggregate is
-applied, and in both cases for copies to and from host memory. If the aggregate comes after the next update is packed,
-the next training waits for it.
+With ``outer_delay`` 1 the devices train during the exchange. They pause while an update is packed and while the
+aggregate is applied, and in both cases for copies to and from host memory. If the aggregate arrives after the next
+update is packed, the next training waits for it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tplr.planner.workload import Workload
 from tplr.schemas import UploadBounds
 from tplr.training.device import DEFAULTS, DeviceSettings
 
-# Bytes of memory traffic for each parameter in the outer step and in packing, and how far from the limit they are.
+# Bytes of memory traffic per parameter in the outer step and in packing; their time relative to the bandwidth's limit.
 OUTER_BYTES, PACK_BYTES, OVERHEAD = 40.0, 40.0, 3.0
-# Of each rank to pinned host memory, bytes per second: PCIe 5, 16 lanes, gives 50 to 57.
+# Rate of each rank to pinned host memory, bytes per second; PCIe 5 with 16 lanes reaches 50 to 57 GB/s.
 HOST_COPY = 40e9
 CPU_BANDWIDTH, CPU_PEAK = 20e9, 100e9
 
@@ -45,10 +45,10 @@ class Timeline:
 
     Attributes:
         window: its length in seconds.
-        phases: that keep the devices from training, or are training.
-        links: uploads and downloads, at the same time as the phases.
+        phases: training, and the phases that keep the devices from training.
+        links: uploads and downloads, concurrent with the phases.
         needed: seconds of training for all of the window's tokens.
-        problems: why this cannot work, as full sentences.
+        problems: reasons why this cannot work, as full sentences.
     """
 
     window: float
@@ -59,7 +59,7 @@ class Timeline:
 
     @property
     def training(self) -> float:
-        """Seconds."""
+        """Seconds of training."""
         return sum(phase.seconds for phase in self.phases if phase.name == "train")
 
     @property
@@ -69,7 +69,7 @@ class Timeline:
 
     @property
     def binds(self) -> str:
-        """What limits the number of tokens that a window trains on."""
+        """Name of the limit on the number of tokens that a window trains on."""
         if self.needed < self.training * 1.000001:
             return "data: the window's batches end before its time"
         waits = {phase.name: phase.seconds for phase in self.phases if phase.name != "train"}
@@ -82,7 +82,7 @@ class Timeline:
 def timeline(
     load: Workload, host: Host, *, block_time: float, mfu: float, settings: DeviceSettings = DEFAULTS
 ) -> Timeline:
-    """A miner's window on ``machine``, at the model FLOPs utilisation ``mfu`` while it trains."""
+    """Compute a miner's window on ``host``, with model FLOPs utilisation ``mfu`` while it trains."""
     hparams = load.hparams
     window = hparams.blocks_per_window * block_time
     upload = load.update_bytes * 8 / host.up
@@ -101,7 +101,7 @@ def timeline(
     ready = max(gathered, bound + STORE_CLOCK_SECONDS) if hparams.manifest_timeout_seconds else gathered
     stop = window - hparams.commit_margin_seconds
     if hparams.outer_delay:
-        # Half of the copies belong to each pause.
+        # Each pause has half of the copies.
         phases = _overlapped(window, stop=stop, ready=ready, pack=pack + copies / 2, apply=apply + copies / 2)
         idle = sum(phase.seconds for phase in phases if phase.name == "train") - needed
         phases = _with_idle(phases, idle) if idle > 0 else phases
@@ -121,7 +121,7 @@ def timeline(
 
 
 def _overlapped(window: float, *, stop: float, ready: float, pack: float, apply: float) -> list[Phase]:
-    """A window of ``outer_delay`` 1: its training began before it, and its end belongs to the next one's."""
+    """Return the phases with ``outer_delay`` 1: training begins before the window; its end belongs to the next one."""
     packed = min(stop + pack, window)
     if ready <= stop:
         applied = min(ready + apply, stop)
@@ -136,7 +136,7 @@ def _overlapped(window: float, *, stop: float, ready: float, pack: float, apply:
 
 
 def _with_idle(phases: list[Phase], idle: float) -> list[Phase]:
-    """The batches end before the time: the last seconds of training before packing, and then earlier ones, are idle."""
+    """Mark idle time if the batches end before the time: the last seconds of training before packing first."""
     pack = next(index for index, phase in enumerate(phases) if phase.name == "pack")
     for index in (*range(pack - 1, -1, -1), *range(len(phases) - 1, pack, -1)):
         phase = phases[index]
@@ -148,9 +148,9 @@ def _with_idle(phases: list[Phase], idle: float) -> list[Phase]:
 
 
 def _copies(load: Workload, settings: DeviceSettings) -> float:
-    """Bytes for each parameter between a device and its host in a window of ``outer_delay`` 1.
+    """Return the bytes per parameter copied between a device and its host in a window with ``outer_delay`` 1.
 
-    The moments are copied for the saved state; offloaded weights twice each way, as training starts and ends twice.
+    Moments are copied for the saved state; offloaded weights twice each way, because training starts and ends twice.
     """
     moments = 2 - sum(load.tensors[name] for name in load.muon) / load.parameters
     return 4.0 * moments + (16.0 if settings.offload_weights else 0.0)

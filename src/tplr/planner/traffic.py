@@ -1,4 +1,4 @@
-"""Bytes and requests of a node's bucket in a window, and their price at Cloudflare R2's list prices.
+"""Computes bytes and requests of a node's bucket in a window, and their price at Cloudflare R2's list prices.
 
 Source of the prices: developers.cloudflare.com/r2/pricing. Writes and lists are class A, reads and heads class B; the
 owner of a bucket pays for both; egress is free. Counts of requests are those of the storage server's log in a localnet
@@ -19,23 +19,23 @@ DOLLARS_PER_CLASS_A = 4.50e-6
 DOLLARS_PER_CLASS_B = 0.36e-6
 SECONDS_PER_MONTH = 30 * 86400.0
 
-# A miner writes commit, update and report; a leading validator report, scores and, at intervals, a peer list.
+# A miner writes commit, update and report; a leading validator writes report, scores and, at intervals, a peer list.
 WRITES = 3
 # A node lists each kind of its own objects that expires.
 CLEANUP_LISTS = 4
-# A reader of an update asks for the commit once, and for the update about every half second until it is there.
+# A reader of an update requests the commit once, and the update about every half second until it is available.
 HEADS_PER_READER = 4
-# A reader of the leading validator's documents: start window, peer lists, reports and decisions.
+# Requests by a reader of the leading validator's documents: start window, peer lists, reports and decisions.
 LISTS_PER_FOLLOWER, READS_PER_FOLLOWER = 1, 4
-# Means of one of five electors that answer, with 20 peers (``docs/benchmarks/trust.csv``); the reads are the others'.
+# Means of one of five answering electors, with 20 peers (``docs/benchmarks/trust.csv``); the reads are the others'.
 ELECTION_WRITES, ELECTION_READS = 4, 10
-READS_OF_AGGREGATE = 2  # whether it is there, and itself
+READS_OF_AGGREGATE = 2  # a check whether it exists, and the aggregate itself
 ELECTION_SENT, ELECTION_RECEIVED = 38_000, 111_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Of one node in one window.
+    """Traffic of one node in one window.
 
     Attributes:
         uploaded, downloaded: bytes.
@@ -51,7 +51,7 @@ class Traffic:
     readers: int
 
     def dollars_per_month(self, window_seconds: float) -> dict[str, float]:
-        """Price by kind. Free allowances are not subtracted."""
+        """Return the price by kind. Free allowances are not subtracted."""
         windows = SECONDS_PER_MONTH / window_seconds
         return {
             "storage": self.stored / 1e9 * DOLLARS_PER_GB_MONTH,
@@ -61,10 +61,10 @@ class Traffic:
 
 
 def traffic(load: Workload, role: Role, *, readers: int) -> Traffic:
-    """Traffic of a miner whose update ``readers`` nodes gather, or of the leading validator that they follow.
+    """Compute the traffic of a miner whose update ``readers`` nodes gather, or of the leading validator.
 
-    The validator is an elector among five, and publishes checkpoints, which miners do not, and the aggregate of each
-    window: an upper bound, as several take turns. Aggregates are kept as long as updates, or until they are older than
+    The validator is one of five electors. It also publishes checkpoints, and the aggregate of each window: an upper
+    bound, because several validators alternate. Aggregates are kept as long as updates, or until they are older than
     the kept checkpoints.
     """
     hparams, size = load.hparams, load.update_bytes
@@ -87,9 +87,9 @@ def traffic(load: Workload, role: Role, *, readers: int) -> Traffic:
 
 
 def aggregator_traffic(load: Workload, *, readers: int) -> Traffic:
-    """Traffic of an aggregator whose bucket ``readers`` nodes ask for each window's aggregate.
+    """Compute the traffic of an aggregator from whose bucket ``readers`` nodes request each window's aggregate.
 
-    It fetches what the peer list and its reserve upload, before it is decided which of them count.
+    It fetches the updates of the peer list and its reserve, before the included set is decided.
     """
     hparams, aggregate = load.hparams, load.update_bytes * load.hparams.max_topk_peers
     return Traffic(
@@ -103,5 +103,5 @@ def aggregator_traffic(load: Workload, *, readers: int) -> Traffic:
 
 
 def aggregates_kept(hparams: HParams) -> int:
-    """Windows whose aggregates are in a bucket: as long as updates, or until older than the kept checkpoints."""
+    """Return the number of windows whose aggregates are kept: as long as updates, or until older than checkpoints."""
     return max(hparams.gradient_retention_windows, hparams.checkpoint_frequency * (hparams.checkpoints_kept + 1))

@@ -1,4 +1,4 @@
-"""The sizes that follow from a run's constants: parameters, tokens and FLOPs of a window, bytes of an update."""
+"""Computes sizes from a run's constants: parameters, tokens and FLOPs of a window, bytes of an update."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tplr.hparams import HParams
 from tplr.training.inner_optimizers import is_hidden_matrix, newton_schulz_flops
 from tplr.training.schemes import payload_spec
 
-# A page is 100 rows of web text; a run of another dataset gives its own figure.
+# For a page of 100 rows of web text; a run with another dataset sets its own figure.
 TOKENS_PER_PAGE = 60_000
 
 
@@ -18,15 +18,15 @@ class Workload:
 
     Attributes:
         tensors: number of parameters of each tensor, by name.
-        matmul_parameters: of the matrices that multiply a token's activations: all but vectors, the embedding lookup
-            and experts that the token does not pass.
-        flops_per_token: of forward and backward pass: ``6 * matmul_parameters + 12 * layers * heads * head size *
-            sequence length``. The second term counts attention to all positions, as PaLM (arXiv 2204.02311, appendix
-            B), torchtitan and nanochat do; a causal kernel computes half of it. Recomputation does not count.
-        tokens: that a miner trains on in a window.
-        update_bytes: of one packed update.
-        muon: those of ``tensors`` that Muon steps.
-        muon_flops: of Muon's matrix products in all inner steps of a window.
+        matmul_parameters: number of parameters in matrices that multiply a token's activations: all except vectors,
+            the embedding lookup, and experts that the token does not use.
+        flops_per_token: FLOPs of forward and backward pass: ``6 * matmul_parameters + 12 * layers * heads * head size *
+            sequence length``. The second term counts attention to all positions, as in PaLM (arXiv 2204.02311, appendix
+            B), torchtitan and nanochat; a causal kernel computes half of it. Recomputation does not count.
+        tokens: number of tokens that a miner trains on in a window.
+        update_bytes: size of a packed update.
+        muon: the part of ``tensors`` that Muon steps.
+        muon_flops: FLOPs of Muon's matrix products in all inner steps of a window.
     """
 
     hparams: HParams
@@ -40,15 +40,15 @@ class Workload:
 
     @classmethod
     def of(cls, hparams: HParams, *, tokens_per_page: int = TOKENS_PER_PAGE) -> Workload:
-        """Sizes of a run. Builds the model without memory for its weights."""
+        """Compute the sizes of a run. Builds the model without memory for its weights."""
         spec, model = payload_spec(hparams), hparams.model
         tensors = {name: one.grid.rows * one.grid.cols for name, one in spec.tensors.items()}
         table = model.vocab_size * model.hidden_size
         matmul = sum(tensors[name] for name, one in spec.tensors.items() if one.grid.rows > 1)
-        # A tied table multiplies activations as the head; an untied one is only looked up.
+        # A tied embedding also multiplies activations, as the head; an untied one is only looked up.
         matmul -= 0 if model.tie_word_embeddings else table
         more = model.model_extra or {}
-        if experts := more.get("num_experts"):  # a token passes some of them
+        if experts := more.get("num_experts"):  # a token uses only some of them
             of_experts = sum(size for name, size in tensors.items() if ".experts." in name)
             matmul -= of_experts - of_experts * more["num_experts_per_tok"] // experts
         queries = model.num_attention_heads * model.head_size
@@ -68,16 +68,16 @@ class Workload:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
+        """Number of parameters of the whole model."""
         return sum(self.tensors.values())
 
     @property
     def largest(self) -> int:
-        """Parameters of the largest tensor."""
+        """Number of parameters of the largest tensor."""
         return max(self.tensors.values())
 
     def owned(self, ranks: int) -> int:
-        """Parameters of the rank that owns most: the largest tensor first, to the rank that has least."""
+        """Return the parameters of the rank that owns most; tensors go by falling size to the rank with the fewest."""
         loads = [0] * ranks
         for size in sorted(self.tensors.values(), reverse=True):
             loads[loads.index(min(loads))] += size

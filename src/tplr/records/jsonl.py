@@ -1,4 +1,4 @@
-"""JSON Lines: a byte stream as lines with their positions, and a line as a JSON value."""
+"""Reads JSON Lines: splits a byte stream into lines with positions, and parses a line as a JSON value."""
 
 import codecs
 import json
@@ -18,10 +18,10 @@ class LineReader:
     Args:
         read: returns the next bytes; none at the end.
         offset, number: bytes and lines before the first line.
-        max_bytes: the rest of a longer line is dropped; what is given of it is longer than ``max_bytes``.
+        max_bytes: the rest of a longer line is dropped; the part that is returned is longer than ``max_bytes``.
 
     Attributes:
-        offset: where the last line given ends, in bytes.
+        offset: end of the last returned line, in bytes.
         number: its number, counted from 1.
     """
 
@@ -56,7 +56,7 @@ class LineReader:
                 raise StopIteration
 
     def read_lines(self) -> list[bytes]:
-        """The whole lines of the next reads; none at the end. For a caller who counts bytes and lines itself."""
+        """Return the whole lines of the next reads; [] at the end. For callers that count bytes and lines."""
         while data := self._read():
             lines = data.splitlines(keepends=True) if b"\r" not in data else _split_lines(data)
             if lines[0].endswith(b"\n"):
@@ -79,7 +79,7 @@ class LineReader:
 
 
 def is_blank(line: bytes) -> bool:
-    """Whether a line holds nothing but white space, perhaps behind a byte-order mark."""
+    """Return whether a line has only white space, possibly after a byte-order mark."""
     return line.removeprefix(codecs.BOM_UTF8).isspace()
 
 
@@ -95,14 +95,14 @@ def check_encoding(line: bytes, name: str) -> None:
 
 
 def parse_json(text: bytes) -> Any:
-    """A JSON value in UTF-8, with or without a byte-order mark.
+    """Parse a JSON value in UTF-8, with or without a byte-order mark.
 
     Raises:
         ValueError: it is no JSON, is nested too deeply, or (UnicodeDecodeError) is no UTF-8.
     """
     try:
         try:
-            # Of bytes, ``loads`` guesses the encoding, which takes as long as to parse a short line.
+            # For bytes ``loads`` would detect the encoding, which takes as long as parsing a short line.
             return json.loads(text.decode())
         except ValueError as error:
             if text.startswith(codecs.BOM_UTF8):
@@ -116,7 +116,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def _split_lines(data: bytes) -> list[bytes]:
-    """As ``splitlines(keepends=True)``, which would also end lines at carriage returns."""
+    """Split like ``splitlines(keepends=True)``, but not at carriage returns."""
     lines = [line + b"\n" for line in data.split(b"\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines

@@ -1,4 +1,4 @@
-"""Rows of a parquet file as dictionaries, from any row on."""
+"""Reads rows of a parquet file as dictionaries, from any row on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
@@ -12,17 +12,17 @@ BATCH_ROWS = 256
 class ParquetReader:
     """Iterates over rows. If a read raises, or a loop ends early, the next iteration continues there.
 
-    It starts no thread of pyarrow's: with torch loaded, these abort the process at its exit now and then, after correct
+    It starts no threads of pyarrow: with torch loaded, these sometimes abort the process at its exit, after correct
     output. ``pre_buffer`` would start some, too.
 
     Args:
-        group, row: row group to begin with, and rows of it to skip.
-        columns: names of those to read; default all.
-        values: what to give of a batch, by default a dictionary for each row.
+        group, row: first row group, and number of its rows to skip.
+        columns: names of the columns to read; default: all.
+        values: converts a batch to its items; by default a dictionary for each row.
         verify: check the checksums of pages that have one.
 
     Attributes:
-        group, row: position behind the last row given.
+        group, row: position after the last returned row.
 
     Raises:
         ArrowException, OSError: the file is damaged or no parquet file; also while iterating.

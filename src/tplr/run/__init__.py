@@ -1,1 +1,1 @@
-"""A run as a product: its model exported, generated from and evaluated, and its windows replayed."""
+"""Uses a run's model: export, generation and evaluation; and replays the run's windows."""

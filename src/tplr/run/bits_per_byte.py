@@ -1,4 +1,4 @@
-"""A model's loss on held-out pages, in nats per token and in bits per byte of text, which tokenizers can't change."""
+"""Measures loss on held-out pages, in nats per token and in bits per byte, which does not depend on the tokenizer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def held_out_loss(
 ) -> HeldOutLoss:
     """Measure a model on batches of held-out pages. Blocks.
 
-    ``bits_per_byte = sum(nats) / (ln 2 * bytes)``, over the predictions of text: those of special tokens, which stand
-    for no byte, are left out of both sums, and are part of ``nats_per_token``.
+    ``bits_per_byte = sum(nats) / (ln 2 * bytes)`` over the predictions of text. Predictions of special tokens, which
+    have no bytes, are excluded from both sums, but included in ``nats_per_token``.
 
     Args:
         batches: (batches, B, T) token ids; the first token of each sequence is not predicted.
@@ -57,10 +57,10 @@ def held_out_loss(
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerFast, count: int) -> np.ndarray:
-    """Bytes of text in UTF-8 that each of the first ``count`` token ids stands for: int64 [count]; 0 for special ones.
+    """Return the number of UTF-8 bytes of each of the first ``count`` token ids: int64 [count]; 0 for special tokens.
 
-    Byte-level vocabularies write each byte as one letter; those of SentencePiece a space as U+2581 and single bytes as
-    ``<0x0A>``.
+    Byte-level vocabularies write each byte as one letter. SentencePiece vocabularies write a space as U+2581, and
+    single bytes as ``<0x0A>``.
     """
     special = set(tokenizer.all_special_ids)
     known = min(count, len(tokenizer))

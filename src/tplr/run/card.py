@@ -1,4 +1,4 @@
-"""The model card: the facts of an export in words, with the commands that recompute them."""
+"""Renders the model card: the facts of an export in words, with the commands that recompute them."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,12 @@ from tplr.run.record import Contributor, ExportRecord, WindowFacts
 from tplr.schemas import EvaluationResult
 
 CARD = "README.md"
-CURVE_POINTS = 24  # of the loss, in the card; ``run.json`` has every window
-TABLE_ROWS = 256  # of contributors, those with the most windows
+CURVE_POINTS = 24  # points of the loss curve in the card; ``run.json`` has every window
+TABLE_ROWS = 256  # contributors with the most windows
 
 
 def render_card(record: ExportRecord, hparams: HParams) -> str:
-    """The text of ``README.md``. It follows from the record and the run's constants alone."""
+    """Return the text of ``README.md``. It follows from the record and the run's constants alone."""
     sections = [
         _front_matter(hparams),
         f"# A model of run {record.version}, window {record.window}\n\n{_summary(record, hparams)}",
@@ -150,5 +150,5 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text of somebody else without what Markdown would interpret."""
+    """Return untrusted text without characters that Markdown would interpret."""
     return "".join(letter for letter in text if letter.isalnum() or letter in " -_./:=,+").strip()

@@ -1,4 +1,4 @@
-"""``tplr eval``: measures an exported model or a run's checkpoints, once each, also as they are published."""
+"""``tplr eval``: evaluates an exported model or a run's checkpoints, each once, also as they are published."""
 
 import asyncio
 import contextlib
@@ -32,13 +32,13 @@ TOOLS = ("tplr", "torch", "transformers", "lm-eval")
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What is evaluated besides held-out pages, and how.
+    """The evaluations in addition to held-out pages, and their settings.
 
     Attributes:
         tasks, include, limit, batch_size: as in ``run_tasks``; without tasks, only held-out pages.
         command: the exact command line.
         results: folder of the results.
-        publish: also put each result into this node's bucket.
+        publish: whether to also put each result into this node's bucket.
     """
 
     tasks: tuple[str, ...]
@@ -52,14 +52,14 @@ class EvaluationPlan:
 
     @property
     def asked(self) -> str:
-        """What makes two evaluations of a model the same one."""
+        """Text that is equal for two equal evaluations of a model."""
         return json.dumps([sorted(self.tasks), self.limit, self.batch_size, self.precision])
 
 
 async def evaluations(
     network: NetworkReader, plan: EvaluationPlan, chosen: Path | str, device: torch.device | str = "cpu"
 ) -> AsyncGenerator[EvaluationResult]:
-    """The results of what is chosen. Close it (``contextlib.aclosing``).
+    """Yield the results of the chosen evaluations. The caller must close the generator (``contextlib.aclosing``).
 
     Args:
         chosen: an exported folder; or a window's number, ``latest``, ``checkpoint`` for the newest one, or ``follow``
@@ -84,10 +84,10 @@ async def evaluations(
 async def evaluate_folder(
     network: NetworkReader, folder: Path, plan: EvaluationPlan, device: torch.device | str = "cpu"
 ) -> EvaluationResult:
-    """Evaluate an exported folder, or return the result that is there.
+    """Evaluate an exported folder, or return the existing result.
 
     Raises:
-        ConfigError: it is no export, or one of another run.
+        ConfigError: the folder is not an export, or one of another run.
         TplrError: the model can't be loaded, or the pages can't be read.
     """
     record = await asyncio.to_thread(read_record, folder)
@@ -95,7 +95,7 @@ async def evaluate_folder(
         raise ConfigError(f"{folder}: of run {record.version}, this network's is {network.hparams.version}")
     loaded = await asyncio.to_thread(load_model, folder, device, torch.float32)
     weights = await asyncio.to_thread(digest, dict(loaded.model.named_parameters()))
-    path = result_path(plan.results, record.version, record.window, f"{weights} {plan.asked}")  # perhaps rounded ones
+    path = result_path(plan.results, record.version, record.window, f"{weights} {plan.asked}")  # may be rounded
     found = await _done(path) or await _evaluate(network, loaded, (record.window, record.global_step), plan, path)
     return await _published(network, found, plan)
 
@@ -103,7 +103,7 @@ async def evaluate_folder(
 async def evaluate_window(
     network: NetworkReader, window: int, plan: EvaluationPlan, device: torch.device | str = "cpu"
 ) -> EvaluationResult:
-    """Evaluate the run's model after a window, or return the result that is there. Raises as ``loaded_state``."""
+    """Evaluate the run's model after a window, or return the existing result. Raises as ``loaded_state``."""
     path = result_path(plan.results, network.hparams.version, window, plan.asked)
     if found := await _done(path):
         return await _published(network, found, plan)
@@ -118,7 +118,7 @@ async def follow(
 ) -> AsyncGenerator[EvaluationResult]:
     """Evaluate each checkpoint that the leading validator publishes, oldest first, without end.
 
-    One that can't be read is logged, and tried again after the next window while it is published.
+    A checkpoint that can't be read is logged, and retried after the next window while it is published.
     """
     done: set[int] = set()
     async for _ in network.comms.clock.ticks():
@@ -140,7 +140,7 @@ async def follow(
 
 
 async def _done(path: Path) -> EvaluationResult | None:
-    """The result that is there already."""
+    """Return the existing result, or None."""
     found = await asyncio.to_thread(read_result, path)
     if found:
         logger.info("evaluated already: %s", path)
@@ -184,10 +184,10 @@ async def _published(network: NetworkReader, result: EvaluationResult, plan: Eva
 async def measure_held_out(
     network: NetworkReader, loaded: LoadedModel, window: int, precision: Precision
 ) -> HeldOutLoss:
-    """The loss on pages that nobody knew while ``window`` lasted, and that none of its included updates was given.
+    """Measure the loss on pages that were unknown during ``window`` and assigned to none of its included updates.
 
     Raises:
-        ChainError, StoreError, DataError: the pages can't be had.
+        ChainError, StoreError, DataError: the pages are not available.
     """
     report = await majority_report(network.comms, window)
     included = [int(uid) for uid in report.included] if report else []

@@ -27,12 +27,12 @@ from tplr.training.schemes import payload_spec
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export.
+    """The arguments of an export.
 
     Attributes:
         window: a number, or ``latest``.
-        source: where a replay starts, as in ``starting_point``.
-        results: folder with results of ``tplr eval``, of which those of the window are included.
+        source: start of the replay, as in ``starting_point``.
+        results: folder with results of ``tplr eval``; those of the window are included.
     """
 
     window: str
@@ -47,8 +47,8 @@ async def export(network: NetworkReader, request: ExportRequest, device: torch.d
     """Write ``request.out``, which appears when it is complete.
 
     Raises:
-        ConfigError: it is there already; or the window is none of the run's.
-        TplrError: the model can't be had, or differs from the network's.
+        ConfigError: ``request.out`` exists, or the window is not one of the run's.
+        TplrError: the model is not available, or differs from the network's.
     """
     check_new(request.out)
     window = await chosen_window(network, request.window, await network.start_window())
@@ -66,7 +66,7 @@ def check_new(out: Path) -> None:
 async def gather_facts(
     network: NetworkReader, model: WindowModel, dtype: ExportDtype, files: Mapping[str, str], results: Path | None
 ) -> ExportRecord:
-    """The record of an export, as the run's buckets give it now."""
+    """Return the record of an export from the current content of the run's buckets."""
     hparams, start = network.hparams, await network.start_window()
     history = await read_history(network, payload_spec(hparams), range(start, model.window + 1))
     source = await network.data_source()

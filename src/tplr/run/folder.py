@@ -1,4 +1,4 @@
-"""A model's folder as ``transformers`` and other programs load it: configuration, tokenizer and weights."""
+"""Writes and loads a model's folder in the format of ``transformers``: configuration, tokenizer and weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 HPARAMS = "hparams.json"
-# Files that ``transformers`` 4 can load too; 5 writes a class name of its own.
+# A tokenizer class that ``transformers`` 4 can also load; version 5 writes a class name of its own.
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 
 
@@ -46,10 +46,10 @@ def write_model(
     dtype: ExportDtype,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a model's folder; a tensor at a time is in memory. Blocks.
+    """Write a model's folder, with one tensor at a time in memory. Blocks.
 
     Args:
-        hparams_text: the file of ``hparams``, which is copied.
+        hparams_text: content of the ``hparams`` file, which is copied.
         tensors, layouts, dtype: as ``write_weights``.
 
     Raises:
@@ -65,14 +65,14 @@ def write_model(
 
 
 def load_model(folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> LoadedModel:
-    """The model of a folder that ``write_model`` wrote. Blocks.
+    """Load the model of a folder written by ``write_model``. Blocks.
 
     Args:
-        dtype: of the weights; default: that of the files.
+        dtype: type of the weights; default: that of the files.
 
     Raises:
         ConfigError: the folder holds no model.
-        StateError: a file is missing or damaged, or is of another model.
+        StateError: a file is missing or damaged, or belongs to another model.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -86,7 +86,7 @@ def load_model(folder: Path, device: torch.device | str = "cpu", dtype: torch.dt
             folder,
             dtype=dtype or "auto",
             local_files_only=True,
-            use_safetensors=True,  # the folder may be anyone's: no pickle
+            use_safetensors=True,  # the folder is untrusted, so no pickle
             output_loading_info=True,
         )
         model, found = loaded
@@ -100,19 +100,19 @@ def load_model(folder: Path, device: torch.device | str = "cpu", dtype: torch.dt
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of a folder, by its path in it. Blocks."""
+    """Return the SHA-256 of each file of a folder, by relative path. Blocks."""
     return {str(path.relative_to(folder)): _sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def model_layouts(hparams: HParams) -> dict[str, TensorLayout]:
-    """The layouts of the tensors of a run's model, by name; tied ones have one name."""
+    """Return the layouts of the tensors of a run's model, by name; tied tensors have one name."""
     return {name: TensorLayout.of(one) for name, one in meta_model(hparams).named_parameters()}
 
 
 def _configuration(hparams: HParams, tokenizer: PreTrainedTokenizerFast, dtype: ExportDtype) -> dict[str, Any]:
     model = meta_model(hparams)
     config = json.loads(model.config.to_json_string(use_diff=True))
-    # A run computes without a cache; who generates needs one.
+    # A run computes without a cache; generation needs one.
     return config | {
         "architectures": [type(model).__name__],
         "dtype": dtype,
@@ -122,7 +122,7 @@ def _configuration(hparams: HParams, tokenizer: PreTrainedTokenizerFast, dtype: 
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:
-    """Of the tokenizer: a configuration's defaults are those of another one."""
+    """Return the tokenizer's special token ids, because a configuration's defaults belong to another tokenizer."""
     return {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
 
 

@@ -1,4 +1,4 @@
-"""``tplr generate``: continues a prompt, token by token as it is sampled."""
+"""``tplr generate``: continues a prompt, and writes each token as it is sampled."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Write = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """Settings for choosing the next token.
 
     Attributes:
-        tokens: at most; fewer if the model ends the text or its positions end.
+        tokens: maximum number of tokens; fewer if the model ends the text or its positions end.
         temperature: 0: always the most probable token.
         top_p: sample among the most probable tokens that have this probability together.
         seed: the same seed gives the same text on the same kind of device.
@@ -38,7 +38,7 @@ def generate(loaded: LoadedModel, prompt: str, sampling: Sampling, write: Write 
     """Write the prompt and its continuation piece by piece. Blocks.
 
     Args:
-        write: gets each piece of text.
+        write: called with each piece of text.
 
     Returns:
         The whole text.
@@ -64,7 +64,7 @@ def generate(loaded: LoadedModel, prompt: str, sampling: Sampling, write: Write 
 
     torch.manual_seed(sampling.seed)
     with torch.inference_mode():
-        causal: Any = model  # generation is of a class that not every model is known to have
+        causal: Any = model  # the type checker does not know that every model can generate
         causal.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness on a loaded model; needs the extra ``eval``."""
+"""Runs tasks of lm-evaluation-harness on a loaded model; needs the extra ``eval``."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 def run_tasks(
     loaded: LoadedModel, names: tuple[str, ...], *, include: Path | None, limit: int | None, batch_size: int
 ) -> dict[str, TaskResult]:
-    """Each task's metrics, by the task's name. Blocks.
+    """Run tasks; return each task's metrics, by the task's name. Blocks.
 
     Args:
         names: tasks of the harness, or of ``include``; a task of the harness loads its data from the hub.
         include: folder with definitions of tasks (YAML).
-        limit: questions of each task; None: all.
+        limit: number of questions of each task; None: all.
 
     Raises:
-        ConfigError: the extra is not installed, or there is no such task, or its data can't be had.
+        ConfigError: the extra is not installed, there is no such task, or its data is not available.
     """
     try:
-        # Its decorated signatures are not those that it takes.
+        # The harness's decorated signatures are not the real ones.
         simple_evaluate, models = import_module("lm_eval").simple_evaluate, import_module("lm_eval.models.huggingface")
     except ImportError as error:
         raise ConfigError("--tasks needs the extra: .venv/bin/pip install -e '.[eval]'") from error
@@ -46,12 +46,12 @@ def run_tasks(
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(f"--tasks {','.join(names)}: {str(error).splitlines()[0][:300]}") from error
-    assert found is not None  # None is for ranks other than the first
+    assert found is not None  # None only on ranks other than the first
     return {name: _result(found, name) for name in sorted(found["results"])}
 
 
 def _tasks(names: tuple[str, ...], include: Path | None) -> Any:
-    """The definitions to search; the harness's own, which take seconds to read, only if ``include`` lacks a task."""
+    """Return the definitions to search: the harness's own, which take seconds to read, only if needed."""
     from lm_eval.tasks import TaskManager
 
     if include is not None and not include.is_dir():

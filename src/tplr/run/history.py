@@ -1,4 +1,4 @@
-"""What the public buckets say of a run's windows: who contributed, on how many tokens, and how the loss fell."""
+"""Reads the history of a run's windows from public buckets: contributors, their tokens, and the loss."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ WINDOWS_AT_ONCE = 8
 
 
 class RunHistory(NamedTuple):
-    """The windows of which anything is published, the contributors, and the window whose scores give their credit."""
+    """The windows with any published record, the contributors, and the window whose scores give their credit."""
 
     windows: tuple[WindowFacts, ...]
     contributors: tuple[Contributor, ...]
@@ -25,7 +25,7 @@ class RunHistory(NamedTuple):
 
 
 async def read_history(network: NetworkReader, spec: PayloadSpec, windows: range) -> RunHistory:
-    """The history of these windows. Raises ChainError, StoreError."""
+    """Read the history of these windows. Raises ChainError, StoreError."""
     slots = asyncio.Semaphore(WINDOWS_AT_ONCE)
 
     async def of(window: int) -> tuple[WindowFacts | None, ScoreReport | None]:
@@ -44,11 +44,11 @@ async def read_history(network: NetworkReader, spec: PayloadSpec, windows: range
 def contributors(
     windows: Sequence[WindowFacts], reports: Sequence[ScoreReport], batch_tokens: int
 ) -> tuple[Contributor, ...]:
-    """The participants whose updates are included in these windows, by uid.
+    """Return the participants whose updates are included in these windows, by uid.
 
     Args:
-        reports: of scores, by ascending window; the last one has the credits.
-        batch_tokens: tokens of a batch.
+        reports: score reports, by ascending window; the last one has the credits.
+        batch_tokens: number of tokens of a batch.
     """
     hotkeys = {uid: seen.hotkey for report in reports for uid, seen in report.observations.items()}
     scores = reports[-1].peer_scores if reports else {}
@@ -97,18 +97,18 @@ async def _published(network: NetworkReader, window: int) -> tuple[Included, ...
 async def _scores(network: NetworkReader, window: int) -> ScoreReport | None:
     try:
         return await network.comms.get_scores(network.validator(), window)
-    except (ObjectNotFound, ObjectTooLarge, PayloadError):  # not scored, sealed, deleted, or no report
+    except (ObjectNotFound, ObjectTooLarge, PayloadError):  # not scored, sealed, deleted, or not a report
         return None
 
 
 def _loss(scores: ScoreReport | None) -> float | None:
-    """The model's loss on held-out pages: the same for all miners that were measured by losses."""
+    """Return the model's loss on held-out pages, which is equal for all miners that were measured by losses."""
     measured = [seen.evaluation for seen in scores.observations.values() if seen.evaluation] if scores else []
     return measured[0].held_out.before if measured else None
 
 
 async def _batches(network: NetworkReader, spec: PayloadSpec, window: int, uid: int) -> int | None:
-    """The batches that an included update's header names; None if the update is deleted."""
+    """Return the number of batches in an included update's header; None if the update is deleted."""
     try:
         header = await network.comms.get_update_start(window, uid, spec.data_start)
         return read_prologue(header, spec, window=window, uid=uid)[1]

@@ -1,4 +1,4 @@
-"""``run.json``: what an exported folder holds, from which run and window; every value can be recomputed."""
+"""``run.json``: the content of an exported folder, its run and its window; every value can be recomputed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class WindowFacts(Wire):
-    """What is published of a window.
+    """The published facts of a window.
 
     Attributes:
-        fingerprint: of the model after it, by the leading validator's report; "" if the report is deleted.
-        batches: that each included update was trained on, by uid, as its sender says; None where the update is deleted.
-        held_out_loss: of the model before it, in nats per token, by the leading validator's score report; None if the
-            report has none, or is not readable.
+        fingerprint: the model's after the window, by the leading validator's report; "" if the report is deleted.
+        batches: number of batches of each included update, by uid, as claimed by its sender; None if it is deleted.
+        held_out_loss: loss of the model before the window, in nats per token, by the leading validator's score report;
+            None if the report has none or is not readable.
     """
 
     window: Window
@@ -34,7 +34,7 @@ class WindowFacts(Wire):
 
 
 class Contributor(Wire):
-    """A participant whose updates the model holds.
+    """A participant whose updates are part of the model.
 
     Attributes:
         hotkey: as the leading validator's score reports name it, its first ``MAX_HOTKEY`` letters; "" if none does.
@@ -55,19 +55,19 @@ class ExportRecord(Sealed):
     """The facts of an export.
 
     Attributes:
-        tplr: version of this package that wrote it.
-        version: of the run's rules, as in object names.
-        window: the last one that the model has applied.
-        global_step: outer steps applied.
-        fingerprint: of the model after ``window``, as nodes report it.
-        agreed: whether the leading validator's report of ``window`` was there to compare it with.
-        digest: of the float32 weights, as nodes report it.
-        dtype: of the files' tensors.
+        tplr: version of the package that wrote it.
+        version: version of the run's rules, as in object names.
+        window: the last applied window.
+        global_step: number of applied outer steps.
+        fingerprint: the model's after ``window``, as in nodes' reports.
+        agreed: whether it was compared with the leading validator's report of ``window``.
+        digest: digest of the float32 weights, as in nodes' reports.
+        dtype: type of the files' tensors.
         dataset: SHA-256 of the dataset's manifest, or of the token store's.
-        batch_tokens: tokens of a batch.
-        credit_window: of the score report that credits come from; None without one.
-        files: SHA-256 of every other file but the card, by its path.
-        windows: those of which anything is published, ascending.
+        batch_tokens: number of tokens of a batch.
+        credit_window: window of the score report with the credits; None without one.
+        files: SHA-256 of every other file except the card, by its path.
+        windows: windows with any published record, ascending.
     """
 
     max_bytes: ClassVar[int] = 2**26
@@ -93,15 +93,15 @@ class ExportRecord(Sealed):
 
     @property
     def tokens(self) -> int:
-        """Tokens that the included updates were trained on, in windows whose updates are not deleted."""
+        """Number of tokens that the included updates were trained on, in windows whose updates are not deleted."""
         return sum(one.tokens for one in self.contributors)
 
 
 def read_record(folder: Path) -> ExportRecord:
-    """The record of an exported folder. Blocks.
+    """Read the record of an exported folder. Blocks.
 
     Raises:
-        ConfigError: it is no folder of ``tplr export``.
+        ConfigError: it is not a folder of ``tplr export``.
         PayloadError: its record is damaged or was changed.
     """
     path = folder / RECORD

@@ -1,7 +1,7 @@
-"""``tplr replay``: applies a run's windows again, as they were and changed, and compares losses on held-out pages.
+"""``tplr replay``: applies a run's windows again, unchanged and changed, and compares losses on held-out pages.
 
-The updates are taken as they were sent. A participant that is left out here did lead the others to other updates, so a
-difference is what its updates added to the model, not what the run would have been without it.
+The updates are used as they were sent. A participant that is left out here has influenced the others' updates. So a
+difference is the contribution of its updates to the model, not the difference to a run without it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tplr.run.window_model import loaded_state
 from tplr.training.evaluation import sequence_losses
 from tplr.training.model import build_model
 
-MEASURED = 8  # windows, if not all
+MEASURED = 8  # number of windows that are measured, unless all are
 
 CAVEAT = (
     "The others' updates are taken as they were: each was trained on the model that all of them made. So this is what "
@@ -40,12 +40,12 @@ CAVEAT = (
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """What to replay, and what to change.
+    """The windows to replay, and the changes.
 
     Attributes:
-        first, last: windows to apply again.
+        first, last: first and last window to apply again.
         without: uids whose updates are left out.
-        scheme: changed constants of the update scheme, by name; those in groups with a dot between.
+        scheme: changed constants of the update scheme, by name; ``GROUP.NAME`` for constants in a group.
     """
 
     first: str
@@ -69,17 +69,17 @@ class Comparison(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """``changed`` less ``as_it_was``: above 0 if the change costs."""
+        """``changed`` minus ``as_it_was``: positive if the change increases the loss."""
         return self.changed - self.as_it_was
 
 
 async def replay(
     network: NetworkReader, request: ReplayRequest, device: torch.device | str = "cpu"
 ) -> list[Comparison]:
-    """The comparisons after some of the windows, the last one included.
+    """Replay windows, and return the comparisons after some of them, including the last one.
 
     Raises:
-        ConfigError: a window is none of the run's, nobody to leave out was included, or a constant is wrong.
+        ConfigError: a window is not one of the run's, no uid to leave out was included, or a constant is wrong.
         TplrError: updates are deleted, or can't be read now.
     """
     changed_hparams = with_scheme(network.hparams, request.scheme)
@@ -96,7 +96,7 @@ async def replay(
 
 
 def with_scheme(hparams: HParams, changes: Mapping[str, Any]) -> HParams:
-    """The run's constants with others of its update scheme.
+    """Return the run's constants with changed constants of its update scheme.
 
     Raises:
         ConfigError: there is no such constant, or its value is wrong.
@@ -120,7 +120,7 @@ def with_scheme(hparams: HParams, changes: Mapping[str, Any]) -> HParams:
 
 
 def copied_state(state: TrainState, hparams: HParams, folder: Path, device: torch.device | str) -> TrainState:
-    """Another training state with the same weights, steps and shared tensors, under other constants. Blocks.
+    """Copy a training state with its weights, steps and shared tensors, under other constants. Blocks.
 
     Raises:
         ConfigError: updates of the run can't be applied under these constants.

@@ -1,4 +1,4 @@
-"""A folder of evaluation results: one file for each evaluated model and set of tasks, so none is evaluated twice."""
+"""A folder of evaluation results: one file per model and set of tasks, so that nothing is evaluated twice."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from tplr.schemas import EvaluationResult
 from tplr.seeds import hash_parts
 from tplr.untrusted import parse_untrusted
 
-NAME_HASH = 12  # letters of the hash in a name
+NAME_HASH = 12  # digits of the hash in a name
 
 
 def result_path(folder: Path, version: str, window: int, asked: str) -> Path:
-    """The file of the result of a window's model; ``asked``: what was evaluated, and how."""
+    """Return the path of the result for a window's model; ``asked`` identifies the evaluation."""
     return folder / f"evaluation-{window}-v{version}-{hash_parts('evaluation', asked)[:NAME_HASH]}.json"
 
 
@@ -23,7 +23,7 @@ def write_result(path: Path, result: EvaluationResult) -> None:
 
 
 def read_result(path: Path) -> EvaluationResult | None:
-    """The result in a file; None if there is none, or it is damaged or was changed, which is logged."""
+    """Read the result in a file. Returns None if there is no file, or if it is damaged or changed, which is logged."""
     if not path.exists():
         return None
     try:
@@ -38,11 +38,11 @@ def read_result(path: Path) -> EvaluationResult | None:
 
 
 def read_results(folder: Path) -> list[EvaluationResult]:
-    """The readable results in a folder, by window."""
+    """Read all valid results in a folder, by window."""
     found = [read_result(path) for path in sorted(folder.glob("evaluation-*.json"))]
     return sorted((one for one in found if one is not None), key=lambda one: one.window)
 
 
 def results_of(folder: Path, *, digest: str) -> list[EvaluationResult]:
-    """The results of the model with this digest."""
+    """Read the results of the model with this digest."""
     return [one for one in read_results(folder) if one.digest == digest]

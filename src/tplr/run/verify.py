@@ -1,4 +1,4 @@
-"""``tplr export --verify``: recomputes an exported folder from the run's buckets, and names what differs."""
+"""``tplr export --verify``: recomputes an exported folder from the run's buckets, and reports the differences."""
 
 import asyncio
 import tempfile
@@ -22,7 +22,7 @@ from tplr.run.weights import TORCH_DTYPES, weight_files
 from tplr.run.window_model import window_model
 
 AGREES, DIFFERS = 0, 1
-# Facts that a later look finds as they were; the others are compared window by window, or are of the files.
+# Facts that never change; the others are compared window by window, or describe the files.
 LASTING = (
     "version",
     "netuid",
@@ -47,13 +47,13 @@ async def verify(network: NetworkReader, folder: Path, source: str, device: torc
     """Check files, weights, facts and card; prints each finding.
 
     Args:
-        source: where the replay starts, as in ``starting_point``.
+        source: start of the replay, as in ``starting_point``.
 
     Returns:
         0 if everything that can be recomputed agrees, 1 if something differs.
 
     Raises:
-        ConfigError: the folder is none of ``tplr export``, or of another run.
+        ConfigError: the folder is not from ``tplr export``, or belongs to another run.
         TplrError: the model or the facts can't be recomputed now.
     """
     record = await asyncio.to_thread(read_record, folder)
@@ -124,7 +124,7 @@ def _facts(record: ExportRecord, found: ExportRecord) -> Iterator[Finding]:
 async def _evaluations(
     network: NetworkReader, folder: Path, record: ExportRecord, device: torch.device | str
 ) -> list[Finding]:
-    """Measure the loss on held-out pages again; tasks are left to who has their data."""
+    """Measure the loss on held-out pages again; tasks are not repeated, because their data may not be available."""
     found: list[Finding] = []
     for result in record.evaluations:
         found += _compared(f"the model of {result.command}", result.digest, record.digest)

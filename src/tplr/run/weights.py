@@ -33,7 +33,7 @@ class _Shard:
 
     @property
     def head(self) -> bytes:
-        """The safetensors header, with its length before it; readers of earlier versions want the format."""
+        """Return the safetensors header, preceded by its length; readers of earlier versions require the format."""
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         start = 0
         for name, layout in self.layouts.items():
@@ -56,10 +56,10 @@ def write_weights(
     """Write the tensors, in the order of their names, as ``transformers`` reads them. Blocks.
 
     Args:
-        tensors: by name; of those on disk, a block of rows is in memory at a time.
-        layouts: of ``tensors``.
-        dtype: of the files; float32 is rounded to bfloat16 to nearest, ties to even.
-        max_bytes: of the tensors of one file, unless a single one is larger.
+        tensors: by name; tensors on disk are read in blocks of rows.
+        layouts: layouts of ``tensors``.
+        dtype: type in the files; float32 is rounded to bfloat16 to nearest, ties to even.
+        max_bytes: maximum size of the tensors of one file, unless a single tensor is larger.
 
     Returns:
         The files' names: one, or several with an index beside them.
@@ -86,7 +86,7 @@ def write_weights(
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of ``write_weights`` in a folder."""
+    """Return the files of ``write_weights`` in a folder."""
     return sorted(folder.glob("model*.safetensors"))
 
 

@@ -29,10 +29,10 @@ class WindowModel(NamedTuple):
     """A model after a window.
 
     Attributes:
-        window: the last one that it has applied.
-        global_step: outer steps applied.
+        window: the last applied window.
+        global_step: number of applied outer steps.
         tensors: float32 parameters by name; those of a saved state are read from disk at every access.
-        fingerprint: that the leading validator reported; None if its report is not published.
+        fingerprint: the one that the leading validator reported; None if its report is not published.
     """
 
     window: int
@@ -44,10 +44,10 @@ class WindowModel(NamedTuple):
 async def loaded_state(
     network: NetworkReader, source: str, window: int, scratch: Path, *, device: torch.device | str = "cpu"
 ) -> TrainState:
-    """A training state in memory with all windows up to ``window`` applied.
+    """Load a training state into memory, with all windows up to ``window`` applied.
 
     Args:
-        source: where to start, as in ``starting_point``.
+        source: start of the replay, as in ``starting_point``.
         scratch: an empty folder.
 
     Raises:
@@ -65,9 +65,9 @@ async def loaded_state(
 async def window_model(
     network: NetworkReader, source: str, window: int, scratch: Path, *, device: torch.device | str = "cpu"
 ) -> AsyncIterator[WindowModel]:
-    """The model after ``window``. A saved state of exactly that window is not loaded: its tensors stay on disk.
+    """Yield the model after ``window``. A saved state of exactly that window is not loaded: its tensors stay on disk.
 
-    Args, and errors, as in ``loaded_state``. The tensors are there while the block lasts.
+    Arguments and errors are those of ``loaded_state``. The tensors are available until the block ends.
     """
     start = await network.start_window()
     layout = await asyncio.to_thread(layout_state, network, source, start, scratch / "fetched")
@@ -89,7 +89,7 @@ async def window_model(
 
 
 async def loaded_model(network: NetworkReader, window: str, device: torch.device | str = "cpu") -> LoadedModel:
-    """The model after a window, in memory, and the run's tokenizer.
+    """Load the model after a window into memory, with the run's tokenizer.
 
     Args:
         window: a number, ``latest`` for the newest reported one, or ``checkpoint`` for that of the newest checkpoint.

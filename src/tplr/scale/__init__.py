@@ -1,5 +1,5 @@
-"""A network of the size of a subnet, and of a size that no subnet has: simulated, and computed.
+"""Simulates networks up to and beyond the size of a subnet, and computes their costs.
 
-No I/O: the protocol's own decisions (``Election``, ``WindowQuestion``, ``UploadBounds``, ``earned_peers``) run on
-simulated links, stores and participants.
+There is no I/O. The protocol's own decision code (``Election``, ``WindowQuestion``, ``UploadBounds``,
+``earned_peers``) runs on simulated links, stores and participants.
 """

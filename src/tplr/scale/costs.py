@@ -1,7 +1,7 @@
-"""What each participant costs in a window, as uids join: requests by kind and their price, bytes, processor, memory.
+"""Computes each participant's cost per window by network size: requests and their price, bytes, CPU time, memory.
 
-Counts of requests follow the code; the counts of reads that repeat (peer lists, reports) are those of the storage
-server's log in a localnet of eight miners and three validators (``docs/scale.md``). All other figures are arithmetic.
+Request counts follow the code. The counts of repeated reads (peer lists, reports) come from the storage server's log
+in a localnet of eight miners and three validators (``docs/scale.md``). All other figures are arithmetic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARTICIPANTS: tuple[Participant, ...] = get_args(Participant)
 DAY = 86_400.0
 REQUEST = 0.11  # seconds, as the simulation assumes
 HASH_RATE = 1.5e9  # bytes per second of SHA-256 on one core with its instructions
-# Of a localnet: how often a node reads the peer list in a window, and reports of electors, found or not.
+# Measured in a localnet: a node's reads of the peer list, and of electors' reports (found or not), per window.
 LIST_READS, REPORT_READS = 2.5, 3.0
 # Votes, echoes, statuses and decisions that an elector reads (benchmarks/trust.md, 5 and 20 electors); it writes four.
 BALLOT_READS, BALLOT_WRITES = 2.3, 4
@@ -37,8 +37,8 @@ class Network:
     """The size of a network.
 
     Attributes:
-        uids: all of them; ``validators`` of these, ``electors`` of these.
-        probation: uids that validators measure beside the listed ones.
+        uids: number of all uids. The ``validators`` are among the uids, the ``electors`` among the validators.
+        probation: number of uids that validators measure in addition to the listed ones.
     """
 
     uids: int
@@ -48,7 +48,7 @@ class Network:
 
     @classmethod
     def of(cls, uids: int, hparams: HParams, *, probation: int | None = None) -> Network:
-        """A network of so many uids; ``probation``: None for all active miners that are not on the list."""
+        """Return a network of ``uids`` uids; with ``probation`` None all unlisted miners are on probation."""
         validators = {20: 3, 256: 20}.get(uids, 64)
         electors = min(validators, 20)
         rest = max(0, uids - validators - hparams.max_topk_peers)
@@ -61,20 +61,20 @@ class Network:
 
     @property
     def majority(self) -> int:
-        """Electors that are asked at first."""
+        """Number of electors that a node asks first."""
         return self.electors // 2 + 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of one participant in one window.
+    """The cost of one participant in one window.
 
     Attributes:
-        reads, lists: GETs and HEADs, and LISTs, that it sends to others' buckets, whose owners pay; ``writes``: to its
-            own, LISTs of its own old objects included.
-        served_reads, served_lists: that others send to its bucket.
-        down, up: bytes.
-        cpu: seconds of one core for hashes.
+        reads, lists: GETs and HEADs (``reads``) and LISTs that it sends to others' buckets; their owners pay.
+        writes: requests to its own bucket, including LISTs of its own old objects.
+        served_reads, served_lists: the same requests that others send to its bucket.
+        down, up: bytes received and sent.
+        cpu: seconds of one core for hashing.
         memory: bytes of updates that it holds at once.
     """
 
@@ -89,17 +89,17 @@ class Cost:
     memory: float
 
     def dollars_a_day(self, window_seconds: float) -> float:
-        """That the owner of its bucket pays for requests."""
+        """Return the price of requests per day that the owner of its bucket pays."""
         each = (self.writes + self.served_lists) * DOLLARS_PER_CLASS_A + self.served_reads * DOLLARS_PER_CLASS_B
         return each * DAY / window_seconds
 
 
 def cost(load: Workload, who: Participant, network: Network, *, wait: float, until_decided: float) -> Cost:
-    """Requests, bytes, processor and memory of a participant; a miner is one on the peer list.
+    """Return a participant's cost in a window; a ``miner`` is one on the peer list.
 
     Args:
-        wait: seconds that a reader looks for an update until it is there.
-        until_decided: seconds that a node looks for the decision.
+        wait: seconds that a reader polls for an update until it is available.
+        until_decided: seconds that a node polls for the decision.
     """
     hparams, update = load.hparams, load.update_bytes
     listed, named = hparams.max_topk_peers, hparams.max_topk_peers + hparams.reserve_peers
@@ -124,7 +124,7 @@ def cost(load: Workload, who: Participant, network: Network, *, wait: float, unt
             memory=named * update,
         )
     if who in ("validator", "leader"):
-        # The first in rank order are asked by everybody; the leader is always among them.
+        # Every node asks the first electors in rank order; the leader is always among them.
         share = 1.0 if who == "leader" else network.majority / network.electors
         fetched = named + listed + network.probation
         activity = nodes - network.validators
@@ -169,12 +169,12 @@ def cost(load: Workload, who: Participant, network: Network, *, wait: float, unt
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """Seconds of a validator's devices in a window.
+    """Seconds of device time that a validator's measurements take in a window.
 
     Attributes:
         gradient: one gradient on held-out pages, for all updates at once.
-        own_pages: the gradients on the pages of the tested uids.
-        losses: forward passes on held-out pages, for one in ``DEEP`` of these.
+        own_pages: the gradients on the tested uids' own pages.
+        losses: forward passes on held-out pages: one for the model, and one for every ``DEEP``-th tested uid.
     """
 
     gradient: float
@@ -187,7 +187,7 @@ class Measures:
 
 
 def measures(load: Workload, *, tested: int, sequences: int, gpu: str, gpus: int, mfu: float) -> Measures:
-    """What it takes to test ``tested`` uids a window, on batches of together ``sequences`` sequences."""
+    """Return the device time for testing ``tested`` uids per window with ``sequences`` sequences per gradient."""
     rate = gpus * mfu * ACCELERATORS[gpu].peak
     gradient = sequences * load.hparams.sequence_length * load.flops_per_token / rate
     deep = -(-tested // DEEP)
@@ -195,7 +195,10 @@ def measures(load: Workload, *, tested: int, sequences: int, gpu: str, gpus: int
 
 
 def sequences_read(load: Workload) -> int:
-    """Sequences that a validator reads for one gradient (``Observer``): a share of a page list, and at least a few."""
+    """Return the number of sequences that a validator reads for one gradient (``Observer``).
+
+    It is ``validator_sample_rate`` of a page list's batches, but at least ``evaluation_sequences``, in whole batches.
+    """
     hparams = load.hparams
     batches = max(
         -(-load.tokens // (hparams.batch_size * hparams.sequence_length)) * hparams.validator_sample_rate,

@@ -1,7 +1,7 @@
-"""One window's election among simulated electors: the nodes' own state machines, in simulated time.
+"""Simulates one window's election: runs the nodes' own state machines in simulated time.
 
-A request takes the reader's time for requests; signatures are left out. A round of reading in which nothing can have
-changed is counted, and not run.
+Each request takes the requesting elector's request time; signatures are left out. A reading round in which nothing can
+have changed is counted but not run.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from tplr.exchange.quorum import Question
 from tplr.schemas import Document
 
 RUN = Run(0, "simulated")
-SHORTEST = 1e-3  # seconds: two rounds are never at one instant
+SHORTEST = 1e-3  # seconds, so that no two rounds of an elector are at the same time
 
 
 @dataclass
 class Outcome:
-    """What came out, in seconds since the election's time 0.
+    """The result of an election; times are seconds since the election's time 0.
 
     Attributes:
-        decided: the value, or None.
-        committed: when each elector's commitment can be read, by uid.
-        requests: reads of each elector, by uid; ``written``: writes.
+        decided: the decided value, or None.
+        committed: time from which each elector's commitment can be read, by uid.
+        requests, written: number of each elector's reads and writes, by uid.
     """
 
     decided: Value | None = None
@@ -51,7 +51,7 @@ class Outcome:
     written: dict[int, int] = field(default_factory=dict)
 
     def known(self, electors: Electors) -> float:
-        """From when on commitments of more than half of the stake can be read; infinite: never."""
+        """Return the time from which commitments of more than half of the stake can be read; infinite: never."""
         who: list[int] = []
         for uid, at in sorted(self.committed.items(), key=lambda one: (one[1], one[0])):
             who.append(uid)
@@ -61,21 +61,21 @@ class Outcome:
 
 
 class _Elector:
-    """One state machine, and when its rounds are."""
+    """One elector's state machine and the times of its rounds."""
 
     def __init__(self, machine: Election, request: float, delta: float) -> None:
         self.machine = machine
         self.request = request
         self.pause = POLL * delta
         self.last = 0.0  # end of the last round
-        self.planned = math.inf  # end of the next round that something is waiting for, and its begin
+        self.planned = math.inf  # end of the next round that can change something; ``begins`` is its start
         self.begins = 0.0
-        self.looking = 0  # documents that a round asks for, while nothing changes
+        self.looking = 0  # documents that each round requests while nothing changes
         self.begun = False
 
 
 class SimulatedElection:
-    """Feed it votes by ``run``; one object for each window."""
+    """One window's election; ``run`` takes the votes and returns the outcome. Use one object for each window."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class SimulatedElection:
         request: Mapping[int, float],
         wait: Callable[[float], float] = lambda at: 0.0,
     ) -> None:
-        """A window's election, nobody having voted yet.
+        """Create an election without votes.
 
         Args:
-            request: seconds of each elector's requests; missing ones are silent.
-            wait: seconds that a request takes longer which begins at a time, in seconds since time 0.
+            request: seconds that a request of each elector takes, by uid; electors without an entry are silent.
+            wait: returns the extra seconds of a request that begins at the given time (seconds since time 0).
         """
         self._window = window
         self._delta = delta
@@ -108,7 +108,11 @@ class SimulatedElection:
         self._outcome = Outcome(requests=dict.fromkeys(self._nodes, 0), written=dict.fromkeys(self._nodes, 0))
 
     def run(self, votes: Mapping[int, tuple[float, Vote]], *, until: float) -> Outcome:
-        """Each elector votes at its time, in seconds since time 0, and takes part until it is done."""
+        """Run the election until all electors have finished or the time ``until``, and return the outcome.
+
+        Args:
+            votes: by uid, the time of the vote in seconds since time 0, and the vote.
+        """
         for uid in sorted(votes.keys() & self._nodes.keys()):
             self._plan(uid, votes[uid][0], votes[uid][0])
         while self._queue:
@@ -127,7 +131,7 @@ class SimulatedElection:
         return self._outcome
 
     def _plan(self, uid: int, begin: float, at: float) -> None:
-        """A round from ``begin`` to ``at``, unless one that ends earlier is planned."""
+        """Plan a round from ``begin`` to ``at``, unless an earlier-ending round is planned already."""
         node = self._nodes[uid]
         if at < node.planned:
             node.begins, node.planned = begin, at
@@ -140,12 +144,12 @@ class SimulatedElection:
         own = self._signed(vote, uid)
         node.machine.vote(own)
         self._publish(Wanted("vote", uid, 0), own, uid, now)
-        # The first round begins when the vote is out.
+        # The first round begins when the vote has been written.
         node.planned = math.inf
         self._plan(uid, node.last, self._answered(node, node.last))
 
     def _round(self, uid: int, now: float) -> None:
-        """One round of reading that ends ``now``, and what follows from it."""
+        """Run one reading round that ends ``now``, and take the actions that follow from it."""
         node = self._nodes[uid]
         node.planned = math.inf
         began = max(node.last, node.begins)
@@ -153,7 +157,7 @@ class SimulatedElection:
         self._outcome.requests[uid] += idle * node.looking
         wanted = node.machine.wanted(began)
         self._outcome.requests[uid] += len(wanted)
-        looks = began + self._wait(began)  # what a request waits for comes before the store looks
+        looks = began + self._wait(began)  # a request waits first; the store looks up the object after that
         for one in wanted:
             since, ballot = self._published.get(self._place(one), (math.inf, None))
             if since <= looks:
@@ -161,30 +165,30 @@ class SimulatedElection:
         while actions := node.machine.act(began, now):
             for action in actions:
                 self._say(uid, action, now)
-        node.last = max(node.last, now)  # the pause begins when all is said
+        node.last = max(node.last, now)  # the pause begins when everything has been written
         if node.machine.finished:
             return
         left = node.machine.wanted(now)
         node.looking = len(left)
-        # What is there already, or is being written, is read in the first round after it.
+        # A document that exists or is being written is read in the first round after it becomes readable.
         times = [self._published[self._place(one)][0] for one in left if self._place(one) in self._published]
         self._plan(uid, *self._tick(node, min([*times, node.machine.next_deadline(now) + SHORTEST])))
 
     def _tick(self, node: _Elector, at: float) -> tuple[float, float]:
-        """Begin and end of the first round that begins at ``at`` or later, and after the last one."""
+        """Return begin and end of the first round that begins at ``at`` or later, and after the last round."""
         at = max(at, node.last)
         rounds = max(0, math.ceil((at - node.last - node.pause) / (node.pause + node.request)))
         begin = node.last + node.pause + rounds * (node.pause + node.request)
-        # A round ends its pause early at a deadline, so a deadline is not missed by a whole pause.
+        # The pause before a round ends early at a deadline, so no deadline is missed by a whole pause.
         begin = min(max(begin, at), at + node.pause)
         return begin, self._answered(node, begin)
 
     def _answered(self, node: _Elector, at: float) -> float:
-        """When a request that begins ``at`` is answered."""
+        """Return the time at which a request that begins ``at`` is answered."""
         return at + node.request + self._wait(at)
 
     def _publish(self, key: Wanted, ballot: Any, uid: int, now: float) -> float:
-        """Returns from when on others can read it."""
+        """Write a ballot, and return the time from which others can read it."""
         node = self._nodes[uid]
         self._outcome.written[uid] += 1
         at = node.last = self._answered(node, now)
@@ -224,6 +228,6 @@ class SimulatedElection:
         self._publish(Wanted("relay", relay.uid, relay.slot), relay, relay.uid, now)
 
     def _signed(self, document: Document, uid: int) -> Signed[Any]:
-        """As if elector ``uid`` had signed it."""
+        """Return the document as if elector ``uid`` had signed it; the signature is empty."""
         author = Author(RUN, uid, self._electors.hotkey(uid))
         return Signed(document, document.kind, self._window, author, body_sha256(document), b"")

@@ -1,7 +1,7 @@
-"""When transfers over one link end: fluid flows that share it equally, each with at most one connection's rate.
+"""Computes completion times of transfers over one link: fluid flows with equal shares, capped at a connection's rate.
 
-A store's side has no limit (R2 documents none), so the flows of a node share nothing but its own link: the max-min fair
-rates are ``min(connection, capacity / flows)``, and completion times follow in closed form between two changes.
+Stores have no rate limit (R2 documents none), so a node's flows share only the node's own link. The max-min fair rate
+of each is ``min(connection, capacity / flows)``, and completion times follow in closed form between two changes.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-# Bytes of a TCP segment; the constant of the rate of a connection with random losses, in segments per round trip.
+# Bytes of a TCP segment, and the constant of the rate formula for random losses (segments per round trip).
 SEGMENT, MATHIS = 1460, 1.22
 
 
 def connection_rate(latency: float, loss: float) -> float:
-    """Bytes per second that one TCP connection reaches: Mathis et al. 1997, ``1.22 * segment / (rtt * sqrt(loss))``.
+    """Return one TCP connection's rate, bytes per second: ``1.22 * segment / (rtt * sqrt(loss))`` (Mathis et al. 1997).
 
     Args:
-        latency: of a round trip, in seconds.
-        loss: share of the packets, above 0.
+        latency: round-trip time, in seconds.
+        loss: share of packets that are lost, above 0.
     """
     return MATHIS * SEGMENT / (latency * loss**0.5)
 
@@ -26,15 +26,15 @@ def connection_rate(latency: float, loss: float) -> float:
 def finish_times(
     starts: Sequence[float], size: float | Sequence[float], *, capacity: float, connection: float
 ) -> list[float]:
-    """When each of these transfers of ``size`` bytes ends.
+    """Return the end of each transfer, in seconds; infinite for one that never starts.
 
-    All flows have the same rate at any time. Let ``served`` be the bytes that a flow has got which was there all the
-    time. A flow that begins at ``served = v`` ends at ``v + size``.
+    All flows have the same rate at any time. Let ``served`` be the bytes that a flow would have received if it had been
+    active from the beginning. A flow that begins at ``served = v`` ends at ``served = v + size``.
 
     Args:
         starts: seconds, in any order; infinite: never.
-        size: bytes of all, or of each.
-        capacity, connection: bytes per second of the link, and of one flow.
+        size: bytes of every transfer, or one number for each.
+        capacity, connection: bytes per second of the link, and the limit of one flow.
     """
     sizes = size if isinstance(size, Sequence) else [size] * len(starts)
     ends = [float("inf")] * len(starts)

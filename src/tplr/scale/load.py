@@ -1,10 +1,9 @@
-"""What requests wait for where nodes and stores share a few processors, as those of a localnet do.
+"""Models request delays when nodes and stores share a few processors, as in a localnet.
 
-Right after a window's end all nodes fetch the same updates: a burst. Each node's requests take processor time, its own
-and the store's; nodes share the processors equally, and none uses more than one of them (``links.finish_times``, with
-seconds of processor time for bytes). A node asks for all its updates at once, in ``ROUNDS`` rounds of requests that
-follow each other. A store answers in the order of arrival. So any other request that comes in a burst waits for about
-as long as a node's round takes.
+Right after a window's end all nodes fetch the same updates: a burst. Each node's requests take processor time of the
+node and of the store. Nodes share the processors equally, and no node uses more than one (``links.finish_times``, with
+seconds of processor time in place of bytes). A node requests all its updates at once, in ``ROUNDS`` successive rounds.
+A store answers requests in order of arrival, so any other request during a burst waits for about one node's round.
 """
 
 from __future__ import annotations
@@ -17,18 +16,19 @@ import numpy as np
 
 from tplr.scale.links import finish_times
 
-# Requests for an update that is there, each after the one before: HEAD, HEAD of its commit, GET.
+# Successive requests for an available update: HEAD, HEAD of its commit, GET.
 ROUNDS = 3
 INFINITE = math.inf
 
 
 @dataclass(frozen=True)
 class Burst:
-    """The requests of a window's gathers.
+    """The burst of requests of a window's gathers; times are in seconds.
 
     Attributes:
-        done: when each node's requests have had their processor time, in seconds.
-        begin, end: of the burst; ``round``: seconds of one round of the median node.
+        done: time at which each node's requests have received all their processor time.
+        begin, end: time of the burst's first request, and of its end.
+        round: duration of one round of the median node.
     """
 
     done: np.ndarray
@@ -40,13 +40,13 @@ class Burst:
     def of(
         cls, begins: np.ndarray, work: np.ndarray, *, cores: float, others: Sequence[tuple[float, float]] = ()
     ) -> Burst:
-        """A burst of nodes.
+        """Compute a burst.
 
         Args:
-            begins: when each node begins to ask, in seconds.
-            work: processor time of each node's requests, in seconds; 0: it asks for nothing.
-            cores: processors; infinite: each node has its own.
-            others: begin and processor time of what else runs then.
+            begins: time at which each node begins its requests, in seconds.
+            work: processor time of each node's requests, in seconds; 0: the node sends none.
+            cores: number of processors; infinite: each node has its own.
+            others: begin and processor time of each other task that runs during the burst.
         """
         starts = [*begins.tolist(), *(begin for begin, _ in others)]
         sizes = [*work.tolist(), *(seconds for _, seconds in others)]
@@ -58,5 +58,5 @@ class Burst:
         return cls(done, float(begins[asking].min()), float(done[asking].max()), lasts / ROUNDS)
 
     def wait(self, at: float) -> float:
-        """Seconds for which a request that begins ``at`` waits for those of the burst."""
+        """Return the seconds for which a request that begins ``at`` waits for the burst's requests."""
         return min(self.round, self.end - at) if self.begin <= at < self.end else 0.0

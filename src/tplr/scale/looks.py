@@ -1,4 +1,4 @@
-"""How many requests it takes to wait for an object: by the rule of ``exchange/polling.py``, in closed form."""
+"""Counts the requests that polling for an object takes: the rule of ``exchange/polling.py`` in closed form."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tplr.exchange.polling import GROWTH
 
 
 def count_looks(waited: np.ndarray | float, *, shortest: float, request: np.ndarray | float) -> np.ndarray:
-    """Requests until an object is found that comes after ``waited`` seconds; the last one finds it.
+    """Return the number of requests for an object that appears after ``waited`` seconds, with the one that finds it.
 
     Args:
-        shortest: pause at first, seconds.
-        request: seconds of each.
+        shortest: first pause, in seconds.
+        request: duration of each request, in seconds.
     """
     turn = shortest / GROWTH
     early = np.clip(waited, 0.0, turn) / (shortest + request)

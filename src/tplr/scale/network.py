@@ -1,15 +1,15 @@
-"""A network of hundreds of nodes, window by window: who waits for whom, and what it costs.
+"""Simulates a network of hundreds of nodes, window by window: waiting times, training time and requests.
 
-The protocol's own code decides: ``earned_peers`` who is listed, ``UploadBounds`` what is in time, each elector's
-``Election`` and ``WindowQuestion`` what is included. Links, stores and participants are drawn (``participants.py``).
-Transfers of one node share its link (``links.py``); between two completions nothing changes, so a window costs a number
-of events that grows with the selected peers and the readers, not with bytes or seconds.
+The protocol's own code decides: ``earned_peers`` selects the listed peers, ``UploadBounds`` judges whether an update is
+in time, and each elector's ``Election`` and ``WindowQuestion`` decide the included set. Links, stores and participants
+are random (``participants.py``). Transfers of one node share its link (``links.py``). Nothing changes between two
+completions, so the number of events in a window grows with selected peers and readers, not with bytes or seconds.
 
-A run may begin as a real one does, with nobody known (``Design.fresh``): then its first windows only measure, until the
-rules list somebody. Where nodes share processors, a burst of requests delays all (``load.py``).
+A run may begin like a real one, without any known peer (``Design.fresh``): its first windows only measure, until the
+rules list somebody. If nodes share processors, a burst of requests delays every request (``load.py``).
 
-What is simplified: all electors have the same scores, so they want the same list; a request that is slow delays, and
-does not fail; merit is drawn once for each miner.
+Simplifications: all electors have the same scores, so they want the same list; a slow request delays but never fails;
+merit is drawn once for each miner.
 """
 
 from __future__ import annotations
@@ -41,23 +41,24 @@ from tplr.schemas import PeerList, Reason, UploadBounds
 from tplr.scoring.selection import ChosenPeers, earned_peers
 
 INFINITE = math.inf
-# Requests of a node, each after the one before, and each to electors with more than half of the stake: whether the
-# window is decided, and its peer list (LIST and GET). It makes them before it gathers, and when it learns the decision.
+# Successive requests of a node, each sent to electors with more than half of the stake: one for the window's decision,
+# and two for its peer list (LIST and GET). A node sends them before it gathers, and again to learn the decision.
 ASKED = 3
-# Of a run's constants and the peer list in effect.
+# First window of the run, in which the first peer list takes effect.
 FIRST_WINDOW = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """What is compared.
+    """The configuration of a simulated run, which simulations vary and compare.
 
     Attributes:
-        overlap: a window is trained while the set of the one before is gathered (``outer_delay`` 1).
-        fresh: the run begins: nobody has been measured, and with ``probation_windows`` nobody is listed.
-        checkpoint_uploads: parts of a miner's own checkpoint that are sent at once beside its update; 0: miners publish
-            no checkpoints.
-        state_bytes: of a miner's checkpoint; ``checkpoint_bytes``: of what a newcomer fetches of an elector's.
+        overlap: miners train a window while they gather the set of the window before (``outer_delay`` 1).
+        fresh: the run begins: no peer has been measured, and with ``probation_windows`` no peer is listed.
+        checkpoint_uploads: number of parts of its own checkpoint that a miner uploads concurrently with its update; 0:
+            miners publish no checkpoints.
+        state_bytes: size of a miner's checkpoint.
+        checkpoint_bytes: number of bytes that a newcomer fetches of an elector's checkpoint.
     """
 
     hparams: HParams
@@ -76,24 +77,23 @@ class Design:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowResult:
-    """One window. Seconds count from its end; infinite: not at all. Rates are means over the miners that are there.
+    """The result of one window. Times are seconds since the window's end; infinite: never.
 
     Attributes:
         listed, included, probation: number of uids.
-        all_included: every listed update is, and so no reserve peer had to fill in.
-        decided: until the decision can be read.
-        uploaded: until the median update that is in time can be read.
-        gathered, gathered_late: until half and 95 % of the miners had all that they asked for.
-        waited: seconds of the median miner from the end of its gather until it knows the set.
-        utilisation, utilisation_low: share of the window in which the devices of the median miner, and of the worst
-            tenth, train.
-        untold: miners that did not know the decision ``manifest_timeout_seconds`` after their gather.
-        missed: miners that were there, and whose update was not in time.
-        away: miners that are not there.
-        validator_link: seconds that the median validator's link is busy with the window, its aggregate and probation
-            included.
-        class_b: reads of one listed peer's bucket, ``elector_b``: of the busiest elector's.
-        ballots: reads of an elector in the election, on average.
+        all_included: every listed peer's update is included, so no reserve peer had to replace one.
+        decided: time from which the decision can be read.
+        uploaded: time from which the median update among those in time can be read.
+        gathered, gathered_late: times by which 50 % and 95 % of the miners had finished their gather.
+        waited: the median miner's seconds from the end of its gather until it knows the set.
+        utilisation, utilisation_low: share of the window in which a miner's devices train: median and 10 % quantile.
+        untold: number of miners that did not know the decision ``manifest_timeout_seconds`` after their gather.
+        missed: number of present miners whose update was not in time.
+        away: number of absent miners.
+        validator_link: seconds for which the window's downloads, including probation, occupy the median validator's
+            link.
+        class_b, elector_b: number of reads of one listed peer's bucket, and of the busiest elector's bucket.
+        ballots: mean number of reads by an elector in the election.
     """
 
     window: int
@@ -119,20 +119,20 @@ class WindowResult:
 
 @dataclass
 class _Miners:
-    """What changes from window to window, by uid."""
+    """The state that changes from window to window, by uid."""
 
-    away_until: np.ndarray  # the first window that it takes part in again
+    away_until: np.ndarray  # first window in which it takes part again
     here_since: np.ndarray
     valid: np.ndarray  # bool (uids, pay_windows): its update was in time; the last column is the newest window
-    measured: np.ndarray  # windows in which validators measured it, since ``here_since``
-    behind: np.ndarray  # seconds after a window's end at which it is free to gather the next set
-    backlog: np.ndarray  # bytes of its own checkpoint that are not sent yet
+    measured: np.ndarray  # number of windows in which validators measured it, since ``here_since``
+    behind: np.ndarray  # seconds after a window's end from which it can gather the next set
+    backlog: np.ndarray  # bytes of its own checkpoint that are not uploaded yet
     merit: np.ndarray
 
 
 @dataclass
 class Network:
-    """A simulated network; ``run`` yields its windows."""
+    """A simulated network; ``run`` yields the result of each window."""
 
     design: Design
     assumed: Assumptions
@@ -157,20 +157,20 @@ class Network:
         )
         self._miners.valid[people.dead] = False
         self._miners.valid[: people.validators] = False
-        # Who was measured in windows that are not scored yet: validators score ``validator_offset`` windows later.
+        # Uids measured in windows not scored yet: validators score a window ``validator_offset`` windows later.
         self._unscored: deque[np.ndarray] = deque()
         self.lists = [self._listing(self._wished(FIRST_WINDOW), FIRST_WINDOW, FIRST_WINDOW)]
 
     def run(self, windows: int) -> Iterator[WindowResult]:
-        """The first ``windows`` windows of the simulation, in order."""
+        """Simulate and yield the first ``windows`` windows, in order."""
         for window in range(FIRST_WINDOW, FIRST_WINDOW + windows):
             self._come_and_go(window)
             yield self._window(window)
 
-    # Who is there
+    # Presence
 
     def _come_and_go(self, window: int) -> None:
-        """Crashes, and uids that go to somebody new."""
+        """Apply the window's crashes, and its uids that change hands."""
         people, miners, assumed = self.participants, self._miners, self.assumed
         rng = stream(self.seed, "churn", window)
         crash, churn = rng.random(people.uids) < assumed.crash, rng.random(people.uids) < assumed.churn
@@ -191,7 +191,7 @@ class Network:
             miners.merit[uid] = 0.0 if bad[uid] else merits[uid]
 
     def _catching_up(self, uid: int, *, behind: int) -> int:
-        """Windows until a node that lacks ``behind`` of them has them all."""
+        """Return the number of windows until a node that lacks ``behind`` windows has caught up."""
         design, hparams = self.design, self.design.hparams
         frequency = hparams.checkpoint_frequency
         upload = design.checkpoint_bytes / float(np.median(self.participants.up)) / design.window_seconds
@@ -256,12 +256,15 @@ class Network:
         )
 
     def _upload(self, window: int, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds after the window's end at which each update can be read, and whether it is in time."""
+        """Return, for each uid, the seconds after the window's end until its update can be read, and if it is in time.
+
+        The time is infinite for a miner without an update.
+        """
         design, people, miners, assumed = self.design, self.participants, self._miners, self.assumed
         count, hparams = people.uids, design.hparams
         late = np.maximum(0.0, assumed.pack / people.speed - hparams.commit_margin_seconds)
         begin = UploadBounds.resolution + self._requests.seconds("put", window, count) + late
-        # A miner that was still gathering when the window ended has trained nothing of it.
+        # A miner that was still gathering when the window ended has not trained it.
         begin = np.where(here & (miners.behind < design.window_seconds), begin, INFINITE)
         busy = miners.backlog > 0
         rate = self._rates("upload", window, people.up) / np.where(busy, 1 + design.checkpoint_uploads, 1)
@@ -277,7 +280,7 @@ class Network:
         return available, in_time
 
     def _send_checkpoints(self, window: int, rate: np.ndarray) -> None:
-        """A miner's own checkpoint takes what its update leaves of the link."""
+        """Send each miner's own checkpoint with the link capacity that its update leaves."""
         design, miners, frequency = self.design, self._miners, self.design.hparams.checkpoint_frequency
         if not design.checkpoint_uploads:
             return
@@ -289,10 +292,11 @@ class Network:
     def _gather(
         self, window: int, readers: np.ndarray, named: list[int], available: np.ndarray, in_time: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Burst]:
-        """What each reader finds of each named peer, when it has it or knows that it is missing, and its HEADs.
+        """Simulate all readers' gathers of the named peers' updates.
 
         Returns:
-            bool, seconds after the window's end, and requests; each (readers, named). And the burst of their requests.
+            Arrays of shape (readers, named): whether the update is found (bool); seconds after the window's end at
+            which the reader has it or knows that it is missing; number of requests. And the burst of all requests.
         """
         design, people, miners = self.design, self.participants, self._miners
         shape = (len(readers), len(named))
@@ -300,7 +304,7 @@ class Network:
         request = self._requests.seconds("get", window, shape)
         final = self.assumed.final_blocks * design.block_seconds
         begins = np.maximum(miners.behind[readers], final)
-        if not design.overlap:  # a miner gathers when its own update is sent, or given up
+        if not design.overlap:  # a miner gathers after its own update is uploaded or abandoned
             own = np.where(in_time, available, UploadBounds.resolution)[readers]
             begins = np.maximum(begins, own)
         last = design.hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS
@@ -323,20 +327,20 @@ class Network:
         return np.broadcast_to(valid, shape), ends, polls, burst
 
     def _burst(self, readers: np.ndarray, begins: np.ndarray, *, updates: int) -> Burst:
-        """The processor time of the readers' requests, and of the measures that validators make meanwhile."""
+        """Return the burst of the readers' requests, together with the validators' measurements at that time."""
         assumed = self.assumed
         work = np.full(len(readers), (ASKED * self._half + ROUNDS * updates) * assumed.request_work)
         measuring = [(0.0, assumed.measuring_work)] * int((readers < self.participants.validators).sum())
         return Burst.of(begins, work, cores=assumed.cores, others=measuring if assumed.measuring_work else ())
 
     def _told(self, window: int, known: float, done: np.ndarray, burst: Burst) -> np.ndarray:
-        """Seconds after the window's end at which each reader, done with its gather, has read the decision.
+        """Return, for each reader, the seconds after the window's end until it has gathered and read the decision.
 
-        All read it at about the same time: a second burst.
+        All readers read the decision at about the same time: a second burst.
         """
         if math.isinf(known):
             return np.full(len(done), INFINITE)
-        # It looks as soon as it is done, and then by the rule of ``pause_after``.
+        # A reader asks as soon as its gather is done, and then with the pauses of ``pause_after``.
         pause = np.maximum(node_windows.POLL_SECONDS, GROWTH * np.maximum(0.0, known - done))
         looks = np.where(done >= known, done, known + stream(self.seed, "told", window).random(len(done)) * pause)
         looks += np.array([burst.wait(at) for at in looks])
@@ -346,7 +350,7 @@ class Network:
 
     @property
     def _half(self) -> int:
-        """Number of the electors that a node asks first: the largest with more than half of the stake together."""
+        """Number of electors that a node asks first: the largest ones that hold more than half of the stake."""
         return len(enough(self.electors, self.electors.uids))
 
     def _elect(
@@ -360,9 +364,9 @@ class Network:
         ends: np.ndarray,
         burst: Burst,
     ) -> tuple[Outcome, float]:
-        """The election, and from when on the decision can be read, in seconds after the window's end.
+        """Run the election; return its outcome, and the seconds after the window's end until the decision can be read.
 
-        An elector that has not all updates when the election begins votes for what it has.
+        An elector that lacks updates when the election begins votes for the updates that it has.
         """
         design, hparams = self.design, self.design.hparams
         electors = self.electors.turned(window)
@@ -394,19 +398,19 @@ class Network:
         return outcome, float(opens + outcome.known(electors))
 
     def _train(self, readers: np.ndarray, ready: np.ndarray) -> np.ndarray:
-        """Share of the next window in which each miner trains; also when it is free for the next gather."""
+        """Return the share of the next window in which each miner trains, and set the time of its next gather."""
         design, miners, assumed = self.design, self._miners, self.assumed
         speed, length = self.participants.speed[readers], design.window_seconds
         blocked = (assumed.apply + assumed.save) / speed
         if design.overlap:
-            # Training pauses to pack and to apply; a set that comes later than the next update is waited for.
+            # Training pauses to pack, to apply, and to wait for a set that arrives after the next window's end.
             begin = blocked + assumed.pack / speed + np.maximum(0.0, ready - length)
             stop, free = length, ready
         else:
             begin = ready + blocked
             stop, free = length - design.hparams.commit_margin_seconds, begin
         needed = assumed.training / speed
-        # A miner that is later than a window misses the next one, and follows with the newest.
+        # A miner that is more than a window late misses the next one and resumes with the newest.
         miners.behind[:] = 0.0
         miners.behind[readers] = np.maximum(0.0, free - length) % length
         return np.clip(np.minimum(stop - begin, needed), 0.0, None) / length
@@ -417,7 +421,11 @@ class Network:
         )
 
     def _validator_link(self, listed: PeerList, validators: np.ndarray) -> float:
-        """Seconds of the median validator's link: its vote's updates, the included ones again, those on probation."""
+        """Return the seconds for which a window's downloads occupy the median validator's link.
+
+        It fetches the updates of peers and reserve peers twice (for its vote, and when they are included), and those on
+        probation once.
+        """
         updates = 2 * len(listed.peers) + 2 * len(listed.reserve_peers)
         updates += len({*listed.probation} - {*listed.reserve_peers})
         rate = _quantile(self.participants.down[validators], 0.5)
@@ -426,13 +434,13 @@ class Network:
     # Peer lists
 
     def _remember(self, window: int, listed: PeerList, in_time: np.ndarray) -> None:
-        """Who sent an update, and who was measured."""
+        """Record the uids whose update was in time, and those that validators measured."""
         miners = self._miners
         miners.valid = np.concatenate([miners.valid[:, 1:], in_time[:, None]], axis=1)
         measured = np.zeros(len(in_time), dtype=bool)
         measured[sorted({*listed.peers, *listed.reserve_peers, *listed.probation})] = True
         self._unscored.append(measured & in_time)
-        # A window's election comes after its end, so one more window is scored by then.
+        # A window's election is after its end, so one more window has been scored by then.
         while len(self._unscored) >= max(1, self.design.hparams.validator_offset):
             miners.measured += self._unscored.popleft()
 
@@ -440,7 +448,7 @@ class Network:
         return next(one for one in reversed(self.lists) if one.first_effective_window <= window)
 
     def _wish(self, window: int) -> PeerList | None:
-        """The list that all electors want, by the rule of ``Leader``; None: the present one stays."""
+        """Return the peer list that all electors want, by the rule of ``Leader``; None: keep the current list."""
         hparams, present = self.design.hparams, self.lists[-1]
         listed = {*present.peers, *present.reserve_peers}
         active, proven = self._active(), self._proven()

@@ -1,4 +1,4 @@
-"""How long a node takes that joins, or comes back: its checkpoint, then window by window until it has them all."""
+"""Computes how long a joining or returning node takes to load a checkpoint and to apply the missing windows."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 from tplr.hparams import HParams
 
-# A node that falls this many windows behind in its calculation never catches up.
+# Number of windows reported for a node that never catches up.
 MOST_WINDOWS = 100_000
 
 
 class CatchUp(NamedTuple):
-    """Result of a calculation, in seconds from the start of the node.
+    """Result of ``catch_up``; times are seconds since the node's start.
 
     Attributes:
-        restored: until the checkpoint is loaded; 0 without one.
-        seconds: until no window is missing; infinite: never.
-        windows: that it applied, one by one.
-        fetched: bytes.
+        restored: time at which the checkpoint is loaded; 0 without one.
+        seconds: time at which no window is missing; infinite: never.
+        windows: number of windows that it applied one by one.
+        fetched: bytes downloaded.
     """
 
     restored: float
@@ -38,15 +38,16 @@ def catch_up(
     apply: float,
     checkpoint_age: int | None,
 ) -> CatchUp:
-    """A node without the last ``behind`` windows; by the rule of ``Replica.open`` it takes a checkpoint, or not.
+    """Compute how a node that lacks the last ``behind`` windows catches up.
 
-    While one window is applied, the next two are fetched, so a window takes the longer of both.
+    The rule of ``Replica.open`` decides whether it loads a checkpoint. While the node applies one window it fetches the
+    next two, so each window takes the longer of fetching and applying.
 
     Args:
-        behind: windows; all of the run's for a newcomer.
-        checkpoint, update: bytes of what is fetched of a checkpoint, and of one update.
+        behind: number of missing windows; all of the run's windows for a newcomer.
+        checkpoint, update: bytes fetched for a checkpoint, and for one update.
         rate: bytes per second.
-        apply: seconds that a window takes to apply.
+        apply: seconds for applying a window.
         checkpoint_age: windows that ended since the newest published checkpoint; None: there is none.
     """
     missing, restored, fetched = behind, 0.0, 0.0
@@ -55,7 +56,7 @@ def catch_up(
         restored = checkpoint / rate
     aggregate = hparams.max_topk_peers * update
     each = max(aggregate / rate, apply)
-    # ``missing`` windows at the restored checkpoint, and one more with each that ends until the node is done.
+    # ``missing`` windows after the restored checkpoint, plus each window that ends before the node is done.
     ended = missing + restored / window_seconds
     if each >= window_seconds:
         return CatchUp(restored, math.inf, MOST_WINDOWS, math.inf)

@@ -1,6 +1,7 @@
-"""Who takes part in a simulated network: links, stores, GPUs, and who comes and goes, drawn from stated distributions.
+"""Random participants of a simulated network: links, stores, GPUs and presence, drawn from stated distributions.
 
-All spreads are those of log-normal numbers (``draws.log_normal``): a spread of 0.3 puts 95 % within a factor of 1.8.
+All spreads are those of log-normal numbers (``draws.log_normal``): with a spread of 0.3, 95 % are within a factor of
+1.8 of the median.
 """
 
 from __future__ import annotations
@@ -15,31 +16,35 @@ from tplr.scale.links import connection_rate
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """What is not measured. The defaults are the design case of docs/scale.md.
+    """Assumed values that are not measured. The defaults are the design case of docs/scale.md.
 
     Attributes:
-        down, up: medians of the miners' links, bits per second; ``validator_down``, ``validator_up``: of the
-            validators'. ``link_spread`` among participants, ``hour_spread`` from window to window.
-        latency, loss: medians of a round trip to the stores (seconds) and of the share of lost packets. They limit one
-            connection (``links.connection_rate``). ``parallel``: connections of one transfer.
-        request: median seconds of a request to a store, beside the latency; ``request_spread``; a share ``tail`` of
-            requests takes ``tail_seconds`` more.
-        cores: processors on which all nodes and stores run together (``load.py``); infinite: each has its own.
-        request_work: seconds of processor time of a request, the node's and the store's.
-        measuring_work: the same of a validator's measures in a window, from the window's end on.
-        outages: of one bucket per window: its share, and mean seconds. In one, requests fail and are repeated.
-        regional: the same of all buckets at once.
+        down, up: medians of the miners' links, bits per second.
+        validator_down, validator_up: the same for validators.
+        link_spread, hour_spread: spread of link rates among participants, and from window to window.
+        latency, loss: medians of the round-trip time to the stores (seconds) and of the share of lost packets. They
+            limit one connection (``links.connection_rate``).
+        parallel: number of connections of one transfer.
+        request, request_spread: median seconds of a request to a store without the latency, and its spread.
+        tail: share of requests that take ``tail_seconds`` longer.
+        cores: processors that all nodes and stores share (``load.py``); infinite: each has its own.
+        request_work: seconds of processor time of a request, of the node and the store together.
+        measuring_work: seconds of processor time of a validator's measurements, which begin at the window's end.
+        outages: probability that a bucket has an outage in a window, and mean seconds of an outage. During an outage,
+            requests fail and are retried.
+        regional: the same for an outage of all buckets at once.
         crash: share of participants that crash in a window; they are away for ``away`` windows (mean, exponential).
-        churn: share of the miners that are not listed whose uid goes to somebody new in a window. The chain takes uids
-            from those that earn least.
-        dead: share of uids whose bucket does not answer at all.
+        churn: share of unlisted miners whose uid changes hands in a window. The chain reassigns the uids that earn
+            least.
+        dead: share of uids whose bucket never answers.
         silent: share of electors that take no part in a window's election.
-        final_blocks: blocks until the first one of a window is final. Nobody gathers before, as it gives the bounds.
-        gpu_spread: of GPU speeds.
-        training: seconds that the median miner needs for all batches of a window; infinite: there are always more.
-        pack, apply, save: seconds of the median participant, which its GPU's speed divides; a save is of the whole
-            state.
-        quality: spread of the merit of miners; ``bad``: share of miners that never earn a place.
+        final_blocks: blocks until a window's first block is final. No node gathers earlier, because that block
+            determines the upload bounds.
+        gpu_spread: spread of GPU speeds.
+        training: seconds that the median miner needs for all batches of a window; infinite: batches never run out.
+        pack, apply, save: seconds of the median participant, divided by its GPU's speed; a save writes the whole state.
+        quality: spread of the miners' merit.
+        bad: share of miners that never earn a place.
     """
 
     down: float = 500e6
@@ -81,10 +86,10 @@ class Participants:
 
     Attributes:
         down, up: bytes per second.
-        download_connection, upload_connection: the most that the connections of one transfer reach, bytes per second.
-        speed: of the GPU, 1 for the median.
-        merit: of a miner; 0: it never earns a place.
-        dead: its bucket does not answer.
+        download_connection, upload_connection: limit of all connections of one transfer, bytes per second.
+        speed: GPU speed relative to the median.
+        merit: a miner's merit; 0: it never earns a place.
+        dead: whether its bucket never answers.
     """
 
     validators: int
@@ -103,7 +108,7 @@ class Participants:
 
     @classmethod
     def draw(cls, assumed: Assumptions, *, uids: int, validators: int, seed: int) -> Participants:
-        """All participants of a simulation, by streams of ``seed``."""
+        """Draw all participants of a simulation from the streams of ``seed``."""
 
         def spread(name: str, median: float, width: float) -> np.ndarray:
             return log_normal(stream(seed, name), median, width, uids)
@@ -135,14 +140,14 @@ class Participants:
 
 
 class Requests:
-    """Draws of the time of requests to stores, and when a bucket is out."""
+    """Draws request times of stores and outages of buckets."""
 
     def __init__(self, assumed: Assumptions, seed: int) -> None:
         self._assumed = assumed
         self._seed = seed
 
     def seconds(self, purpose: str, window: int, size: int | tuple[int, ...]) -> np.ndarray:
-        """Seconds of requests, float64 of shape ``size``."""
+        """Draw the seconds that requests take, float64 of shape ``size``."""
         one, rng = self._assumed, stream(self._seed, "requests", purpose, window)
         count = int(np.prod(size))
         found = one.latency + log_normal(rng, one.request, one.request_spread, count)
@@ -150,7 +155,7 @@ class Requests:
         return found.reshape(size)
 
     def outages(self, window: int, uids: int, window_seconds: float) -> tuple[np.ndarray, np.ndarray]:
-        """From when to when each bucket does not answer in a window, in seconds of it; equal: always up."""
+        """Draw begin and end of each bucket's outage in a window, in seconds since its begin; equal: no outage."""
         rng = stream(self._seed, "outages", window)
         begins = rng.random(uids) * window_seconds
         lasts = np.where(

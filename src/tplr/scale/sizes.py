@@ -1,4 +1,4 @@
-"""The constants of runs of 1B, 8B and 70B parameters, with windows of 20 minutes: what a simulated network runs."""
+"""Run constants for simulated networks: models of 1B, 8B and 70B parameters, windows of 20 minutes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SHAPES: dict[Size, tuple[int, int, int, int, int, int]] = {
     "70B": (8192, 28672, 80, 64, 8, 128256),
 }
 BLOCK_SECONDS = 12.0
-# The time bound of uploads for each size: that of a slow link of the design case, see docs/scale.md.
+# Upload time bound for each size, in seconds: enough for a slow link of the design case, see docs/scale.md.
 _BOUNDS: dict[Size, float] = {"1B": 70.0, "8B": 100.0, "70B": 300.0}
 
 
 def run_constants(size: Size, **changes: Any) -> HParams:
-    """SparseLoCo with windows of 100 blocks, 20 peers and 10 in reserve; ``changes`` replace fields."""
+    """Return SparseLoCo constants: windows of 100 blocks, 20 peers, 10 reserve peers; ``changes`` replace fields."""
     hidden, mlp, layers, heads, key_heads, vocabulary = _SHAPES[size]
     fields: dict[str, Any] = {
         "spec_version": 1,
@@ -114,5 +114,5 @@ def run_constants(size: Size, **changes: Any) -> HParams:
 
 @functools.cache
 def workload(size: Size) -> Workload:
-    """Parameters, FLOPs and bytes of an update: by the layout that nodes use."""
+    """Return the workload of a size: parameters, FLOPs, and bytes of an update by the layout that nodes use."""
     return Workload.of(run_constants(size))

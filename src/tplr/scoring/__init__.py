@@ -1,1 +1,1 @@
-"""Scores, weights and the choice of peers: pure functions over a small keyed state."""
+"""Computes scores and weights, and selects peers: pure functions over a small keyed state."""

@@ -1,10 +1,11 @@
-"""Scores by the evidence of the last windows: a pure function, and the board that keeps this evidence.
+"""Computes scores from the evidence of the last windows: a pure function, and the board that keeps this evidence.
 
     final = credit * own_pages * calibration        weight = presence * (final / presence)**power / sum
 
-Nothing older counts, and nothing is carried over from one window to the next. A window counts for a uid if the included
-set holds its update, and no rule of ``penalties.py`` struck. In all other windows it earned zero, whatever the reason.
-Only a window that this validator could not measure, of an update that the included set holds, is blank.
+Older evidence does not count, and no score is carried over from one window to the next. A window counts for a uid if
+the included set contains its update, and no rule of ``penalties.py`` struck. In all other windows it earned zero,
+regardless of the reason. A window is blank only if the included set contains the update and this validator could not
+measure it.
 """
 
 import json
@@ -36,13 +37,13 @@ from tplr.scoring.selection import sample_evaluated
 from tplr.scoring.weights import power_normalise
 
 VERSION = 4
-# Fewest measured windows after which a mean predicted gain beyond chance proves a miner: one has no spread.
+# Fewest measured windows after which a mean predicted gain beyond chance proves a miner: one window has no spread.
 PROVING_WINDOWS = 2
-# A mean predicted gain above this many standard errors proves a miner: of those who send noise, some come above
-# ``CHANCE`` sooner or later, as every window is a try. Below ``CHANCE`` it is a known zero; in between, a listed
-# miner stays.
+# A mean predicted gain above this many standard errors proves a miner. It is higher than ``CHANCE``, because every
+# window is a new chance for miners that send noise to exceed ``CHANCE``. Below ``CHANCE`` a miner is a known zero; in
+# between, a listed miner keeps its place.
 PROVEN = 4.0
-# Own-pages tests after which a factor of 0 says that a miner does not train on its own pages.
+# Number of own-pages tests after which a factor of 0 means that a miner does not train on its own pages.
 DISPROVING_TESTS = 8
 # Steps of the ``own_pages`` factor, from the least positive one.
 TRUST = (math.ulp(0.0), 0.25, 0.5, 1.0)
@@ -51,7 +52,7 @@ NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
 
 @dataclass(frozen=True)
 class Outcome:
-    """Peer scores after a window and the rules that struck in it, by uid."""
+    """Peer scores after a window, and the rules that struck in it, by uid."""
 
     peer_scores: Mapping[int, PeerScore | DocumentedScore]
     struck: dict[int, tuple[str, ...]]
@@ -59,12 +60,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class CreditShares:
-    """How credits follow from the evidence of some windows.
+    """The computation of credits from the evidence of some windows.
 
     Attributes:
-        credits: by uid, without miners whose ``own_pages`` factor is 0: these have no part in the sharing.
-        steps: ``trust_step`` by uid, of every miner.
-        scale: factor of the last window's gains, by which all windows count alike.
+        credits: by uid, without miners whose ``own_pages`` factor is 0, which do not take part in the sharing.
+        steps: ``trust_step`` of every miner, by uid.
+        scale: factor of the last window's gains, so that all windows count equally.
     """
 
     credits: Mapping[int, Credit]
@@ -73,7 +74,7 @@ class CreditShares:
 
 
 class MeasuredWindow:
-    """One window's evidence, by integer uid, and what follows from it alone."""
+    """One window's evidence by integer uid, and the values that follow from it alone."""
 
     def __init__(self, evidence: Evidence, hparams: HParams) -> None:
         self.evidence = evidence
@@ -95,19 +96,19 @@ class MeasuredWindow:
             self._deviations.setdefault(uid, {})[page] = one
 
     def seen(self, uid: int, hotkey: str) -> PeerObservation | None:
-        """The observation of a uid; None if it was not there, or with another hotkey."""
+        """Return the observation of a uid; None if it was absent or had another hotkey."""
         found = self._seen.get(uid)
         return found if found is not None and found.hotkey == hotkey else None
 
     def counts(self, uid: int, hotkey: str) -> bool | None:
-        """Whether the window counts for a uid; None if it is blank."""
+        """Return whether the window counts for a uid; None if it is blank."""
         seen = self.seen(uid, hotkey)
         if seen is None or not seen.included or uid in self.struck:
             return False
         return True if uid in self.products else None
 
     def would_count(self, uid: int, hotkey: str) -> bool | None:
-        """``counts``, as if every measured update had been included; None if nobody asked for the update."""
+        """Return ``counts`` as if every measured update had been included; None if the update was not requested."""
         seen = self.seen(uid, hotkey)
         if seen is None or seen.verdict is None:
             return None
@@ -116,39 +117,43 @@ class MeasuredWindow:
         return True if uid in self.products else None
 
     def predicted(self, uid: int, hotkey: str) -> float | None:
-        """Predicted gain of its update, applied or not; None if it was not measured."""
+        """Return the predicted gain of its update, applied or not; None if it was not measured."""
         seen = self.seen(uid, hotkey)
         return None if seen is None or uid in self.struck else self.products.get(uid)
 
     def cosine(self, uid: int, hotkey: str) -> float | None:
-        """``predicted`` over the length of the step: no window's scale, which others set, is in it."""
+        """Return ``predicted`` over the length of the step, so that the window's scale, set by others, cancels."""
         found = self.predicted(uid, hotkey)
         return None if found is None else max(-1.0, min(1.0, found / max(self._lengths[uid], SHORTEST)))
 
     def deviations(self, uid: int, hotkey: str) -> dict[int, float]:
-        """How far its update was ahead of others in the own-pages tests of all miners, by the tested uid."""
+        """Return its update's deviations from the others in all miners' own-pages tests, by the tested uid."""
         return self._deviations.get(uid, {}) if self.seen(uid, hotkey) else {}
 
 
 def own_pages_tests(evidence: Evidence, *, only: int | None = None) -> dict[tuple[int, int], float]:
-    """``deviations`` in the own-pages tests of a window, by the uid of the update (or ``only`` it) and of the pages."""
+    """Return ``deviations`` in a window's own-pages tests, by the uid of the update and the uid of the pages.
+
+    Args:
+        only: the uid of the only update to compare; None compares all.
+    """
     seen = {int(uid): one.assigned_products for uid, one in evidence.observations.items() if one.assigned_products}
     return deviations(seen, evidence.alignment or NOTHING, only=only)
 
 
 def loss_test(seen: PeerObservation) -> float | None:
-    """``loss_indicator`` of a uid whose losses were measured on its assigned pages, too; else None."""
+    """Return ``loss_indicator`` if the uid's losses were also measured on its assigned pages; else None."""
     measured = seen.evaluation
     return loss_indicator(measured.assigned, measured.held_out) if measured and measured.assigned else None
 
 
 def trust_step(own_pages: float) -> int:
-    """How far a miner with this ``own_pages`` factor is trusted, from 0 to ``len(TRUST)``."""
+    """Return the level of trust for this ``own_pages`` factor, from 0 to ``len(TRUST)``."""
     return bisect_right(TRUST, own_pages)
 
 
 def credit_shares(windows: Sequence[MeasuredWindow]) -> CreditShares:
-    """How the credits of ``scores(windows)`` follow; at least one window."""
+    """Return the computation of the credits of ``scores(windows)``, for at least one window."""
     hotkeys = windows[-1].hotkeys
     tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
     own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}
@@ -160,7 +165,7 @@ def credit_shares(windows: Sequence[MeasuredWindow]) -> CreditShares:
 
 
 def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
-    """Scores of the miners that the last of these windows, ascending, observed; none without a window."""
+    """Return the scores of the miners observed in the last of these windows (ascending); none without a window."""
     if not windows:
         return {}
     hotkeys = windows[-1].hotkeys
@@ -198,8 +203,8 @@ def _shared(
 ) -> dict[int, Credit]:
     """Credits by uid of those with a positive ``own_pages`` factor.
 
-    A miner that did not train on its own pages takes nothing from those whose work it repeats: a miner shares with
-    those that are trusted as much as it is (``TRUST``), and gets what those leave that are trusted more.
+    A miner that did not train on its own pages takes nothing from the miners whose work it repeats: it shares credit
+    with miners at its own level of trust (``TRUST``), after the more trusted ones have received theirs.
     """
     found: dict[int, Credit] = {}
     scales, steps = _scales(windows), {uid: trust_step(one) for uid, one in own_pages.items()}
@@ -216,7 +221,7 @@ def _scales(windows: Sequence[MeasuredWindow]) -> np.ndarray:
 
 
 def _own_pages_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> tuple[list[float], list[float]]:
-    """Indicators of the own-pages tests, and those by loss."""
+    """Return the indicators of the own-pages tests, and the indicators by loss."""
     found = [one.deviations(uid, hotkey) for one in windows]
     on_others = [ahead for one in found for page, ahead in one.items() if page != uid]
     on_own = [one[uid] for one in found if uid in one] if len(on_others) >= FEWEST_OTHER_PAGES else []
@@ -225,9 +230,9 @@ def _own_pages_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -
 
 
 def _evaluations(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:
-    """The evaluations of a uid, each with the predicted gain of the same update.
+    """Return the evaluations of a uid, each with the predicted gain of the same update.
 
-    In windows without an included update the scale of the gains may be anybody's.
+    Windows without an included update are left out, because any miner could set the scale of their gains.
     """
     return [
         (seen.evaluation, predicted)
@@ -243,9 +248,9 @@ def _presence(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> float
 
 
 def pay(score: PeerScore, power: float) -> float:
-    """``presence * (final / presence)**power``, before it is divided by the sum of all.
+    """Return ``presence * (final / presence)**power``, before division by the sum over all miners.
 
-    The score of a window is raised, and presence is not: half of the windows are half of the pay.
+    The power applies to the score per window, not to presence: half of the windows earn half of the pay.
     """
     return score.presence * (score.final / score.presence) ** power if score.presence > 0 else 0.0
 
@@ -275,7 +280,7 @@ class Board:
 
     @property
     def follows_from(self) -> tuple[int, ...]:
-        """Windows of the earlier reports from which the present scores follow."""
+        """Windows of the earlier reports that determine the current scores."""
         return tuple(one.window for one in self._windows[:-1])
 
     @property
@@ -284,7 +289,7 @@ class Board:
         return self._windows[-1].window if self._windows else -1
 
     def proven(self, uid: int) -> bool | None:
-        """Whether a miner helps the model, and no tests say that its work is another's; None if it is not known yet."""
+        """Return whether a miner helps the model and no test shows that it repeats another's work; None if unknown."""
         found = self.peer_scores.get(uid)
         if found is None or found.measured < max(PROVING_WINDOWS, self.hparams.probation_windows):
             return None
@@ -295,19 +300,19 @@ class Board:
         return True if found.mean > PROVEN * found.error else None
 
     def _harms(self, uid: int, found: PeerScore) -> bool:
-        """Whether its last updates were steps uphill beyond chance, however good those before were."""
+        """Return whether its last updates increased the loss beyond chance, regardless of its earlier updates."""
         last = self._windows[-max(PROVING_WINDOWS, self.hparams.probation_windows) :]
         gains = [gain for one in last if (gain := one.cosine(uid, found.hotkey)) is not None]
         spread = found.error * math.sqrt(found.measured)
         return len(gains) == len(last) and math.fsum(gains) < -CHANCE * spread * math.sqrt(len(gains))
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
-        """The uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""
+        """Return the uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""
         waited = {uid: self._waited(uid, hotkey, window) for uid, hotkey in pool.items()}
         return sample_evaluated(waited, count=self.hparams.uids_per_window, seed=seed)
 
     def _waited(self, uid: int, hotkey: str, window: int) -> int:
-        """Windows since it was sampled last; ``pay_windows`` before the first time."""
+        """Return the windows since it was last sampled; ``pay_windows`` if it never was."""
         for one in reversed(self._windows):
             seen = one.seen(uid, hotkey)
             if seen is not None and seen.sampled:
@@ -315,7 +320,7 @@ class Board:
         return self.hparams.pay_windows
 
     def see(self, evidence: Evidence) -> Outcome:
-        """Add a window's evidence, forget what is too old, and score."""
+        """Add a window's evidence, drop evidence that is too old, and compute scores."""
         oldest = evidence.window - self.hparams.pay_windows + 1
         kept = (one for one in self._windows if oldest <= one.window < evidence.window)
         self._windows = (*kept, MeasuredWindow(evidence, self.hparams))
@@ -323,16 +328,16 @@ class Board:
         return Outcome(dict(self.peer_scores), self._windows[-1].struck)
 
     def resume(self, reports: Iterable[ScoreReport]) -> None:
-        """Continue from earlier reports, ascending, as from a saved state."""
+        """Continue from earlier reports (ascending), as from a saved state."""
         self._windows = tuple(MeasuredWindow(one.evidence, self.hparams) for one in reports)
         self.peer_scores = scores(self._windows)
 
     def state_dict(self) -> dict[str, Any]:
-        """``version``, and the ``evidence`` of the last windows."""
+        """Return ``version``, and the ``evidence`` of the last windows."""
         return {"version": VERSION, "evidence": [one.evidence.model_dump(mode="json") for one in self._windows]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state. Raises StateError for another version or shape; then nothing has changed."""
+        """Load a saved state. Raises StateError for another version or shape; then nothing has changed."""
         if set(state) != {"version", "evidence"} or state["version"] != VERSION:
             raise StateError(f"scores: expected version {VERSION} with evidence, got {sorted(state)}")
         try:

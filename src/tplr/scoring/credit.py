@@ -1,13 +1,13 @@
-"""Credit: the predicted gain of a miner's updates, shared with those who say the same.
+"""Credit: the predicted gain of a miner's updates, shared with miners that send similar updates.
 
 From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i counted and else 0:
 
     b_i = mean_w y_iw e_w <g_w, d_iw>          the gain, error_i its standard error; e_w is of ``even_scales``
-    b'_i = b_i * max(0, 1 - (CHANCE * error_i / b_i)**2)      what is beyond chance
-    G_ij = mean_w y_iw y_jw <d_iw, d_jw>       what two say alike
-    c = b' / sqrt(b'' G^-1 b')                 inner products with the gradient as far as updates explain it
-    M = G - c c'                               what two say alike that is not useful
-    r_ij = M_ij / sqrt(M_ii M_jj)              their correlation
+    b'_i = b_i * max(0, 1 - (CHANCE * error_i / b_i)**2)      the gain beyond chance
+    G_ij = mean_w y_iw y_jw <d_iw, d_jw>       similarity of two miners' updates
+    c = b' / sqrt(b'' G^-1 b')                 inner products with the part of the gradient that updates explain
+    M = G - c c'                               similarity that is not useful
+    r_ij = M_ij / sqrt(M_ii M_jj)              its correlation
     A_ij = sqrt(M_ii M_jj) * sqrt(max(0, r_ij)) * clip((r_ij - APART) / (ALIKE - APART), 0, 1)
     beta = argmin_{beta >= 0} beta' A beta - 2 b'' beta
     own_i = beta_i * A_ii / b'_i               in [0, 1]: the part of the gain that is the miner's own
@@ -21,8 +21,8 @@ own-pages factor is what makes its pay 0. The root makes clones with noise of th
 linearly. Those who are to come ``first`` are solved for as if alone, and the others then with their beta: a clone of
 one of the first gets nothing.
 
-Regression on M and on G has the same solution but for a common factor if nothing but the gradient is in common (Sherman
-and Morrison). That on G would amplify the noise of b by the signal of all miners together.
+If updates have only the gradient in common, regression on M and on G has the same solution up to a common factor
+(Sherman and Morrison). Regression on G would amplify the noise of b by the signal of all miners together.
 
 Non-negative least squares: Lawson, Hanson, "Solving Least Squares Problems" (1974), chapter 23. Beyond chance: the
 positive part of James and Stein (1961), for one number.
@@ -35,18 +35,18 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-# Below so many standard errors a mean product counts nothing.
+# A mean product below this many standard errors counts as zero.
 CHANCE = 2.0
-# The spread of a miner with few windows is taken to be that of all, as if it had been seen in so many windows more.
+# Weight, in windows, of the usual spread of all miners in the estimate of one miner's spread.
 PRIOR_WINDOWS = 3.0
-# Correlation of what is not useful up to which two updates are independent, and from which on they are the same.
+# Correlation of useless similarity up to which two updates are independent, and from which on they are the same.
 APART, ALIKE = 0.15, 0.4
-# Of a shorter step, a hundredth of the usual length, published numbers have too few digits to compare it with others.
+# Smallest ``<d, d>``, for a hundredth of the usual length: published numbers of shorter steps have too few digits.
 SHORTEST = 1e-4
-# Added to the diagonals, as a part of them.
+# Added to the diagonals, as a share of them.
 RIDGE = 0.02
 TOLERANCE = 1e-12
-# The usual gain around a window is that of so many windows before and after it, and counts at most so many times more.
+# Number of windows before and after a window whose gains give its usual gain, and the largest factor by it.
 AROUND, MOST_EVEN = 3, 8.0
 
 
@@ -86,11 +86,11 @@ class Credit(NamedTuple):
 
 
 def even_scales(gains: Sequence[Sequence[float]]) -> np.ndarray:
-    """Factors of windows after which the usual gain is the same in all of them.
+    """Return the factor of each window that makes the usual gain equal in all windows.
 
-    While a model is new, every update gains several times more than twenty windows later. Without these factors, who
-    lost one of the first windows would lose several windows' pay. A window's own usual gain is as uncertain as the
-    gradient that it was measured with, so it is the median of the windows around it.
+    While a model is new, every update gains several times more than twenty windows later. Without these factors, a
+    miner that missed one of the first windows would lose several windows' pay. A single window's usual gain is as
+    uncertain as the gradient that measured it, so the median of the surrounding windows is used.
 
     Args:
         gains: of the included updates of each window, oldest first; a window without one gets a factor of 1.
@@ -106,7 +106,7 @@ def even_scales(gains: Sequence[Sequence[float]]) -> np.ndarray:
 
 
 def _median(values: Sequence[float] | np.ndarray) -> float:
-    """Of those that are known; NaN if none is."""
+    """Return the median of the known values; NaN if none is known."""
     known = [one for one in values if not math.isnan(one)]
     return float(np.median(known)) if known else math.nan
 
@@ -118,14 +118,14 @@ def credit(
     first: Collection[int] = (),
     scales: Sequence[float] | np.ndarray | None = None,
 ) -> dict[int, Credit]:
-    """Credits by uid, from the evidence of some windows, oldest first.
+    """Compute credits by uid from the evidence of some windows, oldest first.
 
     Args:
-        windows: products and Gram matrix of each.
-        counted: for each window and uid, whether its update counts; None if the window is blank for it. A uid that is
-            missing has not counted, and one that counts must be among the window's uids.
-        first: uids that get their part before the others, who get what is left: nothing of what these say too.
-        scales: factors of the windows' products, as of ``even_scales``; None: 1.
+        windows: products and Gram matrix of each window.
+        counted: for each window and uid, whether its update counts; None if the window is blank for it. A missing uid
+            does not count; a uid that counts must be among the window's uids.
+        first: uids that get their part before the others. The others get only the rest, and nothing for repeating them.
+        scales: factors of the windows' products, from ``even_scales``; None: 1.
     """
     uids = sorted(set().union(*counted)) if counted else []
     row = {uid: i for i, uid in enumerate(uids)}
@@ -163,7 +163,7 @@ def _parts(gram: np.ndarray, gains: np.ndarray, first: np.ndarray) -> np.ndarray
     The diagonal is what is a miner's own, at most 1. A row sums to 1, or to more where the others leave nothing.
 
     Args:
-        first: who gets its part before the others, bool.
+        first: bool, whether the miner gets its part before the others.
     """
     parts = np.zeros((len(gains), len(gains)))
     (useful,) = np.nonzero((gains > 0) & (np.diag(gram) > SHORTEST))
@@ -190,7 +190,7 @@ def _parts(gram: np.ndarray, gains: np.ndarray, first: np.ndarray) -> np.ndarray
 
 
 def non_negative(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    """The ``x >= 0`` that minimises ``x' matrix x - 2 vector' x``: Lawson and Hanson's active set.
+    """Return the ``x >= 0`` that minimises ``x' matrix x - 2 vector' x``, by Lawson and Hanson's active set method.
 
     Args:
         matrix: symmetric, positive definite, float64 [n, n]; or all zeros, for which ``x`` is 0.
@@ -223,7 +223,7 @@ def non_negative(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
 
 
 def gram_of(one: Aligned) -> np.ndarray:
-    """The whole Gram matrix of a window."""
+    """Return the whole Gram matrix of a window."""
     count = len(one.uids)
     gram = np.zeros((count, count))
     gram[np.triu_indices(count)] = one.gram
@@ -231,11 +231,11 @@ def gram_of(one: Aligned) -> np.ndarray:
 
 
 def means_and_errors(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard error of each miner's samples, from successive differences: a trend is no chance.
+    """Return mean and standard error of each miner's samples, from successive differences, so that trends don't count.
 
-    The spread of few samples may be small by chance. So each miner's counts as if ``PRIOR_WINDOWS`` samples more had
-    the usual spread: the median of miners whose mean is beyond chance by their own samples. Others, who may send
-    anything, set it only while there are none of these. If nobody has two samples, an error is as large as the mean.
+    The spread of few samples may be small by chance. So each miner gets ``PRIOR_WINDOWS`` additional samples with the
+    usual spread: the median over miners whose own samples have a mean beyond chance. Other miners, which may send
+    anything, set it only if there is no such miner. If no miner has two samples, an error is as large as the mean.
 
     von Neumann, "Distribution of the Ratio of the Mean Square Successive Difference to the Variance", Annals of
     Mathematical Statistics 12 (1941).

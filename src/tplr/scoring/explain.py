@@ -1,4 +1,4 @@
-"""Explains a miner's score in words: every factor, every reason, and how the weight follows from them."""
+"""Explains a miner's score in words: every factor, every reason, and the computation of the weight."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,10 +48,10 @@ def measured_window(report: ScoreReport, hparams: HParams) -> MeasuredWindow:
 
 
 def shares_of(report: ScoreReport, windows: Sequence[MeasuredWindow]) -> CreditShares | None:
-    """How the credits of ``report`` follow; None by documented rules, or if evidence is missing.
+    """Return the computation of the credits of ``report``; None by documented rules, or if evidence is missing.
 
     Args:
-        windows: the evidence of the reports that ``report`` follows from, ascending, and its own.
+        windows: the evidence of the reports that determine ``report``, ascending, and its own.
 
     Raises:
         PayloadError: the report contradicts itself.
@@ -65,7 +65,7 @@ def shares_of(report: ScoreReport, windows: Sequence[MeasuredWindow]) -> CreditS
 
 
 def explain(report: ScoreReport, uid: int, *, power: float, shares: CreditShares | None) -> str:
-    """A table of what ``report`` holds of ``uid``.
+    """Return a table of the content of ``report`` about ``uid``.
 
     Args:
         power: ``power_normalisation`` of hparams.
@@ -87,7 +87,7 @@ def explain_rows(report: ScoreReport, uid: int, *, power: float, shares: CreditS
     """The rows of that table: the name of a factor, and what there is to say of it.
 
     Raises:
-        PayloadError: the report contradicts itself, as one that only its author has checked may.
+        PayloadError: the report contradicts itself, which is possible because only its author has checked it.
     """
     try:
         return _rows(report, uid, power, shares)
@@ -233,7 +233,7 @@ def _largest(parts: Mapping[int, float]) -> str:
 
 
 def _product(published: float, found: Credit | None, *, known: bool, trusted: bool) -> str:
-    """How the published credit follows from the rows above it."""
+    """Explain the computation of the published credit from the rows above it."""
     if not known and (trusted or published):
         return f"{published:.6f}; what it follows from is not known: an earlier report cannot be read"
     value = found.value if found else 0.0

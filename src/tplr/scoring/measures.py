@@ -1,4 +1,4 @@
-"""Formulas from losses to measures that both profiles use, and the factors of a hardened score."""
+"""Formulas for measures from losses, which both profiles use, and for the factors of a hardened score."""
 
 import math
 import statistics
@@ -6,41 +6,41 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tplr.schemas import Evaluation, LossChange
 
-# A difference of this many standard errors counts in full. Chance exceeds it in 1 of 44 cases, for either sign.
+# A difference of this many standard errors counts in full. Chance exceeds it in 1 of 44 cases for each sign.
 SIGNIFICANT = 2.0
 # Relative improvement of a loss that is not finite.
 WORST = -1.0
-# Mean own-pages indicator from which something is earned, and from which all is.
+# Mean own-pages indicator above which the factor is positive, and from which it is 1.
 OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.25, 0.5
-# The same where only losses can be compared, with ``SIGNIFICANT`` standard errors added: an honest miner of little
+# The same if only losses can be compared, with ``SIGNIFICANT`` standard errors added: an honest miner with little
 # effort has a mean of about 0.
 LOSS_LOW, LOSS_HIGH = -0.2, 0.0
-# Least standard deviation of an indicator by loss: what chance alone gives it.
+# Smallest standard deviation of an indicator by loss: its value by chance alone.
 LOSS_SPREAD = 1 / SIGNIFICANT
-# Part of the usual ratio of measured to predicted gain that loses nothing: ratios of honest miners differ, too.
+# Share of the usual ratio of measured to predicted gain from which there is no loss: honest miners' ratios vary, too.
 CALIBRATED = 0.5
 
 
 def relative_improvement(before: float, after: float | None) -> float:
-    """``max(WORST, (before - after) / before)``; ``WORST`` if the loss after is not finite (None)."""
+    """Return ``max(WORST, (before - after) / before)``; ``WORST`` if the loss after is not finite (None)."""
     return WORST if after is None else max(WORST, (before - after) / before)
 
 
 def gain(change: LossChange) -> float:
-    """Relative improvement of the loss."""
+    """Return the relative improvement of the loss."""
     return relative_improvement(change.before, change.after)
 
 
 def measured_gain(measured: Evaluation) -> float:
-    """Relative improvement on the held-out pages."""
+    """Return the relative improvement on the held-out pages."""
     return gain(measured.held_out)
 
 
 def loss_indicator(assigned: LossChange, held_out: LossChange) -> float:
-    """Whether the update lowers the loss on its assigned pages more than on held-out ones, in [-1, 1].
+    """Return an indicator in [-1, 1] that the update lowers the loss more on its assigned pages than on held-out ones.
 
-    ``difference / (SIGNIFICANT * standard error)`` of the relative improvements, clipped. It stands in for the
-    own-pages test (``scoring/own_pages.py``) where too few other updates are there to compare with.
+    It is ``difference / (SIGNIFICANT * standard error)`` of the relative improvements, clipped. It replaces the
+    own-pages test (``scoring/own_pages.py``) if there are too few other updates to compare with.
     """
     if assigned.after is None or held_out.after is None:
         return -1.0
@@ -52,17 +52,17 @@ def loss_indicator(assigned: LossChange, held_out: LossChange) -> float:
 
 
 def own_pages_factor(tests: Sequence[float], by_loss: Sequence[float] = ()) -> float:
-    """``(mean - LOW) / (HIGH - LOW)`` of a miner's own-pages tests, clipped to [0, 1]; 0 before the first one.
+    """Return ``(mean - LOW) / (HIGH - LOW)`` of a miner's own-pages tests, clipped to [0, 1]; 0 before the first test.
 
     Args:
-        by_loss: of ``loss_indicator``, which count only if there are no tests. Which of two sets of pages is easier to
-            learn is chance, and the same for all miners of a window; so only a mean below zero beyond chance costs.
+        by_loss: values of ``loss_indicator``, which count only if there are no tests. One of two sets of pages may be
+            easier to learn by chance, so only a mean that is significantly below zero lowers the factor.
     """
     if tests:
         return _clipped(math.fsum(tests) / len(tests), OWN_PAGES_LOW, OWN_PAGES_HIGH)
     if not by_loss:
         return 0.0
-    # One test tells no spread: 1 is the largest that an indicator in [-1, 1] can have.
+    # One test shows no spread, so use 1, the largest possible spread of an indicator in [-1, 1].
     spread = max(LOSS_SPREAD, statistics.stdev(by_loss) if len(by_loss) > 1 else 1.0)
     most = math.fsum(by_loss) / len(by_loss) + SIGNIFICANT * spread / math.sqrt(len(by_loss))
     return _clipped(most, LOSS_LOW, LOSS_HIGH)
@@ -73,11 +73,12 @@ def _clipped(mean: float, low: float, high: float) -> float:
 
 
 def calibrations(evaluated: Mapping[int, Iterable[tuple[Evaluation, float]]]) -> dict[int, float]:
-    """Measured over predicted gain by uid, compared with the median of all uids, in [0, 1].
+    """Return measured over predicted gain by uid, relative to the median of all uids, in [0, 1].
 
-    ``min(1, (measured + SIGNIFICANT * its standard error) / (CALIBRATED * usual * predicted))`` of sums over a uid's
-    evaluations; ``usual`` is the median of ``measured / predicted``. So chance costs nothing, nor does the curvature
-    that makes every measured gain smaller than predicted. A loss that is not finite is no chance: its error counts 0.
+    The value is ``min(1, (measured + SIGNIFICANT * its standard error) / (CALIBRATED * usual * predicted))`` with sums
+    over a uid's evaluations; ``usual`` is the median of ``measured / predicted``. So neither chance lowers it, nor the
+    curvature that makes every measured gain smaller than predicted. The error of a loss that is not finite counts
+    as 0.
 
     Args:
         evaluated: each uid's evaluations, with the predicted gain of the same update.

@@ -1,27 +1,27 @@
-"""The own-pages test: did a miner train on the pages that it was assigned?
+"""The own-pages test: tests whether a miner trained on its assigned pages.
 
-The validator takes the gradient on these pages, and aligns it with the updates of *all* miners. Pages differ, but they
-differ for everybody alike; the one that trained on them stands out among all. And it stands out there more than on the
-pages of other miners, on which its updates are measured in the same way: that is the indicator.
+The validator computes the gradient on these pages, and aligns it with the updates of *all* miners. Pages differ in the
+same way for all miners, so the update trained on them stands out. The indicator is that it stands out more on its own
+pages than on those of other miners, which are measured in the same way.
 
-With products a_jk of update j with the gradient on the pages of miner k, and b_j with that on held-out pages, all over
-the updates' norms:
+With products a_jk of update j with the gradient on the pages of miner k, and b_j with that on held-out pages, all
+divided by the updates' norms:
 
     e_jk = a_jk - r_k * b_j                 r_k: weighted median of a_jk / b_j over the others
     d_jk = e_jk - mean of e_jq and 0        over the tests q of the same window on pages of neither k nor j
     t_jk = (d_jk - E[d_jk | others]) / (standard deviation given the others)
 
-The others are all updates but those of j and k, and copies of j: that of k was trained on the pages.
+"Others" are all updates except those of j and k, and copies of j; that of k is excluded because k trained on the pages.
 
     indicator of a test of j = part of all k != j with t_jk < t_jj, minus part with t_jk > t_jj
 
-The mean in d takes away most of the chance that is in b. The chance in d is that of a gradient in the directions of
-all updates, so its covariance is their Gram matrix R, and what is expected of d_j follows from those of the others:
-``E = R_jo R_oo^-1 d_o``, with the variance ``R_jj - R_jo R_oo^-1 R_oj`` times a common factor, found from the others'
-own residuals (Rasmussen, Williams, "Gaussian Processes for Machine Learning" (2006), equations 2.19 and 5.12).
+Subtracting the mean in d removes most of the noise of b. The noise in d is that of a gradient along all updates, so its
+covariance is their Gram matrix R, and the expected value of d_j follows from those of the others:
+``E = R_jo R_oo^-1 d_o``, with the variance ``R_jj - R_jo R_oo^-1 R_oj`` times a common factor, estimated from the
+others' own residuals (Rasmussen, Williams, "Gaussian Processes for Machine Learning" (2006), equations 2.19 and 5.12).
 
-Ranks need no model of how heavy the tails of chance are. A miner that trained elsewhere has a mean indicator of 0: to
-it, its own pages are like any others. (Mann, Whitney, "On a Test of Whether one of Two Random Variables is
+Ranks need no model of the tails of the noise. A miner that trained elsewhere has a mean indicator of 0, because its own
+pages are no different from others for it. (Mann, Whitney, "On a Test of Whether one of Two Random Variables is
 Stochastically Larger than the Other", Annals of Mathematical Statistics 18 (1947).)
 """
 
@@ -32,23 +32,23 @@ import numpy as np
 
 from tplr.scoring.credit import SHORTEST, Aligned, gram_of
 
-# With fewer other updates, that of the pages' miner not counted, nothing is known of chance.
+# Fewest other updates, without that of the pages' miner, from which the noise can be estimated.
 FEWEST_OTHERS = 2
-# With fewer tests of others, nothing is known of an update on pages that it was not trained on.
+# Fewest tests on other miners' pages, to know an update's deviations on pages that it was not trained on.
 FEWEST_OTHER_PAGES = 2
-# A miner whose update shares this much beyond the common gradient may have copied: nobody is compared with it.
+# Updates with this correlation beyond the common gradient may be copies, so they are not compared with each other.
 TOO_ALIKE = 0.4
 RIDGE = 0.1
-# The median of a normal variable's magnitude is its standard deviation over this.
+# A normal variable's standard deviation, divided by the median of its magnitude.
 NORMAL = 1.4826
 TINY = 1e-12
 
 
 def indicator(on_own: float, on_others: Sequence[float]) -> float:
-    """Whether an update stands out on its own pages, in [-1, 1]; 0 on average for one that was trained elsewhere.
+    """Return how an update stands out on its own pages, in [-1, 1]; 0 on average if it was trained elsewhere.
 
     Args:
-        on_own, on_others: its ``deviations`` on its own pages, and on those of other miners, at least one.
+        on_own, on_others: its ``deviations`` on its own pages, and on those of other miners (at least one).
     """
     return sum((on_own > one) - (on_own < one) for one in on_others) / len(on_others)
 
@@ -56,9 +56,10 @@ def indicator(on_own: float, on_others: Sequence[float]) -> float:
 def deviations(
     tests: Mapping[int, Sequence[float]], alignment: Aligned, *, only: int | None = None
 ) -> dict[tuple[int, int], float]:
-    """How far each update is ahead of what others foretell, in standard deviations, by its uid and that of the pages.
+    """Return each update's deviation from its prediction by others, by its uid and the pages' uid.
 
-    Updates with too few others to compare with are left out.
+    Deviations are in standard deviations.
+    Updates with too few others for comparison are left out.
 
     Args:
         tests: by uid, products of all updates with the gradient on its pages, in the order of ``alignment.uids``.
@@ -93,7 +94,7 @@ def deviations(
 
 
 def _ahead(rest: np.ndarray, mine: int, others: np.ndarray, cosines: np.ndarray, inverse: np.ndarray) -> float:
-    """How far one of the residuals is ahead of what those of others foretell, in standard deviations."""
+    """Return a residual's deviation from its prediction by the others' residuals, in standard deviations."""
     of_others = _inverse_without(inverse, others, np.setdiff1d(np.arange(len(rest)), others))
     towards = of_others @ cosines[others, mine]
     variance = max(1 + RIDGE - cosines[mine, others] @ towards, TINY)
@@ -103,7 +104,7 @@ def _ahead(rest: np.ndarray, mine: int, others: np.ndarray, cosines: np.ndarray,
 
 
 def _alike(cosines: np.ndarray, gains: np.ndarray) -> np.ndarray:
-    """Which updates are copies of each other, or the same: bool [updates, updates]."""
+    """Return which updates are copies of each other, or the same: bool [updates, updates]."""
     ridge = RIDGE * np.eye(len(gains))
     explained = gains @ np.linalg.solve(cosines + ridge, gains)
     rest = cosines + ridge - np.outer(gains, gains) / max(explained, TINY)
@@ -112,13 +113,13 @@ def _alike(cosines: np.ndarray, gains: np.ndarray) -> np.ndarray:
 
 
 def _inverse_without(inverse: np.ndarray, kept: np.ndarray, left_out: np.ndarray) -> np.ndarray:
-    """The inverse of a part of a matrix, from that of the whole, by the Schur complement."""
+    """Return the inverse of a part of a matrix from the inverse of the whole, by the Schur complement."""
     across = inverse[np.ix_(left_out, kept)]
     return inverse[np.ix_(kept, kept)] - across.T @ np.linalg.solve(inverse[np.ix_(left_out, left_out)], across)
 
 
 def _slope(on_pages: np.ndarray, held_out: np.ndarray) -> float:
-    """Weighted median of the ratios: the slope of least absolute deviation through the origin."""
+    """Return the weighted median of the ratios: the least absolute deviation slope through the origin."""
     some = np.abs(held_out) > TINY
     if not some.any():
         return 0.0

@@ -1,8 +1,8 @@
-"""The rules for which a window counts zero although the miner sent something, or says that it follows the model.
+"""Rules by which a window counts zero for a miner that sent an update, or that claims to follow the model.
 
-Every breach is found in the window in which it happens, so nothing is to be gained by it, and no factor is needed
-beyond the zero. A struck miner also leaves the peer list. A miner without a timely update, or whose commit is missing,
-breaks no rule: it is absent, as an honest miner is that crashed.
+Every breach is found in the window in which it happens, so it never pays, and no factor is needed beyond the zero. A
+struck miner is also removed from the peer list. A miner without a timely update or without a commit breaks no rule: it
+counts as absent, like an honest miner that crashed.
 """
 
 import statistics
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from tplr.schemas import OUT_OF_SYNC, UNREAD, VALID, Evidence, PeerObservation, Reason
 
-# An update with a norm above this many times the median of the included ones is no gradient of this model.
+# An update whose norm exceeds this multiple of the included updates' median is no gradient of this model.
 NORM_LIMIT = 30.0
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What rules look at: the observation, and the update's norm over the median of the included ones, if known."""
+    """Input of the rules: the observation, and the update's norm over the median of the included ones, if known."""
 
     observation: PeerObservation
     norm_ratio: float | None
@@ -30,7 +30,7 @@ class Rule:
 
     Attributes:
         code: its name in reports.
-        meaning: what the miner did, for readers of reports.
+        meaning: the miner's breach in words, for readers of reports.
         test: the reasons of refusal for which the rule strikes, or a function.
     """
 
@@ -39,7 +39,7 @@ class Rule:
     test: tuple[Reason, ...] | Callable[[Seen], bool]
 
     def strikes(self, seen: Seen) -> bool:
-        """Whether the rule strikes."""
+        """Return whether the rule strikes."""
         if callable(self.test):
             return self.test(seen)
         return seen.observation.verdict in self.test
@@ -54,7 +54,7 @@ def _outsized(seen: Seen) -> bool:
 
 
 def _out_of_sync(seen: Seen) -> bool:
-    # A miner that sends nothing is absent; its reports say nothing about an update.
+    # A miner that sends no update is absent, so its reports do not matter.
     behind = seen.observation.behind if seen.observation.verdict == VALID else None
     return behind is not None and (behind in (OUT_OF_SYNC, UNREAD) or behind > seen.max_behind)
 
@@ -72,9 +72,9 @@ BY_CODE = {rule.code: rule for rule in RULES}
 
 
 def norm_ratios(evidence: Evidence) -> dict[int, float]:
-    """Norm of each measured update over the median of the included ones; empty if that is 0, or none is included.
+    """Return each measured update's norm over the median of the included ones; empty if that is 0 or none is included.
 
-    Updates on probation set no median: anybody can send any number of them.
+    Updates on probation do not affect the median, because anybody can send any number of them.
     """
     if evidence.alignment is None:
         return {}
@@ -85,10 +85,10 @@ def norm_ratios(evidence: Evidence) -> dict[int, float]:
 
 
 def strikes(evidence: Evidence, *, max_behind: int) -> dict[int, tuple[str, ...]]:
-    """The codes of the rules that struck in a window, by uid.
+    """Return the codes of the rules that struck in a window, by uid.
 
     Args:
-        max_behind: a miner that is more steps behind is out of sync.
+        max_behind: number of steps; a miner that is further behind is out of sync.
     """
     ratios = norm_ratios(evidence)
     found = {}

@@ -10,13 +10,13 @@ from tplr.scoring.documented.board import DocumentedBoard
 
 
 class ScoreBoard(Protocol):
-    """What a validator keeps of past windows, and the scores that follow.
+    """A validator's evidence of past windows, and the scores that follow from it.
 
     Attributes:
         peer_scores: by uid, of the last window.
         finals: final scores by ascending uid.
         weights: each miner's share of the pay, by ascending uid, without zeros.
-        follows_from: windows of the earlier reports from which the present scores follow.
+        follows_from: windows of the earlier reports that determine the current scores.
         newest: the last window that it has seen; -1 before the first.
     """
 
@@ -38,11 +38,11 @@ class ScoreBoard(Protocol):
     def newest(self) -> int: ...
 
     def proven(self, uid: int) -> bool | None:
-        """Whether a miner is known to help the model (True), or not to (False)."""
+        """Return True if a miner is known to help the model, False if it is known not to, None if not known yet."""
         ...
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
-        """The uids to evaluate in ``window``, ascending, of the pool (hotkeys by uid)."""
+        """Return the uids of the pool (hotkeys by uid) to evaluate in ``window``, ascending."""
         ...
 
     def see(self, evidence: Evidence) -> Outcome:
@@ -56,10 +56,10 @@ class ScoreBoard(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state. Raises StateError for another version or shape; then nothing has changed."""
+        """Load a saved state. Raises StateError for another version or shape; then nothing has changed."""
         ...
 
 
 def score_board(hparams: HParams) -> ScoreBoard:
-    """An empty board of the profile."""
+    """Create an empty board of the profile."""
     return DocumentedBoard(hparams) if hparams.profile == "documented" else Board(hparams)

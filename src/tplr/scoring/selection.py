@@ -7,19 +7,20 @@ from typing import NamedTuple
 from tplr.pcg64 import PCG64Stream
 from tplr.seeds import derive
 
-# Least and most windows of waiting that count in the draw of the evaluated uids.
+# Minimum and maximum of the waiting windows that count in the draw of evaluated uids.
 LEAST_WAITED, MOST_WAITED = 2, 20
-# Miners on probation beside the reserve, where a list is shorter than this.
+# Minimum number of miners on probation in addition to the reserve, for short peer lists.
 FEWEST_ON_PROBATION = 16
-# One in so many of the drawn uids is also evaluated by its loss: only a few are needed to see that predictions hold.
+# One of this many drawn uids is also evaluated by its loss: a few are enough to check the predictions.
 DEEP = 4
 
 
 def sample_evaluated(waited: Mapping[int, int], *, count: int, seed: int) -> tuple[int, ...]:
-    """``count`` of these uids, ascending, drawn in proportion to the square of the windows since they were drawn last.
+    """Draw ``count`` uids in proportion to the square of the windows since their last draw; return them ascending.
 
-    These count from ``LEAST_WAITED`` to ``MOST_WAITED``, so every uid is drawn with a positive chance in every window,
-    and none for certain: nobody can read off when it will not be evaluated. By the square all come about equally often.
+    The windows are limited to ``LEAST_WAITED`` and ``MOST_WAITED``, so in every window each uid has a positive
+    probability and none is certain: no miner can predict a window without evaluation. With the square all uids are
+    drawn about equally often.
 
     Args:
         waited: windows since the last evaluation, by uid.
@@ -30,14 +31,14 @@ def sample_evaluated(waited: Mapping[int, int], *, count: int, seed: int) -> tup
 
 
 def evaluated_by_loss(sampled: Iterable[int], *, seed: int) -> frozenset[int]:
-    """One in ``DEEP`` of the drawn uids, at least one."""
+    """Return one in ``DEEP`` of the drawn uids, at least one."""
     order = sorted(sampled, key=lambda uid: derive("evaluated-by-loss", seed, uid))
     return frozenset(order[: math.ceil(len(order) / DEEP)])
 
 
 class ChosenPeers(NamedTuple):
-    """A peer list: uids whose updates are gathered, ascending; their substitutes in the order of use; and uids whose
-    updates are only measured, ascending."""
+    """A peer list: uids whose updates are gathered, ascending; reserve uids in order of use; and uids whose updates are
+    only measured, ascending."""
 
     peers: tuple[int, ...]
     reserve: tuple[int, ...]
@@ -47,7 +48,7 @@ class ChosenPeers(NamedTuple):
 def first_peers(
     candidates: Iterable[int], incentive: Mapping[int, float], *, active: Sequence[int], at_most: int, reserve: int
 ) -> ChosenPeers:
-    """The first list of a run in which peers need not prove themselves.
+    """Return the first peer list of a run without probation.
 
     Candidates are ordered by falling incentive on chain, then active ones first, then by uid.
     """
@@ -60,8 +61,8 @@ def first_peers(
 def next_peers(
     active: Iterable[int], weights: Mapping[int, float], *, at_least: int, at_most: int, reserve: int, seed: int
 ) -> ChosenPeers | None:
-    """A later list of such a run: active miners by falling weight; None, so that the old list stays, if fewer than
-    ``at_least``.
+    """Return a later list of such a run: active miners by falling weight. None, which keeps the old list, if there are
+    fewer than ``at_least``.
 
     The seed orders equal weights, such as those of newcomers.
     """
@@ -80,15 +81,15 @@ def earned_peers(
     seed: int,
     turn: int = 0,
 ) -> ChosenPeers:
-    """A list on which miners must earn their place: the proven ones, by falling merit; never a known zero.
+    """Return a peer list with earned places: the proven miners, by falling merit, and never a known zero.
 
-    The reserve and some of the other active miners are on probation (``on_probation``). A miner on the present list
-    that is not judged yet stays, behind all others: a leader that has lost its scores empties no list.
+    The reserve and some of the other active miners are on probation (``on_probation``). A miner on the current list
+    that is not judged yet keeps a place after all others, so that a leader without its scores does not empty the list.
 
     Args:
-        turn: of those on probation.
-        proven: whether a miner is known to help (True) or known not to (False); missing or None: not judged yet.
-        listed: uids on the present list.
+        turn: turn of the miners on probation.
+        proven: True if a miner is known to help, False if it is known not to; missing or None: not judged yet.
+        listed: uids on the current list.
         seed: orders equal merits.
     """
     lively, present = set(active), set(listed)
@@ -106,19 +107,19 @@ def earned_peers(
 def on_probation(
     waiting: Iterable[int], proven: Mapping[int, bool | None], *, at_most: int, turn: int
 ) -> tuple[int, ...]:
-    """Those of the miners ``waiting`` for a place that are measured, ascending.
+    """Return the miners ``waiting`` for a place that are measured in this turn, ascending.
 
-    They are as many as a list has places, and at least ``FEWEST_ON_PROBATION``. Every validator fetches and measures
-    each of them in each window, so their number must not grow with all uids: 256 updates of a model of 70 billion
-    parameters are 320 GB. In each turn others are drawn, the same by every elector, known zeros last. So nobody stays
-    for longer than others by not being judged.
+    Their number is that of a list's places, but at least ``FEWEST_ON_PROBATION``. Every validator fetches and measures
+    each of them in each window, so their number must not grow with the number of uids: 256 updates of a model of 70
+    billion parameters are 320 GB. Each turn draws other miners, the same for every elector, known zeros last. So no
+    miner can stay longer than others by avoiding judgement.
     """
     order = sorted(set(waiting), key=lambda uid: (proven.get(uid) is False, derive("probation", turn, uid)))
     return tuple(sorted(order[: max(at_most, FEWEST_ON_PROBATION)]))
 
 
 def _cut(ranked: Sequence[int], at_most: int, reserve: int) -> ChosenPeers:
-    """The first ones are peers, the next ones the reserve; the others are on probation."""
+    """Cut a ranking: the first uids are peers, the next ones the reserve; the others are on probation."""
     return ChosenPeers(
         tuple(sorted(ranked[:at_most])), tuple(ranked[at_most : at_most + reserve]), tuple(sorted(ranked[at_most:]))
     )

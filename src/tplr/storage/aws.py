@@ -1,4 +1,4 @@
-"""Finds a bucket as AWS's own tools do: by variables, profiles, roles or instances."""
+"""Finds a bucket's credentials like AWS's own tools: from variables, profiles, roles or instances."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from tplr.errors import ConfigError
 
 
 def aws_location(name: str, variables: Mapping[str, str]) -> BucketLocation:
-    """The bucket ``name`` of S3 or a service like it. Blocks.
+    """Return the location of the bucket ``name`` of S3 or a compatible service. Blocks.
 
     Credentials are ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_SESSION_TOKEN`` of ``variables``, or else
-    the first that botocore finds: a profile (``AWS_PROFILE``), a role, single sign-on, a container, an instance. If
-    there are none, requests are not signed: public buckets can be read.
+    the first ones that botocore finds: a profile (``AWS_PROFILE``), a role, single sign-on, a container, an instance.
+    Without credentials, requests are not signed, and only public buckets can be read.
 
     Raises:
         ConfigError: half a key, no such profile, or credentials that can't be fetched.
@@ -36,7 +36,7 @@ def aws_location(name: str, variables: Mapping[str, str]) -> BucketLocation:
 
 
 class _FoundCredentials:
-    """What botocore finds for a bucket.
+    """The credentials and the location that botocore finds for a bucket.
 
     Attributes:
         expire: whether the credentials expire; botocore then fetches new ones in time.
@@ -55,14 +55,14 @@ class _FoundCredentials:
             client = found.create_client(
                 "s3", region_name=region, endpoint_url=endpoint, config=Config(signature_version=UNSIGNED)
             )
-        except Exception as error:  # a profile may name a program, and that may do anything
+        except Exception as error:  # a profile may name a program, which may fail in any way
             raise self._problem(error) from error
         self.region: str = region
         self.endpoint: str = client.meta.endpoint_url
         self.expire = isinstance(self._credentials, RefreshableCredentials)
 
     def bucket(self) -> S3Bucket:
-        """The bucket with the credentials of now; blocks while new ones are fetched. Raises ConfigError."""
+        """Return the bucket with its current credentials; blocks while new ones are fetched. Raises ConfigError."""
         if self._credentials is None:
             return S3Bucket(name=self._name)
         try:

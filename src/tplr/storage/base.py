@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # R2's limit of a single PUT (5 GiB less 5 MiB), a little stricter than S3's.
 MAX_PUT_BYTES = 5 * 2**30 - 5 * 2**20
-# S3's limit of user metadata; R2 allows four times as much.
+# S3's limit for user metadata; R2 allows four times as much.
 MAX_METADATA_BYTES = 2048
 CHUNK_BYTES = 2**20
 
@@ -25,7 +25,7 @@ _METADATA_NAME = re.compile(r"[a-z0-9-]+")
 _METADATA_VALUE = re.compile(r"([!-~]([ -~]*[!-~])?)?")
 
 
-# Called with each piece of a body. The next piece may reuse its memory.
+# Called with each piece of a body. The next piece may reuse the same memory.
 Sink = Callable[[memoryview], object]
 
 
@@ -46,21 +46,21 @@ class ObjectStore(Protocol):
 
     Methods raise only ``StoreError`` and its subclasses: ``ObjectNotFound``, ``AccessDenied``, ``PreconditionFailed``,
     ``ObjectTooLarge`` and ``StoreUnavailable``, the only one that is worth a retry. Plain ``StoreError`` means that the
-    request itself is wrong. Callers retry, with ``retry.with_retry``. (Only a read or a delete whose kept connection
-    broke before the response is sent again by the store.)
+    request itself is wrong. Callers retry, with ``retry.with_retry``. (The store itself only repeats a read or a delete
+    if its kept-alive connection broke before the response.)
 
-    ``last_modified`` is the store's clock, truncated to whole seconds as in S3's header.
+    ``last_modified`` is by the store's clock, truncated to whole seconds as in S3's header.
 
     Attributes:
-        name: of the bucket, for errors and logs.
-        multipart: multipart uploads; None where a PUT takes objects of any size.
+        name: name of the bucket, for errors and logs.
+        multipart: multipart uploads; None if a PUT takes objects of any size.
     """
 
     name: str
     multipart: "S3Multipart | None" = None
 
     async def head(self, key: str) -> ObjectInfo:
-        """Size, ETag, time and metadata of an object, without its bytes."""
+        """Return size, ETag, time and metadata of an object, without its bytes."""
         ...
 
     async def get(
@@ -72,13 +72,13 @@ class ObjectStore(Protocol):
         byte_range: tuple[int, int] | None = None,
         verify: bool = True,
     ) -> bytes:
-        """The object, or exactly the bytes ``[start, stop)`` of it.
+        """Return the object, or exactly its bytes ``[start, stop)``.
 
         Args:
-            verify: check a whole object whose ETag is an MD5; for callers that do not check a digest of their own.
+            verify: check a whole object whose ETag is an MD5; for callers that do not check their own digest.
 
         Raises:
-            StoreUnavailable: also if the bytes are not those of the ETag.
+            StoreUnavailable: also if the bytes do not match the ETag.
             ObjectTooLarge: the response announces more than ``max_bytes``. Its body is not read.
             PreconditionFailed: the ETag is not ``if_match``, or the object ends before ``stop``.
         """
@@ -93,19 +93,21 @@ class ObjectStore(Protocol):
         if_match: str | None = None,
         byte_range: tuple[int, int] | None = None,
     ) -> ObjectInfo:
-        """As ``get``, but a thread passes each piece to ``sink`` as it arrives.
+        """Get like ``get``, but pass each piece to ``sink`` in a thread as it arrives.
 
-        ``sink`` must not raise what the network could raise, such as OSError.
+        ``sink`` must not raise errors that the network could raise, such as OSError.
 
         Returns:
-            The whole object's description, once all bytes have come.
+            The whole object's description, after all bytes have arrived.
         """
         ...
 
     async def get_piece(
         self, key: str, start: int, max_bytes: int, *, if_match: str | None = None
     ) -> tuple[ObjectInfo, bytes]:
-        """An object's description, and up to ``max_bytes`` of it from ``start`` on. A negative ``start`` gives the end.
+        """Return an object's description, and up to ``max_bytes`` of it from ``start`` on.
+
+        A negative ``start`` counts from the end.
 
         Raises:
             ObjectTooLarge: ``max_bytes`` is less than the number of last bytes.
@@ -128,34 +130,34 @@ class ObjectStore(Protocol):
             metadata: names of a-z, 0-9 and ``-``; values of printable ASCII; 2 KiB in all.
             create_only: fail rather than overwrite. A retry after a lost response may find its own first write: on
                 PreconditionFailed, compare the ETag (the MD5 of the data).
-            content_type: what a browser takes it for; a folder keeps none.
+            content_type: media type for browsers; a folder does not store it.
 
         Returns:
-            The stored object. ``last_modified`` is the time of the response: at or just after the object's.
+            The stored object. ``last_modified`` is the time of the response: the object's, or slightly later.
         """
         ...
 
     async def get_file(self, key: str, path: Path, *, max_bytes: int, if_match: str | None = None) -> ObjectInfo:
-        """As ``get``, streamed into ``path``, which is created whole or not at all."""
+        """Get like ``get``, streamed into ``path``, which is created whole or not at all."""
         async with download_to(path, self.name, key) as file:
             return await self.receive(key, file.write, max_bytes=max_bytes, if_match=if_match)
 
     async def put_file(
         self, key: str, path: Path, *, metadata: Mapping[str, str] | None = None, create_only: bool = False
     ) -> ObjectInfo:
-        """As ``put``, streamed from ``path``; where large objects go in ``multipart``, up to ``MAX_PUT_BYTES``.
+        """Put like ``put``, streamed from ``path``; at most ``MAX_PUT_BYTES`` if the store has ``multipart``.
 
         The file is hashed while it is sent. A damaged object raises StoreUnavailable, but is readable until it is put
-        again. With ``create_only`` the store refuses it.
+        again. With ``create_only`` the store refuses a damaged object.
         """
         ...
 
     async def delete(self, key: str) -> None:
-        """Delete an object; no error if there is none."""
+        """Delete an object; a missing object is no error."""
         ...
 
     async def list(self, prefix: str = "", *, start_after: str = "", limit: int | None = None) -> list[ObjectInfo]:
-        """Objects with ``prefix`` and a key above ``start_after``, ascending, without their metadata."""
+        """List objects with ``prefix`` and a key above ``start_after``, ascending, without their metadata."""
         ...
 
 
@@ -178,7 +180,7 @@ def check_key(key: str) -> None:
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy of the metadata. Raises StoreError if a header can't carry it."""
+    """Return a copy of the metadata. Raises StoreError if a header can't carry it."""
     checked = dict(metadata or {})
     for name, value in checked.items():
         if not _METADATA_NAME.fullmatch(name) or not _METADATA_VALUE.fullmatch(value):
@@ -193,7 +195,7 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_announced(size: int, max_bytes: int, *, bucket: str, key: str) -> None:
-    """Raise ObjectTooLarge if the response is larger than the caller allows."""
+    """Raise ObjectTooLarge if the announced size is above ``max_bytes``."""
     if size > max_bytes:
         raise ObjectTooLarge(f"{size} bytes; at most {max_bytes} allowed", bucket=bucket, key=key)
 
@@ -210,7 +212,7 @@ def check_range(byte_range: tuple[int, int] | None, max_bytes: int, *, bucket: s
 def select_range(
     info: ObjectInfo, max_bytes: int, if_match: str | None, byte_range: tuple[int, int] | None, *, bucket: str
 ) -> tuple[int, int]:
-    """The range ``[start, stop)`` that a get of this object reads. Raises as ``ObjectStore.get``."""
+    """Return the range ``[start, stop)`` that a get of this object reads. Raises as ``ObjectStore.get``."""
     check_match(info, if_match, bucket=bucket)
     check_range(byte_range, max_bytes, bucket=bucket, key=info.key)
     start, stop = byte_range or (0, info.size)
@@ -221,7 +223,7 @@ def select_range(
 
 
 def select_piece(info: ObjectInfo, start: int, max_bytes: int, if_match: str | None, *, bucket: str) -> tuple[int, int]:
-    """The range ``[start, stop)`` that ``get_piece`` of this object reads. Raises as ``ObjectStore.get_piece``."""
+    """Return the range ``[start, stop)`` that ``get_piece`` of this object reads. Raises as ``get_piece``."""
     start, stop = (max(0, info.size + start), info.size) if start < 0 else (start, min(start + max_bytes, info.size))
     if start >= info.size:
         raise range_missing((start, start + max_bytes), info.size, bucket=bucket, key=info.key)
@@ -229,21 +231,21 @@ def select_piece(info: ObjectInfo, start: int, max_bytes: int, if_match: str | N
 
 
 def check_match(info: ObjectInfo, if_match: str | None, *, bucket: str) -> None:
-    """Raise PreconditionFailed if the object is not the one with the ETag ``if_match``."""
+    """Raise PreconditionFailed if the object's ETag is not ``if_match``."""
     if if_match is not None and info.etag != if_match:
         raise PreconditionFailed(f"ETag is {info.etag!r}, expected {if_match!r}", bucket=bucket, key=info.key)
 
 
 def range_missing(byte_range: tuple[int, int] | None, size: int, *, bucket: str, key: str) -> PreconditionFailed:
-    """The error for an object that ends before the range does."""
+    """Return the error for an object that ends before the range."""
     return PreconditionFailed(f"the object has {size} bytes, wanted the range {byte_range}", bucket=bucket, key=key)
 
 
 def already_there(bucket: str, key: str) -> PreconditionFailed:
-    """The error for a create-only put onto an existing object."""
+    """Return the error for a create-only put onto an existing object."""
     return PreconditionFailed("the object exists and must not be overwritten", bucket=bucket, key=key)
 
 
 def whole_seconds(timestamp: float) -> float:
-    """Unix seconds, truncated as in S3's ``Last-Modified`` header."""
+    """Return unix seconds truncated as in S3's ``Last-Modified`` header."""
     return float(math.floor(timestamp))

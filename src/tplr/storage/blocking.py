@@ -1,4 +1,4 @@
-"""Objects of S3 and R2 for synchronous code: the storage layer on an event loop in its own thread."""
+"""Reads objects of S3 and R2 from synchronous code: runs the storage layer on an event loop in its own thread."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ _JOIN_SECONDS = 10.0
 class BucketConnections:
     """Connections of one pipeline; a context manager that owns the event loop, its thread and its tasks.
 
-    A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other bucket with those
+    A bucket named by the environment's ``R2_…`` variables is read with their credentials, any other bucket with those
     that ``aws_location`` finds.
     """
 
@@ -53,7 +53,7 @@ class BucketConnections:
 
     @cached_property
     def environment(self) -> Environment:
-        """The environment of this pipeline, read when the first object of a bucket is asked for."""
+        """The environment of this pipeline, read at the first request for an object of a bucket."""
         return Environment.read()
 
     def submit(self, work: Coroutine[Any, Any, R]) -> "Future[R]":
@@ -61,7 +61,7 @@ class BucketConnections:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def store(self, bucket: str) -> ObjectStore:
-        """The bucket's store. Raises ConfigError as ``aws_location``."""
+        """Return the bucket's store. Raises ConfigError as ``aws_location``."""
         if bucket not in self._stores:
             location = self.environment.location(bucket)
             if location is None:
@@ -70,7 +70,7 @@ class BucketConnections:
         return self._stores[bucket]
 
     async def connect(self, location: BucketLocation) -> ObjectStore:
-        """The store of the bucket at ``location``."""
+        """Return the store of the bucket at ``location``."""
         place = (location.endpoint, location.region)
         if place not in self._connections:
             connections = self._connections[place] = S3Connections(
@@ -80,7 +80,7 @@ class BucketConnections:
         return self._connections[place].store(location.bucket, location.renew)
 
     async def retry(self, call: Callable[[], Awaitable[R]], timeout: float) -> R:
-        """As ``with_retry``; counts the retries."""
+        """Call ``with_retry``, and count the retries."""
         return await with_retry(call, deadline_seconds=timeout, sleep=self._pause)
 
     async def _pause(self, seconds: float) -> None:
@@ -88,7 +88,7 @@ class BucketConnections:
         self.retries += 1
 
     def matches(self, url: str, timeout: float) -> list[str]:
-        """URLs of all objects that match a pattern, ascending. Raises FileNotFoundError if there is none."""
+        """Return the URLs of all objects that match a pattern, ascending. Raises FileNotFoundError if there is none."""
         place = store_key(url)
 
         async def listing() -> list[ObjectInfo]:
@@ -115,10 +115,10 @@ class BucketConnections:
 
 
 class StoreObject:
-    """One object, read range by range. All ranges have the ETag of the first one, or that of ``version``.
+    """One object, read range by range. All ranges must have the ETag of the first one, or that of ``version``.
 
     Raises, when read:
-        DataError: the object is not of ``version``, or it changed.
+        DataError: the object does not have ``version``, or it changed.
         StoreError: as ``ObjectStore.get_piece``; StoreUnavailable only after ``timeout`` seconds of retries.
     """
 
@@ -139,7 +139,7 @@ class StoreObject:
         return self._info
 
     async def get(self, start: int, max_bytes: int) -> bytes:
-        """Bytes from ``start`` on; fewer at the end, and none after it."""
+        """Return up to ``max_bytes`` from ``start`` on; fewer at the end, and none after it."""
         if self._info is not None and start >= self._info.size:
             return b""
         store = await self._stores.store(self._place.bucket)
@@ -166,7 +166,11 @@ class StoreObject:
 
 
 def open_ranged(stores: BucketConnections, url: str, timeout: float, version: str) -> tuple[RangedFile, str]:
-    """An object as a file, each read one request for just its bytes; and its version. Raises as ``StoreObject``."""
+    """Open an object as a file; each read is one request for exactly its bytes. Raises as ``StoreObject``.
+
+    Returns:
+        The file and its version.
+    """
     remote = StoreObject(stores, url, timeout, version)
     info = stores.submit(remote.info()).result()
     file = RangedFile(info.size, lambda start, stop: stores.submit(remote.get(start, stop - start)).result())

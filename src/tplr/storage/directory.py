@@ -1,7 +1,7 @@
-"""An object store in a folder: every object is one file, a line of JSON and then the bytes.
+"""An object store in a folder: every object is one file with a line of JSON followed by the bytes.
 
-One file holds both, because one rename must make both visible. A key's file is its percent-encoded name, so keys that
-differ never meet, and none leads out of the folder.
+One file holds both, because one rename must make both visible. The file name is the percent-encoded key, so different
+keys have different files, and no key leads out of the folder.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ _SUFFIX = ".object"
 # File systems allow 255 bytes, and the temporary file's name is longer.
 _MAX_NAME = 215
 _MAX_HEADER = 16384
-# The temporary files of ``atomic_writer``. One that is older than this has no writer any more.
+# Name of ``atomic_writer``'s temporary files. A file older than this limit has no writer any more.
 _DRAFT = re.compile(r".*\.object\.\d+-[0-9a-f]{8}\.tmp")
 _ABANDONED_SECONDS = 3600.0
 
 
 class DirectoryStore(LocalStore):
-    """An ``ObjectStore`` over a local folder, safe for several processes at once.
+    """An ``ObjectStore`` over a local folder, safe for concurrent use by several processes.
 
     Args:
         root: created by the first put.
@@ -58,7 +58,7 @@ class DirectoryStore(LocalStore):
 
     @contextlib.contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        """Raise errors of the file system as store errors."""
+        """Raise file system errors of the block as store errors."""
         try:
             yield
         except (OSError, StateError) as error:
@@ -106,7 +106,7 @@ class DirectoryStore(LocalStore):
                 digest.update(chunk)
                 size += file.write(chunk)
             file.seek(0)
-            # The same length as before: an MD5 has 32 digits.
+            # The header keeps its length, because an MD5 always has 32 digits.
             file.write(_header(digest.hexdigest(), metadata))
             file.flush()
             modified = os.fstat(file.fileno()).st_mtime
@@ -126,7 +126,7 @@ class DirectoryStore(LocalStore):
         return [unquote(name.removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX)]
 
     def _remove_drafts(self, names: Iterable[str]) -> None:
-        """Remove the temporary files that a killed process left."""
+        """Remove the temporary files of killed processes."""
         for path in (self._root / name for name in names if _DRAFT.fullmatch(name)):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:

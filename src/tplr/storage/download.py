@@ -1,7 +1,7 @@
 """Downloads of large objects in parts. Each part is verified and retried alone; memory is bounded.
 
-A download that ends with StoreUnavailable, or with its task or process, keeps its parts, and the next download to the
-same path resumes. Without a next one, call ``discard_download``. After any other error nothing is left.
+If a download ends with StoreUnavailable, or with its task or process, its parts remain, and the next download to the
+same path resumes. If there is no next one, call ``discard_download``. After any other error no parts remain.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tplr.storage.progress import ByteCount, Progress, ProgressLog
 from tplr.storage.retry import Deadline
 
 CONCURRENCY = 4
-# The default deadline: this, plus the size at ``FLOOR``, below which a node can't keep up.
+# The default deadline is this plus the size divided by ``FLOOR``, a rate below which a node can't keep up.
 PATIENCE_SECONDS = 60.0
 FLOOR = 2**20  # bytes per second
 
@@ -40,18 +40,18 @@ async def download_file(
     """Fetch an object of ``size`` bytes into ``path``, which is created whole and verified, or not at all.
 
     At most ``concurrency`` parts of ``part_bytes`` (16 MiB, for objects up to 150 GB) are fetched at a time, each with
-    about a MiB in memory. A part that waits for a retry keeps its slot, so a store that throttles gets fewer requests.
-    One download to a path at a time.
+    about a MiB in memory. A part that waits for a retry keeps its slot, so a throttling store gets fewer requests. One
+    download to a path at a time.
 
     Args:
-        blake3s: of each part that ``cut`` gives, 64 hex digits. A part that differs is fetched a second time.
-        if_match: ETag; default is that of the first response. All parts are of one version.
-        deadline_seconds: for the whole download; default one minute plus the size at 1 MiB/s.
-        progress: default logs the progress of a long download.
+        blake3s: digests of the parts of ``cut``, 64 hex digits each. A part that differs is fetched a second time.
+        if_match: ETag; default: that of the first response. All parts are of one version.
+        deadline_seconds: for the whole download; default: one minute plus the size at 1 MiB/s.
+        progress: default: log the progress of a long download.
 
     Raises:
-        PreconditionFailed: another size or ETag, or a part that had another digest twice.
-        StoreUnavailable: not done by the deadline, or the disk is full; the next call resumes.
+        PreconditionFailed: the object has another size or ETag, or a part has another digest twice.
+        StoreUnavailable: not complete by the deadline, or the disk is full; the next call resumes.
         StoreError: as ``ObjectStore.get``.
     """
     seconds = deadline_seconds or PATIENCE_SECONDS + size / FLOOR
@@ -82,7 +82,7 @@ async def download_file(
 
 
 def discard_download(path: Path) -> None:
-    """Remove what an unfinished download to ``path`` left, if anything. Blocks."""
+    """Remove the file of an unfinished download to ``path``, if there is one. Blocks."""
     unfinished_file(path).unlink(missing_ok=True)
 
 
@@ -105,7 +105,7 @@ class _Download:
     fetched: ByteCount
 
     async def fetch(self, part: FilePart) -> None:
-        """Fetch a part if the file does not hold it."""
+        """Fetch a part if the file does not have it."""
         there = self.partial.resumed and await asyncio.to_thread(self.partial.holds, part, self.expected[part])
         if not there:
             await self._fetch_part(part, self.expected[part])
@@ -113,7 +113,7 @@ class _Download:
 
     async def _fetch_part(self, part: FilePart, blake3: str) -> None:
         found = ""
-        for _ in range(2):  # damage on the way is rarely repeated
+        for _ in range(2):  # damage in transit is rarely repeated
             arriving = ArrivingPart(part, self.partial)
             await self.deadline.retry(partial(self._receive, arriving))
             if (found := arriving.blake3()) == blake3:
@@ -122,7 +122,7 @@ class _Download:
         raise PreconditionFailed(damage, bucket=self.store.name, key=self.key)
 
     async def _receive(self, arriving: ArrivingPart) -> None:
-        """Fetch the rest of a part: all of it, or what a broken connection left."""
+        """Fetch the rest of a part: the whole part, or the bytes missing after a broken connection."""
         start, stop = arriving.reached, arriving.part.stop
         if start == stop:
             return

@@ -1,4 +1,4 @@
-"""Base class of the stores of this machine: a subclass opens, writes, removes and names objects."""
+"""Base class of stores on this machine: a subclass opens, writes, removes and lists objects."""
 
 import asyncio
 import contextlib
@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 
 class LocalStore(ObjectStore):
-    """An ``ObjectStore`` over objects that can be opened. Its abstract methods block, and may raise OSError."""
+    """An ``ObjectStore`` over objects that can be opened as files. Its abstract methods block and may raise OSError."""
 
-    # Whether ETags are MD5s of bytes that may be damaged.
+    # Whether ETags are MD5s, and the bytes may be damaged.
     verifies = False
 
     def __init__(self, name: str) -> None:
@@ -39,26 +39,26 @@ class LocalStore(ObjectStore):
 
     @abstractmethod
     def _open(self, key: str) -> tuple[ObjectInfo, BinaryIO]:
-        """One version of an object, positioned at its first byte; later puts do not change it."""
+        """Open one version of an object, positioned at its first byte; later puts do not change it."""
 
     @abstractmethod
     def _keys(self, prefix: str) -> Iterable[str]:
-        """All keys with ``prefix``, and possibly others."""
+        """Return all keys with ``prefix``, and possibly others."""
 
     @abstractmethod
     def _put(self, key: str, source: BinaryIO, metadata: dict[str, str], create_only: bool) -> ObjectInfo:
-        """Store what ``source`` holds."""
+        """Store the content of ``source``."""
 
     @abstractmethod
     def _remove(self, key: str) -> None:
         """Delete an object, if there is one."""
 
     def _errors(self, key: str) -> AbstractContextManager[None]:
-        """Raise errors of the file system as store errors."""
+        """Raise file system errors of the block as store errors."""
         return disk_errors(self.name, key)
 
     async def _run(self, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function that blocks."""
+        """Call a blocking function without blocking the event loop."""
         return await asyncio.to_thread(function, *arguments)
 
     def _find(self, key: str) -> tuple[ObjectInfo, BinaryIO]:

@@ -1,4 +1,4 @@
-"""Many objects: bounded concurrency, and listing and deleting with retries."""
+"""Operations on many objects: bounded concurrency, and listing and deleting with retries."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -16,9 +16,9 @@ DELETE_CONCURRENCY = 16
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], *, concurrency: int) -> list[R]:
-    """Await ``work(item)`` for every item, at most ``concurrency`` at once, started in order; their results, in order.
+    """Await ``work(item)`` for every item, started in order, at most ``concurrency`` at once; return results in order.
 
-    The first error cancels the others and is raised itself, not in a group.
+    The first error cancels the others and is raised itself, not in an exception group.
     """
     queue, results = enumerate(items), dict[int, R]()
     try:
@@ -37,14 +37,14 @@ async def _work_off(queue: Iterator[tuple[int, T]], work: Callable[[T], Awaitabl
 
 
 async def list_objects(store: ObjectStore, prefix: str, *, deadline_seconds: float = 60.0) -> list[ObjectInfo]:
-    """``ObjectStore.list``, retried until ``deadline_seconds`` from now. Raises StoreError."""
+    """Call ``ObjectStore.list``, retried for up to ``deadline_seconds``. Raises StoreError."""
     return await with_retry(lambda: store.list(prefix), deadline_seconds=deadline_seconds)
 
 
 async def delete_many(store: ObjectStore, keys: Iterable[str]) -> None:
     """Delete every key; missing keys are no error. Each is retried until ``DELETE_SECONDS`` after its start.
 
-    Single requests, as R2 charges nothing for them and its DeleteObjects does not accept every client's checksums.
+    Sends single requests: R2 charges nothing for them, and its DeleteObjects does not accept every client's checksums.
 
     Raises:
         StoreError: a key was not deleted; others may have been.

@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class MemoryStore(LocalStore):
-    """An ``ObjectStore`` in a dictionary. Every call yields to other tasks, as a network call does.
+    """An ``ObjectStore`` in a dictionary. Every call yields to other tasks, like a network call.
 
     Args:
-        name: of the bucket, in errors.
-        clock: gives the unix seconds that become ``last_modified``.
+        name: name of the bucket in errors.
+        clock: returns the unix seconds for ``last_modified``.
     """
 
     def __init__(self, name: str = "memory", *, clock: Callable[[], float] = time.time) -> None:

@@ -1,6 +1,6 @@
 """An unfinished download on disk: a temporary file beside its target, some of whose parts may be complete.
 
-It stays when a download is interrupted. The digests of its parts tell which are complete, so no other state is kept.
+The file remains when a download is interrupted. Digests show which parts are complete, so no other state is kept.
 """
 
 import os
@@ -16,14 +16,14 @@ _BLOCK_BYTES = 2**18
 
 
 class PartialDownload:
-    """The file. Its methods block; threads may handle different parts at once.
+    """The temporary file of a download. Its methods block; threads may handle different parts concurrently.
 
     Attributes:
-        resumed: an earlier download left the file.
+        resumed: whether the file is from an earlier download.
     """
 
     def __init__(self, path: Path, size: int) -> None:
-        """Open the file of an earlier download to ``path`` if it has ``size`` bytes, else a new one."""
+        """Open the file of an earlier download to ``path`` if it has ``size`` bytes; otherwise create a new file."""
         self._path = path
         self._file = unfinished_file(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ class PartialDownload:
         self._opened = self._file.open("r+b", buffering=0)
 
     def holds(self, part: FilePart, digest: str) -> bool:
-        """Whether the bytes of a part have this BLAKE3 digest."""
+        """Return whether the bytes of a part have this BLAKE3 digest."""
         found = blake3()
         block = memoryview(bytearray(_BLOCK_BYTES))
         at = part.start
@@ -43,7 +43,7 @@ class PartialDownload:
         return found.hexdigest() == digest
 
     def write(self, piece: memoryview, at: int) -> None:
-        """Write bytes at ``at``. Raises StateError: the disk is full or not writable."""
+        """Write bytes at offset ``at``. Raises StateError if the disk is full or not writable."""
         try:
             written = 0
             while written < len(piece):
@@ -52,11 +52,11 @@ class PartialDownload:
             raise StateError(f"can't write {self._file}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Close the file; call it in any case."""
+        """Close the file; must always be called."""
         self._opened.close()
 
     def finish(self) -> None:
-        """Rename the file to the target. It is not synced, so a later run has to verify it."""
+        """Rename the file to the target. The file is not synced, so a later run must verify it."""
         self._file.replace(self._path)
 
     def discard(self) -> None:
@@ -64,14 +64,14 @@ class PartialDownload:
         self._file.unlink(missing_ok=True)
 
     def _allocate(self, size: int) -> None:
-        """Create the file with its blocks allocated: writing is faster then, and a full disk is found at once."""
+        """Create the file with allocated blocks, so that writing is faster and a full disk is detected at once."""
         with self._file.open("wb") as file:
             if size:
                 os.posix_fallocate(file.fileno(), 0, size)
 
 
 class ArrivingPart:
-    """A part that is being downloaded: the thread that receives a piece writes and hashes it.
+    """A part in download: the thread that receives a piece also writes and hashes it.
 
     Attributes:
         reached: offset of its next byte in the file.
@@ -90,10 +90,10 @@ class ArrivingPart:
         self.reached += len(piece)
 
     def blake3(self) -> str:
-        """Of the bytes so far, 64 hex digits."""
+        """Return the BLAKE3 digest of the bytes so far, 64 hex digits."""
         return self._hash.hexdigest()
 
 
 def unfinished_file(path: Path) -> Path:
-    """The file of an unfinished download to ``path``."""
+    """Return the path of the file of an unfinished download to ``path``."""
     return path.with_name(path.name + ".part")

@@ -1,4 +1,4 @@
-"""How large objects are split into parts, and the digests of parts. Pure functions that never change."""
+"""Splits large objects into parts, and computes digests of parts. These pure functions never change."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -24,20 +24,20 @@ class FilePart:
 
 
 def part_bytes(size: int) -> int:
-    """Length of all parts but the last, in whole MiB. R2 requires them to be equal."""
+    """Return the length of all parts but the last, in whole MiB. R2 requires equal lengths."""
     whole_mib = -(-size // (MAX_PARTS * MIB)) * MIB
     return max(MIN_PART_BYTES, whole_mib)
 
 
 def cut(size: int) -> list[FilePart]:
-    """The parts of an object of ``size`` bytes; [] if it is empty."""
+    """Return the parts of an object of ``size`` bytes; [] if it is empty."""
     step = part_bytes(size)
     starts = range(0, size, step)
     return [FilePart(number, start, min(start + step, size)) for number, start in enumerate(starts, 1)]
 
 
 def count_parts(size: int) -> int:
-    """Number of parts that ``cut`` gives."""
+    """Return the number of parts that ``cut`` returns."""
     return -(-size // part_bytes(size))
 
 
@@ -50,7 +50,7 @@ class Hash(Protocol):
 
 
 class PartHashes:
-    """Hashes each part of ``size`` bytes, which come in order and in pieces of any length."""
+    """Hashes each part of ``size`` bytes; the parts arrive in order, in pieces of any length."""
 
     def __init__(self, size: int, new: Callable[[], Hash]) -> None:
         self._part_bytes = part_bytes(size)
@@ -69,17 +69,17 @@ class PartHashes:
             self._room -= len(piece)
 
     def hexdigests(self) -> tuple[str, ...]:
-        """Digests of the parts begun so far."""
+        """Return the digests of the parts begun so far."""
         return tuple(one.hexdigest() for one in self._hashes)
 
 
 def md5_hex(data: bytes | memoryview) -> str:
-    """MD5, S3's digest of an object or a part; 32 hex digits. Detects damage, not forgery."""
+    """Return the MD5, S3's digest of an object or a part; 32 hex digits. Detects damage, not forgery."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def body_etag(data: bytes, *, like: str) -> str:
-    """The ETag of ``data`` stored in the way that the ETag ``like`` shows: in one PUT, or in the parts of ``cut``."""
+    """Return the ETag of ``data`` if stored in the way of the ETag ``like``: in one PUT, or in the parts of ``cut``."""
     if "-" not in like:
         return md5_hex(data)
     view = memoryview(data)
@@ -87,5 +87,5 @@ def body_etag(data: bytes, *, like: str) -> str:
 
 
 def multipart_etag(md5s: Sequence[str]) -> str:
-    """The ETag of a multipart object: MD5 of the parts' binary MD5s, a dash, their number."""
+    """Return the ETag of a multipart object: MD5 of the parts' binary MD5s, a dash, their number."""
     return f"{md5_hex(b''.join(map(bytes.fromhex, md5s)))}-{len(md5s)}"

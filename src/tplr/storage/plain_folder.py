@@ -14,7 +14,7 @@ from tplr.storage.local_store import LocalStore
 class PlainFolder(LocalStore):
     """A read-only ``ObjectStore``; writing raises AccessDenied.
 
-    An ETag is the file's size and modification time. It changes when the file is replaced, and verifies no bytes.
+    An ETag is the file's size and modification time. It changes when the file is replaced, but does not verify bytes.
     """
 
     def __init__(self, root: Path) -> None:

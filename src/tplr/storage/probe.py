@@ -1,4 +1,4 @@
-"""Probes of a bucket and its two keys: access, latency, throughput and clock, with a remedy for each problem."""
+"""Probes a bucket and its two keys: access, latency, throughput and clock, with a remedy for each problem."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ from tplr.storage.base import ObjectStore
 from tplr.storage.retry import with_retry
 
 HEADS = 5
-# For each of the few requests of ``probe_access``: one passing 503 is no problem of the settings.
+# Time for retries of each request of ``probe_access``, because a transient 503 is no problem of the settings.
 RETRY_SECONDS = 4.0
 SPEED_BYTES = 8 * 2**20
-# Stores refuse signatures that are off by 15 minutes; the chain allows five.
+# Stores refuse signatures whose time is off by 15 minutes; the chain allows five.
 SKEW_WARNING_SECONDS, SKEW_PROBLEM_SECONDS = 5.0, 300.0
 SLOW_BYTES_PER_SECOND = 2**20
 
@@ -32,10 +32,10 @@ class ProbeResult(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: its result, and what to do about it.
+    """One check: its result and the remedy.
 
     Attributes:
-        outside: the problem is a server or a network that does not answer, and may pass without a change here.
+        outside: the problem is a server or a network that does not answer, so it may end without a change here.
     """
 
     check: str
@@ -48,12 +48,12 @@ class Finding:
 async def probe_access(
     readable: ObjectStore, writable: ObjectStore | None, *, variables: str, published: bool
 ) -> list[Finding]:
-    """Try what each key may do. Removes what it writes, unless it is cancelled.
+    """Test each key's permissions. Removes the objects that it writes, unless it is cancelled.
 
     Args:
         writable: the same bucket with its write key, if any.
-        variables: prefix of the names of the bucket's settings, as ``R2_GRADIENTS``, for the remedies.
-        published: the read key goes on chain, so a read key that can write is a problem, not a warning.
+        variables: prefix of the names of the bucket's settings, such as ``R2_GRADIENTS``, for the remedies.
+        published: the read key is published on chain, so a read key that can write is a problem, not a warning.
     """
     key = f"probe-{secrets.token_hex(8)}"
     findings: list[Finding] = []
@@ -78,7 +78,7 @@ async def probe_speed(readable: ObjectStore, writable: ObjectStore | None) -> li
     """Measure latency, throughput and, with ``writable``, the clock offset between this machine and the store.
 
     Raises:
-        StoreError: a request failed that worked in ``probe_access``.
+        StoreError: a request failed that succeeded in ``probe_access``.
     """
     findings = [await _probe_latency(readable)]
     key = f"probe-{secrets.token_hex(8)}"
@@ -99,10 +99,12 @@ async def probe_speed(readable: ObjectStore, writable: ObjectStore | None) -> li
 
 
 def clock_offset(before: float, stamp: float, after: float) -> float:
-    """Seconds, at least, that this machine's clock is ahead (+) of a store's or behind (-); 0 if they may agree.
+    """Return the smallest possible offset of this machine's clock from a store's: ahead (+) or behind (-), in seconds.
+
+    It is 0 if the clocks may agree.
 
     Args:
-        before, after: unix seconds here, before the request and after the answer.
+        before, after: unix seconds of this machine, before the request and after the answer.
         stamp: the store's clock in between, truncated to whole seconds.
     """
     return max(before - (stamp + 1), 0.0) or min(after - stamp, 0.0)
@@ -133,7 +135,7 @@ async def _probe_read(readable: ObjectStore, key: str | None, variables: str) ->
 
 
 def _failed(check: str, found: str, error: StoreError, variables: str, right: str) -> Finding:
-    """The finding on a request that failed. What did not answer says nothing about the keys."""
+    """Return the finding for a failed request. A server that does not answer is no evidence about the keys."""
     if isinstance(error, StoreUnavailable):
         remedy = f"the server or the way to it is down: try again; look at the network and {variables}_ACCOUNT_ID"
         return Finding(check, ProbeResult.PROBLEM, found, remedy, outside=True)
@@ -151,7 +153,7 @@ async def _probe_read_only(readable: ObjectStore, key: str, variables: str, *, p
     except AccessDenied:
         return Finding(check, ProbeResult.OK, "can't write")
     except StoreError as error:
-        # The write failed for another reason than a missing permission: refuse the key, to be safe.
+        # The write failed for a reason other than a missing permission, so refuse the key, to be safe.
         found = f"the read key may be able to write: its try ended with {error}"
     shown = ", and the chain would show it to the whole world" if published else ""
     return Finding(

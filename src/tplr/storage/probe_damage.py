@@ -1,4 +1,4 @@
-"""Probe of whether a bucket refuses damaged uploads: bodies that do not match their digests."""
+"""Probes whether a bucket refuses damaged uploads: bodies that do not match their digests."""
 
 import hashlib
 import secrets
@@ -18,7 +18,7 @@ TIDY_SECONDS = 20.0
 
 _BODY, _ANOTHER = b"templar", b"another"
 _MD5, _SHA256 = hashlib.md5(_ANOTHER, usedforsecurity=False).hexdigest(), hashlib.sha256(_ANOTHER).hexdigest()
-# What is sent with which digest, and what it means if the bucket accepts a body that does not match.
+# Each upload with its kind of digest, and the consequence if the bucket accepts a body that does not match.
 _MEANING = {
     "object by Content-MD5": "an update that arrives damaged is seen, and refused by others, until it is put again",
     "object by signed SHA-256": "nothing rests on that: an object's ETag is looked at when it is there",
@@ -27,8 +27,8 @@ _MEANING = {
 
 
 async def probe_damage(writable: S3Store) -> list[Finding]:
-    """Send two objects and a part with digests of other bytes. They are removed afterwards, or a finding says that they
-    were not."""
+    """Send two objects and a part with digests of other bytes. Removes them afterwards; a finding reports if that
+    fails."""
     key = f"probe-{secrets.token_hex(8)}"
     tries: list[Callable[[], Awaitable[object]]] = [
         lambda: writable.put_claiming(f"{key}-1", _BODY, md5=_MD5),
@@ -82,7 +82,7 @@ def _judge(refusals: Mapping[str, StoreError | None]) -> Finding:
 
 
 async def _tidy(writable: S3Store, key: str) -> None:
-    """Remove what was stored, and abort the upload even if its id never arrived."""
+    """Remove stored objects, and abort the upload even if its id never arrived."""
 
     async def remove() -> None:
         for number in (1, 2):

@@ -1,11 +1,11 @@
-"""Progress of long transfers in the log."""
+"""Logs the progress of long transfers."""
 
 import time
 from collections.abc import Callable
 
 from tplr.logging import logger
 
-# ``(bytes done, bytes in all)``, called on the event loop.
+# ``(bytes done, total bytes)``, called on the event loop.
 Progress = Callable[[int, int], None]
 
 SECONDS_BETWEEN = 10.0

@@ -22,9 +22,9 @@ class Replicas:
     Args:
         stores: one or more, used round-robin; must stay open.
         concurrency: requests at a time.
-        deadline_seconds: for one request, with all its attempts and pauses.
+        deadline_seconds: for one request, including all its attempts and pauses.
         patience_seconds: for one attempt while another store is left to try.
-        pause_seconds: twice the mean pause after all stores failed; it doubles with each further round.
+        pause_seconds: twice the mean pause after all stores have failed; it doubles with each further round.
         first: index of the store that is tried first, modulo their number.
     """
 
@@ -46,15 +46,15 @@ class Replicas:
         self._patience = patience_seconds
         self._pause = pause_seconds
         self._turn = first % len(self.stores)
-        self._failures = dict.fromkeys(range(len(stores)), 0)  # in a row, of the store with this number
+        self._failures = dict.fromkeys(range(len(stores)), 0)  # consecutive failures by index of the store
         self._rests_until = dict.fromkeys(range(len(stores)), 0.0)  # in the event loop's time
 
     async def ask(self, question: Callable[[ObjectStore], Awaitable[T]]) -> T:
-        """The first result. A store that lacks the object, denies it or contradicts the manifest is not tried again.
+        """Return the first result. A store that lacks the object, denies it or contradicts the manifest is not retried.
 
         Raises:
             StoreError, DataError: the last failure, when the deadline has passed or no store is left. Other
-                errors pass at once.
+                errors are raised at once.
         """
         one_round = partial(self._round, question, self._turn, set[int]())
         self._turn = (self._turn + 1) % len(self.stores)
@@ -97,7 +97,7 @@ class Replicas:
         return answer
 
     def _order(self, first: int, hopeless: set[int]) -> list[int]:
-        """Indices of the stores to try, from ``first`` on, with those that back off at the end."""
+        """Return the indices of the stores to try, from ``first`` on, with those that back off at the end."""
         now = asyncio.get_running_loop().time()
         turn = ((first + i) % len(self.stores) for i in range(len(self.stores)))
         return sorted((number for number in turn if number not in hopeless), key=lambda n: self._rests_until[n] > now)

@@ -20,18 +20,19 @@ async def with_retry(
     jitter: Callable[[], float] = random.random,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
-    """Await ``call()``, again while it raises StoreUnavailable.
+    """Await ``call()``, and repeat it while it raises StoreUnavailable.
 
     Between attempts it waits a random share of ``min(cap_seconds, base_seconds * 2**attempt)`` ("full jitter",
-    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), on top of the store's ``retry_after``.
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), in addition to the store's
+    ``retry_after``.
 
     Args:
-        deadline_seconds: from now, for attempts and waits together. A running attempt is cancelled there. A wait that
-            would exceed it is not begun.
-        jitter: gives a number in [0, 1).
+        deadline_seconds: from now, for all attempts and waits. At the deadline a running attempt is cancelled. A wait
+            that would exceed it is not begun.
+        jitter: returns a number in [0, 1).
 
     Raises:
-        StoreUnavailable: of the last attempt; or the first attempt had no response by the deadline.
+        StoreUnavailable: the last attempt's; or the first attempt had no response by the deadline.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + deadline_seconds
@@ -55,7 +56,7 @@ async def with_retry(
             await sleep(wait)
             attempt += 1
     finally:
-        # Its traceback holds this frame. Without the cycle, the call's buffers are freed with it.
+        # The error's traceback refers to this frame. Deleting it breaks the cycle, so the call's buffers are freed.
         last = None
 
 
@@ -67,9 +68,9 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> "Deadline":
-        """``seconds`` from now."""
+        """Return a deadline ``seconds`` from now."""
         return cls(asyncio.get_running_loop().time() + seconds)
 
     async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """As ``with_retry``, until this time."""
+        """Call ``with_retry`` with this deadline."""
         return await with_retry(call, deadline_seconds=self.at - asyncio.get_running_loop().time())

@@ -12,7 +12,7 @@ from tplr.storage.s3_store import S3Store
 
 
 def endpoint_url(bucket: Bucket, override: str | None = None) -> str:
-    """Where a bucket is served: its account's R2 endpoint, or the local configuration's ``override``.
+    """Return a bucket's endpoint: its account's R2 endpoint, or the local configuration's ``override``.
 
     ``Bucket`` has checked the account id and the jurisdiction, so the host is one of Cloudflare's.
 
@@ -32,9 +32,9 @@ class S3Connections(ConnectionPool):
 
     Args:
         endpoint: ``http(s)://host[:port]`` of another S3-compatible server for all buckets; never from the chain.
-        https: default: those of this process's environment, read here.
+        https: HTTPS settings; default: those of this process's environment, read here.
         limits: default deadlines of all stores.
-        region: what requests are signed for; R2's is ``auto``.
+        region: region for which requests are signed; R2's is ``auto``.
 
     Raises:
         ConfigError: ``endpoint`` is not such a URL.
@@ -55,10 +55,10 @@ class S3Connections(ConnectionPool):
 
     @classmethod
     def of(cls, environment: Environment, *, region: str | None = None) -> Self:
-        """To the server that the environment names, and for its region unless one is given. Raises ConfigError."""
+        """Create connections for the environment's server, and its region unless one is given. Raises ConfigError."""
         return cls(environment.endpoint, region=region or environment.region, https=environment.https)
 
     def store(self, bucket: Bucket, renew: Callable[[], Bucket] | None = None) -> S3Store:
-        """The bucket's store. Nothing is opened before its first request. See ``BucketLocation`` about ``renew``."""
+        """Return the bucket's store; it connects at its first request. See ``BucketLocation`` about ``renew``."""
         endpoint = endpoint_url(bucket, self.endpoint)
         return S3Store(S3Client(bucket, endpoint, self._region, self, self._limits, renew))

@@ -1,4 +1,4 @@
-"""Request bodies: read in pieces by the thread that sends them, from the start as often as they are sent."""
+"""Request bodies: the sending thread reads them in pieces, and from the start each time they are sent."""
 
 import hashlib
 import os
@@ -13,25 +13,25 @@ PIECE_BYTES = 2**18
 
 
 class Body(Protocol):
-    """What a request sends.
+    """A request's body.
 
     Attributes:
-        sent: bytes that the present iteration has passed on, or the last one.
+        sent: bytes that the current or last iteration has yielded.
     """
 
     sent: int
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         ...
 
     def __iter__(self) -> Iterator[memoryview]:
-        """The bytes. The next piece may reuse the memory of this one."""
+        """Yield the bytes in pieces. The next piece may reuse the memory of this one."""
         ...
 
     def md5(self) -> str:
-        """Of what the last iteration read, 32 hex digits."""
+        """Return the MD5 of the last iteration's bytes, 32 hex digits."""
         ...
 
 
@@ -56,13 +56,13 @@ class BytesBody:
 
 
 class FileBody:
-    """A part of a file, or all of it: a ``Body`` that is hashed while it is read, a piece at a time in memory.
+    """A file or a part of it: a ``Body`` that is hashed while it is read, with one piece in memory at a time.
 
     Its methods block.
     """
 
     def __init__(self, path: Path, part: FilePart | None = None, *, hashed: bool = True) -> None:
-        """Open the file. Without ``hashed`` there is no ``md5``. Raises OSError."""
+        """Open the file. Without ``hashed``, ``md5`` is not available. Raises OSError."""
         self._path = path
         self._file = path.open("rb", buffering=0)
         self._part = part or FilePart(1, 0, os.fstat(self._file.fileno()).st_size)
@@ -81,7 +81,7 @@ class FileBody:
         return self._part.stop - self._part.start
 
     def __iter__(self) -> Iterator[memoryview]:
-        """Raises StoreError if the file has become shorter."""
+        """Yield the bytes in pieces. Raises StoreError if the file has become shorter."""
         self._md5 = hashlib.md5(usedforsecurity=False)
         self._file.seek(self._part.start)
         block = memoryview(bytearray(min(PIECE_BYTES, self.size)))
@@ -100,7 +100,7 @@ class FileBody:
 
 
 def hash_file(algorithm: str, path: Path, part: FilePart | None = None) -> str:
-    """Hex digest of a part of a file, or of all of it. Blocks. Raises OSError."""
+    """Return the hex digest of a file or a part of it. Blocks. Raises OSError."""
     found = hashlib.new(algorithm, usedforsecurity=False)
     with FileBody(path, part, hashed=False) as body:
         for piece in body:

@@ -1,4 +1,4 @@
-"""S3 requests for one bucket with one credential: signed, bounded in time, with our errors."""
+"""Sends S3 requests for one bucket with one credential: signed, bounded in time, with translated errors."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ class S3Client:
     renew: Callable[[], Bucket] | None = None
 
     def within(self, seconds: float) -> Self:
-        """The same client with another ``call_seconds``."""
+        """Return a copy of the client with another ``call_seconds``."""
         return replace(self, limits=replace(self.limits, call_seconds=seconds))
 
     async def send(
@@ -51,10 +51,10 @@ class S3Client:
         body: Body | None = None,
         sha256: str | None = None,
     ) -> R:
-        """Send a request; returns ``response`` when it has arrived.
+        """Send a request; return ``response`` when it has arrived.
 
         Args:
-            sha256: of the body, 64 hex digits: the store refuses another body.
+            sha256: the body's, 64 hex digits; the store refuses a body that does not match.
 
         Raises:
             StoreError: as ``translate_errors`` and the response.
@@ -75,7 +75,7 @@ class S3Client:
             headers=headers if body is None else {**headers, "content-length": str(body.size)},
             sha256=sha256,
         )
-        # Whoever transfers parts or ranges reports the whole.
+        # A transfer of parts or ranges reports its own total progress.
         whole = not query and "Range" not in headers
         progress = ProgressLog(f"{method} {self.bucket.name}/{response.key}") if whole else None
         request = HttpRequest(
@@ -107,5 +107,5 @@ class S3Client:
 
 
 def metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The headers that put an object's user metadata."""
+    """Return the headers that set an object's user metadata."""
     return {f"{METADATA_PREFIX}{name}": value for name, value in metadata.items()}

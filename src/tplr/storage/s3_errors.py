@@ -1,4 +1,4 @@
-"""Errors of S3 servers and of HTTP, translated to this project's by one table."""
+"""Translates errors of S3 servers and of HTTP to this project's errors, by one table."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ from tplr.errors import (
 )
 from tplr.storage.s3_http import DeadlineExceeded, HTTPException
 
-# The code decides first: 400 and 403 also stand for transient failures. The status decides where the code is not listed
+# The code decides first: 400 and 403 are also used for transient failures. The status decides if the code is not listed
 # or missing, as after a HEAD. Sources: the error code pages of Cloudflare and of S3.
 _BY_CODE: Mapping[str, tuple[type[StoreError], str]] = {
     "RequestTimeTooSkewed": (StoreUnavailable, "this machine's clock differs from the store's: set it by NTP"),
@@ -53,9 +53,10 @@ _SERVER_FAULT = (StoreUnavailable, "the store failed")
 UNREADABLE = (ValueError, TypeError, OverflowError)
 _CONNECTION_ERRORS = (HTTPException, OSError, *UNREADABLE)
 
-# R2 allows one write a second to a key, and answers others with 429 and no Retry-After.
+# R2 allows one write per second to a key, and answers further writes with 429 without Retry-After.
 _THROTTLED_SECONDS = 1.0
-# Servers refuse signatures that are off by 15 minutes. The header has whole seconds, and comes later.
+# Servers refuse signatures whose time is off by 15 minutes. The limit is lower, because the Date header has whole
+# seconds and is set later.
 _SKEW_SECONDS = 14 * 60.0
 _CODE = re.compile(r"[A-Za-z0-9.]{1,64}")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
@@ -64,7 +65,7 @@ _SECONDS = re.compile(r"[0-9]{1,6}")
 
 @contextlib.contextmanager
 def translate_errors(bucket: str, key: str) -> Iterator[None]:
-    """Raise what HTTP, the socket or the parsing of headers raises in the block as a store error."""
+    """Raise errors of HTTP, of the socket and of header parsing in the block as store errors."""
     try:
         yield
     except _CONNECTION_ERRORS as error:
@@ -72,16 +73,16 @@ def translate_errors(bucket: str, key: str) -> Iterator[None]:
 
 
 def refusal(status: int, code: str, headers: Mapping[str, str], bucket: str, key: str) -> StoreError:
-    """The error for an S3 error response.
+    """Return the error for an S3 error response.
 
-    The server's message is left out: it may be a stranger's text, or quote the request's credentials.
+    The server's message is omitted: it may be untrusted text, or quote the request's credentials.
 
     Args:
-        code: S3's, "" if the response has none.
+        code: S3's error code, "" if the response has none.
         headers: by lower-case names.
     """
     if status == 403 and not code and _is_skewed(headers):
-        code = "RequestTimeTooSkewed"  # a HEAD has no body to say so
+        code = "RequestTimeTooSkewed"  # the response to a HEAD has no body with this code
     region = headers.get("x-amz-bucket-region", "")
     if status in (301, 307, 400) and _REGION.fullmatch(region):
         return StoreError(f"the bucket is in the region {region}: set AWS_REGION={region}", bucket=bucket, key=key)
@@ -96,10 +97,10 @@ def refusal(status: int, code: str, headers: Mapping[str, str], bucket: str, key
 
 
 def _failure(error: Exception, bucket: str, key: str) -> StoreError:
-    """The error for one of ``_CONNECTION_ERRORS``."""
+    """Return the error for one of ``_CONNECTION_ERRORS``."""
     if type(error) is HTTPException:
-        # http.client's only error of this very class: more than 100 headers. R2 stores thousands of metadata fields, so
-        # the object's owner is at fault, not the network.
+        # http.client raises exactly this class only for more than 100 headers. R2 stores thousands of metadata fields,
+        # so the object's owner is at fault, not the network.
         return StoreError("the object has too many metadata fields", bucket=bucket, key=key)
     if isinstance(error, DeadlineExceeded):
         words = "gave up: no response in time, or bytes that came too slowly"
@@ -115,7 +116,7 @@ def _failure(error: Exception, bucket: str, key: str) -> StoreError:
 
 
 def _is_skewed(headers: Mapping[str, str]) -> bool:
-    """Whether the store's clock is so far from this machine's that it refuses signatures."""
+    """Return whether the store's clock is so far from this machine's that it refuses signatures."""
     try:
         there = parsedate_to_datetime(headers.get("date", "")).timestamp()
     except UNREADABLE:

@@ -1,8 +1,8 @@
-"""HTTP/1.1 for S3: one thread for each request, connections that are kept open. The only file that opens a connection.
+"""HTTP/1.1 for S3: one thread per request, and kept-alive connections. The only file that opens a connection.
 
-A body never passes through the event loop. The thread that receives a piece also writes and hashes it, while the piece
-is still in the processor's cache, and holds no lock meanwhile. A thread can't be cancelled, but its socket can be shut
-down from another thread, and that ends it at once.
+A body never passes through the event loop. The thread that receives a piece also writes and hashes it, without holding
+a lock, while the piece is still in the processor's cache. A thread can't be cancelled, but another thread can shut down
+its socket, which ends it at once.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from tplr.storage.s3_body import PIECE_BYTES, Body
 
 CONNECT_TIMEOUT = 5.0  # seconds
 READ_TIMEOUT = 10.0  # seconds without a byte
-# Servers close idle connections, and a request on a closed one fails late.
+# Servers close idle connections, and a request on a closed connection fails late.
 IDLE_TIMEOUT = 10.0
-# Seconds between two looks at a running request's deadline.
+# Seconds between two checks of a running request's deadline.
 POLL_INTERVAL = 0.2
-# A sink gets blocks of this size: writing one to a file costs less than writing four pieces.
+# Size of the blocks passed to a sink: writing one block to a file costs less than writing four pieces.
 BLOCK_BYTES = 2**20
-# Requests at a time in one process; their threads mostly wait.
+# Concurrent requests in one process; their threads mostly wait.
 MAX_THREADS = 64
 
-# A server may close a kept connection just when a request is sent on it. These methods may be sent twice.
+# A server may close a kept-alive connection just as a request is sent on it. These methods may be sent twice.
 _IDEMPOTENT = ("GET", "HEAD", "DELETE")
 
 HTTPException = http.client.HTTPException
@@ -54,13 +54,13 @@ class DeadlineExceeded(TimeoutError):
 
 @dataclass(frozen=True, kw_only=True)
 class TransferLimits:
-    """How long a request may take.
+    """Time limits of a request.
 
     Attributes:
-        call_seconds: until the response; all of a request that carries no body.
-        grace_seconds: after which a download has to keep up with ``download_floor``.
-        download_floor: bytes per second, over the whole body so far.
-        upload_floor: bytes per second; an upload has ``call_seconds`` plus ``size / upload_floor``.
+        call_seconds: limit until the response; limit of a whole request without a body.
+        grace_seconds: time after which a download must keep up with ``download_floor``.
+        download_floor: minimum bytes per second, over the whole body so far.
+        upload_floor: minimum bytes per second; an upload has ``call_seconds`` plus ``size / upload_floor``.
     """
 
     call_seconds: float = 30.0
@@ -70,14 +70,14 @@ class TransferLimits:
 
 
 class Receiver(Protocol):
-    """What a request does with its response. The request's thread calls both methods; what they raise ends it."""
+    """Handles a request's response. The request's thread calls both methods; an error that they raise ends it."""
 
     def begin(self, response: HTTPResponse) -> memoryview | int:
-        """Judge the status and the headers. Returns the memory that the body fills, or how many bytes of it to take."""
+        """Check status and headers. Return the memory for the body, or the number of its bytes to pass to ``take``."""
         ...
 
     def take(self, piece: memoryview) -> object:
-        """Called with the body's bytes in order, as they come. The next call may reuse the memory of ``piece``."""
+        """Receive the body's bytes, in order as they arrive. The next call may reuse the memory of ``piece``."""
         ...
 
 
@@ -86,7 +86,7 @@ class HttpRequest:
     """One request to one server.
 
     Args:
-        pool: gives the thread and the connection.
+        pool: provides the thread and the connection.
         endpoint: ``http(s)://host[:port]``.
         target: path and query.
         body: read again from its start if the request is sent twice.
@@ -114,7 +114,7 @@ class HttpRequest:
         self._ended = False
 
     async def run(self) -> None:
-        """Send the request in a thread of the pool and receive its response. The thread has ended when this returns.
+        """Send the request in a thread of the pool and receive its response. When this returns, the thread has ended.
 
         Raises:
             StoreError: the pool is not open.
@@ -136,7 +136,7 @@ class HttpRequest:
             finally:  # also if it is cancelled a second time
                 if not future.cancel():
                     future.exception()  # else asyncio logs that nobody retrieved it
-                # The exception's traceback holds this frame. Without the cycle, the buffers are freed with it.
+                # The exception's traceback refers to this frame. Without this cycle, the buffers are freed at once.
                 del future
 
     def _due(self) -> float:
@@ -152,13 +152,13 @@ class HttpRequest:
             self.progress(self.body.sent, self.body.size)
 
     def _shut_down(self) -> bool:
-        """End the thread at once; False if it still connects, and will then find that it has ended."""
+        """End the thread at once. Return False if it is still connecting; it then ends after that."""
         with self._lock:
             self._ended = True
             if self._socket is None:
                 return False
             with contextlib.suppress(OSError):  # already closed
-                # Not SSLSocket.shutdown, which would take encrypted bytes for plain text from then on.
+                # Not SSLSocket.shutdown, which would treat encrypted bytes as plain text from then on.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
             return True
 
@@ -201,7 +201,7 @@ class HttpRequest:
         while (before := self._received) < wanted:
             try:
                 self._fill(response, block[: wanted - before])
-            finally:  # what came before the connection broke counts
+            finally:  # bytes received before the connection broke count
                 self.receiver.take(block[: self._received - before])
 
     def _fill(self, response: HTTPResponse, memory: memoryview) -> None:
@@ -242,7 +242,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class _Idle:
-    """A connection that no request uses, since a time by ``time.monotonic``."""
+    """A connection that no request uses, and the time by ``time.monotonic`` since when."""
 
     since: float
     endpoint: str
@@ -250,12 +250,12 @@ class _Idle:
 
 
 class ConnectionPool:
-    """Threads for requests, and connections that are kept open between them, to any number of servers.
+    """Threads for requests, and kept-alive connections to any number of servers.
 
-    Requests can be sent in its ``async with`` block.
+    Requests can be sent within its ``async with`` block.
 
     Attributes:
-        results: number of requests by result: "ok", or the error's name. Whoever reports them may reset it.
+        results: number of requests by result: "ok", or the error's name. The code that reports them may reset it.
     """
 
     def __init__(self, https: HttpsSettings) -> None:
@@ -263,10 +263,10 @@ class ConnectionPool:
         self.results: Counter[str] = Counter()
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-        self._idle: list[_Idle] = []  # the longest idle first
+        self._idle: list[_Idle] = []  # the connection that is idle longest comes first
 
     async def __aenter__(self) -> Self:
-        # Its own threads: requests that wait for a server take none from the default executor, which writes files.
+        # Separate threads, so that waiting requests do not occupy the default executor, which writes files.
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="s3")
         return self
 
@@ -284,7 +284,7 @@ class ConnectionPool:
         return self._threads.submit(work)
 
     def take(self, endpoint: str) -> http.client.HTTPConnection | None:
-        """The server's connection that was used last, if it has neither been closed nor sent anything since."""
+        """Return the server's most recently used connection, or None if it was closed or received bytes since."""
         with self._lock:
             found = next((one for one in reversed(self._idle) if one.endpoint == endpoint), None)
             if found is None:
@@ -296,7 +296,7 @@ class ConnectionPool:
         return None
 
     def give_back(self, endpoint: str, connection: http.client.HTTPConnection) -> None:
-        """Keep a connection whose last response was read to its end."""
+        """Keep a connection for reuse; its last response must have been read to the end."""
         with self._lock:
             self._idle.append(_Idle(time.monotonic(), endpoint, connection))
 
@@ -307,7 +307,7 @@ class ConnectionPool:
 
 
 def _connect(endpoint: str, https: HttpsSettings) -> http.client.HTTPConnection:
-    """A new connection; with TLS through the proxy, if any. Raises OSError, HTTPException."""
+    """Open a connection; with TLS through the proxy, if any. Raises OSError, HTTPException."""
     url = urlsplit(endpoint)
     assert url.hostname
     if url.scheme == "http":
@@ -327,7 +327,7 @@ def _connect(endpoint: str, https: HttpsSettings) -> http.client.HTTPConnection:
 
 
 async def _wait_for(future: asyncio.Future[None]) -> None:
-    """Wait for a thread that is about to end; a cancellation meanwhile is raised afterwards."""
+    """Wait for a thread that is about to end; raise a cancellation that arrives meanwhile afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
@@ -339,13 +339,13 @@ async def _wait_for(future: asyncio.Future[None]) -> None:
 
 
 def _drop(connection: http.client.HTTPConnection, response: HTTPResponse) -> None:
-    # After "Connection: close" the response alone owns the socket.
+    # After "Connection: close" only the response owns the socket.
     response.close()
     connection.close()
 
 
 def _is_silent(connected: socket.socket) -> bool:
-    """Whether the server has neither closed the connection nor sent bytes that nobody asked for."""
+    """Return whether the server has neither closed the connection nor sent unrequested bytes."""
     with selectors.DefaultSelector() as selector:
         selector.register(connected, selectors.EVENT_READ)
         return not selector.select(0)
@@ -360,5 +360,5 @@ def _proxy_login(name: str | None, password: str | None) -> dict[str, str]:
 
 @cache
 def _tls(ca_bundle: str) -> ssl.SSLContext:
-    """Trusts ``ca_bundle``, or else certifi's authorities. One for the process: reading them takes 30 ms."""
+    """Return a context that trusts ``ca_bundle``, or else certifi's authorities. Cached: reading them takes 30 ms."""
     return ssl.create_default_context(cafile=ca_bundle or certifi.where())

@@ -1,4 +1,4 @@
-"""S3's multipart uploads: what ``S3Store.multipart`` gives."""
+"""S3's multipart uploads, as ``S3Store.multipart`` provides them."""
 
 import asyncio
 import hashlib
@@ -22,7 +22,7 @@ _UPLOAD_ID = re.compile(r"[!-~]{1,1024}")
 
 
 class S3Multipart:
-    """Multipart uploads, for ``upload_file``. Errors as those of ``ObjectStore``.
+    """Multipart uploads, for ``upload_file``. Raises the errors of ``ObjectStore``.
 
     Every part's ETag must be its MD5 (32 hex digits), as on R2 and on S3 without KMS.
     """
@@ -32,17 +32,17 @@ class S3Multipart:
         self._name = client.bucket.name
 
     async def create(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        """Begin an upload; returns its id."""
+        """Begin an upload; return its id."""
         headers = metadata_headers(check_metadata(metadata))
         response = DocumentResponse(self._name, key)
         begun = await self._client.send("POST", response, headers, query={"uploads": ""})
         return self._upload_id(begun.root, key)
 
     async def put_part(self, key: str, upload_id: str, part: FilePart, path: Path, sha256: str | None = None) -> str:
-        """Store a part of the file at ``path``, replacing an earlier part of the same number; returns its MD5.
+        """Store a part of the file at ``path``, replacing an earlier part with the same number; return its MD5.
 
         Args:
-            sha256: expected digest, 64 hex digits. The store checks it, and nothing is hashed here.
+            sha256: expected digest, 64 hex digits. The store checks it, so nothing is hashed here.
 
         Raises:
             StoreUnavailable: also if the part arrived damaged or does not have ``sha256``. Readers never see it.
@@ -53,13 +53,13 @@ class S3Multipart:
             query = {"partNumber": str(part.number), "uploadId": upload_id}
             sent = await self._client.send("PUT", S3Response(self._name, key), query=query, body=body, sha256=sha256)
             md5 = sent.etag
-            # Content-MD5 would have to be known before the first byte is sent. The ETag proves the same afterwards.
+            # Content-MD5 must be known before the first byte is sent. The ETag proves the same afterwards.
             if not _MD5.fullmatch(md5) or (sha256 is None and md5 != body.md5()):
                 raise StoreUnavailable(f"part {part.number} arrived damaged", bucket=self._name, key=key)
         return md5
 
     async def parts(self, key: str, upload_id: str) -> dict[int, str]:
-        """Number -> MD5 of the stored parts. Raises ObjectNotFound: the upload is completed, aborted or expired."""
+        """Return number -> MD5 of the stored parts. Raises ObjectNotFound after completion, abortion or expiry."""
         found: dict[int, str] = {}
         for _ in range(_MAX_PAGES):
             query = {"uploadId": upload_id, "part-number-marker": str(max(found, default=0))}
@@ -74,7 +74,7 @@ class S3Multipart:
         return found
 
     async def complete(self, key: str, upload_id: str, md5s: Mapping[int, str]) -> None:
-        """Make the parts one object. ObjectNotFound may mean that an earlier call did, and its response was lost."""
+        """Join the parts to one object. ObjectNotFound may mean that an earlier call with a lost response succeeded."""
         parts = "".join(
             f"<Part><PartNumber>{number}</PartNumber><ETag>&quot;{md5s[number]}&quot;</ETag></Part>"
             for number in sorted(md5s)
@@ -90,7 +90,7 @@ class S3Multipart:
         await self._client.send("DELETE", S3Response(self._name, key), query={"uploadId": upload_id})
 
     async def unfinished(self, prefix: str = "") -> list[UnfinishedUpload]:
-        """Uploads that are neither completed nor aborted, with ``prefix``, ordered by key and id."""
+        """List uploads with ``prefix`` that are neither completed nor aborted, ordered by key and id."""
         found: list[UnfinishedUpload] = []
         markers: dict[str, str] = {}
         for _ in range(_MAX_PAGES):

@@ -17,13 +17,13 @@ from tplr.storage.s3_errors import UNREADABLE, refusal
 from tplr.storage.s3_http import HTTPResponse
 
 MAX_ERROR_BYTES = 2**16
-# A page of a listing is 1000 keys of 1024 bytes, percent-encoded: below 4 MiB.
+# A page of a listing has at most 1000 keys of 1024 bytes, percent-encoded: below 4 MiB.
 MAX_DOCUMENT_BYTES = 8 * 2**20
-# More than a document has, and no more than an update.
+# Above the size of a document, but not above that of an update.
 _ALLOCATED_AHEAD = range(2**20 + 1, 2**28)
 
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
-# An ETag goes back in a request header, so it may hold nothing that a header can't.
+# An ETag is sent back in a request header, so it may only contain valid header characters.
 _ETAG = re.compile(r"[!#-~]{1,128}")
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -33,11 +33,11 @@ METADATA_PREFIX = "x-amz-meta-"
 
 @dataclass
 class S3Response:
-    """A response without a body; ``begin`` raises the error that it means. A ``Receiver`` of ``s3_http``.
+    """A response without a body; ``begin`` raises the error of an error response. A ``Receiver`` of ``s3_http``.
 
     Attributes:
-        conditions: the headers of the request that ask for this response.
-        status: of the response.
+        conditions: the request headers that this kind of response needs.
+        status: HTTP status of the response.
         headers: by lower-case names; values of a repeated header are joined.
     """
 
@@ -59,7 +59,7 @@ class S3Response:
         return 0
 
     def take(self, piece: memoryview) -> object:
-        """Nothing is expected."""
+        """Ignore the bytes: no body is expected."""
 
     def unavailable(self, problem: str) -> StoreUnavailable:
         return StoreUnavailable(problem, bucket=self.bucket, key=self.key)
@@ -69,7 +69,7 @@ class S3Response:
         return self.headers.get("etag", "").strip('"')
 
     def info(self) -> ObjectInfo:
-        """The object that the headers describe. Raises as ``object_info``."""
+        """Return the object that the headers describe. Raises as ``object_info``."""
         return object_info(
             self.bucket,
             self.key,
@@ -84,14 +84,14 @@ class S3Response:
         )
 
     def stored(self, size: int, metadata: Mapping[str, str]) -> ObjectInfo:
-        """The object that this response to a PUT confirms. Raises as ``object_info``."""
-        # S3 does not say LastModified here. Date is the same clock, a moment later.
+        """Return the object that this response to a PUT confirms. Raises as ``object_info``."""
+        # S3 sends no Last-Modified here. Date is from the same clock, slightly later.
         return object_info(
             self.bucket, self.key, size=str(size), etag=self.etag, modified=self._time("date"), metadata=metadata
         )
 
     def _time(self, name: str) -> datetime | None:
-        """A header's time; None without it, or if it is none."""
+        """Return a header's time; None if the header is missing or not a time."""
         try:
             return _with_zone(parsedate_to_datetime(self.headers.get(name, "")))
         except UNREADABLE:
@@ -103,7 +103,7 @@ class DocumentResponse(S3Response):
     """A response with an XML document of at most ``MAX_DOCUMENT_BYTES``.
 
     Attributes:
-        root: its root element, with tags that lack their namespace; without children if the body is empty.
+        root: its root element, with tags without namespace; without children if the body is empty.
     """
 
     root: ET.Element = field(init=False)
@@ -117,23 +117,23 @@ class DocumentResponse(S3Response):
             self.root = parse_xml(body)
         except ET.ParseError as error:
             raise self.unavailable("a response that is not XML") from error
-        if self.root.tag == "Error":  # S3 may find out that it fails after it has sent 200
+        if self.root.tag == "Error":  # S3 may fail after it has sent status 200
             raise refusal(500, self.root.findtext("Code", ""), self.headers, self.bucket, self.key)
         return 0
 
 
 @dataclass(kw_only=True)
 class ObjectResponse(S3Response):
-    """A response with an object, or a range of it. What can be refused is refused before the body is read.
+    """A response with an object, or a range of it. All checks that need no body run before the body is read.
 
     Args:
-        sink: is given the body; None keeps it in memory, for ``body``.
+        sink: receives the body; None keeps it in memory, for ``body``.
         byte_range: ``[start, stop)``; a negative ``start`` counts from the object's end.
         exact: the object must reach to ``stop``.
-        verify: of a whole object in memory whose ETag is an MD5, that it is the body's.
+        verify: check the MD5 of a whole object in memory if its ETag is an MD5.
 
     Attributes:
-        found: the whole object, once its first byte has come.
+        found: description of the whole object, set when its first byte arrives.
     """
 
     sink: Sink | None = None
@@ -145,9 +145,9 @@ class ObjectResponse(S3Response):
     found: ObjectInfo = field(init=False)
 
     def __post_init__(self) -> None:
-        # BytesIO lends the bytes it was made from and returns them uncopied, so a body is in memory once. The zeros of
-        # large ``bytes`` take no memory until they are overwritten. Updates are as large as ``max_bytes``: they are
-        # allocated here, as the allocator keeps some of what it frees for each thread that allocated it.
+        # BytesIO exposes the bytes it was created from and returns them uncopied, so a body is in memory once. The
+        # zeros of large ``bytes`` take no memory until they are overwritten. Updates are as large as ``max_bytes``.
+        # They are allocated here, because the allocator keeps some freed memory for each thread that allocated it.
         ahead = self.sink is None and self.max_bytes in _ALLOCATED_AHEAD
         self._buffer = io.BytesIO(bytes(self.max_bytes if ahead else 0))
         self._md5 = hashlib.md5(usedforsecurity=False)
@@ -165,7 +165,7 @@ class ObjectResponse(S3Response):
         self.found = replace(info, size=self._whole_size(info.size, self.byte_range)) if self.byte_range else info
         if self.sink is not None:
             return info.size
-        # Of an object that S3 encrypted with a KMS key, the ETag looks like an MD5 and is none.
+        # The ETag of an object that S3 encrypted with a KMS key looks like an MD5 but is none.
         encryption = self.headers.get("x-amz-server-side-encryption", "AES256")
         whole = self.verify and self.byte_range is None
         self.verify = whole and encryption == "AES256" and _MD5.fullmatch(info.etag) is not None
@@ -180,15 +180,15 @@ class ObjectResponse(S3Response):
             self._md5.update(piece)
 
     def body(self) -> bytes:
-        """What was kept in memory. Raises StoreUnavailable if it is not what the ETag says."""
+        """Return the body in memory. Raises StoreUnavailable if it does not match the ETag."""
         if self.verify and self._md5.hexdigest() != self.found.etag:
             raise self.unavailable("the body arrived damaged")
         return self._buffer.getvalue()
 
     def _whole_size(self, received: int, wanted: tuple[int, int]) -> int:
-        """Size of the whole object, if the response is the range that was asked for."""
+        """Return the size of the whole object; the response must be the requested range."""
         start, stop = wanted
-        if not received:  # some servers answer so for an empty object
+        if not received:  # some servers answer like this for an empty object
             raise range_missing(wanted, 0, bucket=self.bucket, key=self.key)
         match = _CONTENT_RANGE.fullmatch(self.headers.get("content-range", ""))
         first, last, size = map(int, match.groups()) if match else (0, 0, 0)
@@ -210,7 +210,7 @@ def object_info(
     modified: datetime | None,
     metadata: Mapping[str, str] = MappingProxyType({}),
 ) -> ObjectInfo:
-    """An object as headers or a listing describe it. Raises StoreUnavailable if they lack a usable value."""
+    """Return the object that headers or a listing describe. Raises StoreUnavailable if they lack a usable value."""
     if not _LENGTH.fullmatch(size) or modified is None or not _ETAG.fullmatch(etag):
         raise StoreUnavailable("a response without a usable size, ETag or time", bucket=bucket, key=key)
     return ObjectInfo(
@@ -219,7 +219,7 @@ def object_info(
 
 
 def xml_time(text: str) -> datetime | None:
-    """A document's time; None for an empty text. Raises ValueError."""
+    """Parse a document's time; None for an empty text. Raises ValueError."""
     return _with_zone(datetime.fromisoformat(text)) if text else None
 
 
@@ -228,11 +228,11 @@ def _with_zone(time: datetime) -> datetime:
 
 
 def parse_xml(body: bytes) -> ET.Element:
-    """The root of a document, with tags that lack their namespace. Raises ParseError, UnicodeDecodeError."""
+    """Parse a document; return its root, with tags without namespace. Raises ParseError, UnicodeDecodeError."""
     text = body.decode()
     if not text:
         return ET.Element("Empty")
-    if "<!" in text:  # entities make large documents out of small ones
+    if "<!" in text:  # entities can expand a small document to a huge one
         raise ET.ParseError("declarations are not allowed")
     root = ET.fromstring(text)  # noqa: S314 - without declarations, and of bounded size
     for element in root.iter():

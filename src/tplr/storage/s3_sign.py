@@ -1,7 +1,7 @@
 """AWS Signature Version 4 for S3, in the ``Authorization`` header.
 
-Steps and names are those of AWS's "Create a signed AWS API request". S3 encodes the path once, and a body may stay out
-of the signature.
+Steps and names follow AWS's "Create a signed AWS API request". S3 encodes the path only once, and the signature may
+exclude the body.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ UNSIGNED = "UNSIGNED-PAYLOAD"
 
 
 def encode_target(bucket: str, key: str, query: Mapping[str, str]) -> str:
-    """Path and query of a path-style request, percent-encoded and in the order in which they are signed."""
+    """Return path and query of a path-style request, percent-encoded and in signing order."""
     path = f"/{bucket}/{quote(key, safe='/-._~')}" if key else f"/{bucket}"
     encoded = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in sorted(query.items()))
     return f"{path}?{encoded}" if encoded else path
@@ -33,12 +33,13 @@ def sign(
     sha256: str | None = None,
     now: datetime | None = None,
 ) -> dict[str, str]:
-    """The headers of a request, signed with the bucket's key if it has one.
+    """Return the headers of a request, signed with the bucket's key if it has one.
 
     Args:
         host: ``host[:port]`` of the endpoint.
-        target: as ``encode_target`` gives it.
-        sha256: of the body, 64 hex digits: the store refuses another body. None leaves the body out of the signature.
+        target: result of ``encode_target``.
+        sha256: the body's, 64 hex digits; the store refuses a body that does not match. None excludes the body from
+            the signature.
     """
     if not bucket.access_key_id:
         return {**headers, "host": host}

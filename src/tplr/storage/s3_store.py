@@ -22,7 +22,7 @@ _PAGE = 1000
 
 
 class S3Store(ObjectStore):
-    """An ``ObjectStore`` over S3; made by ``S3Connections.store``."""
+    """An ``ObjectStore`` over S3; created by ``S3Connections.store``."""
 
     def __init__(self, client: S3Client) -> None:
         self.client = client
@@ -87,16 +87,16 @@ class S3Store(ObjectStore):
         content_type: str = "",
     ) -> ObjectInfo:
         body = BytesBody(data)
-        # Readers already wait for the object, so the store itself must refuse a damaged one.
+        # Readers may already poll for the object, so the store itself must refuse a damaged one.
         md5 = await asyncio.to_thread(body.md5)
         headers = {"Content-Type": content_type} if content_type else {}
         return await self._put(key, body, md5, headers, metadata=metadata, create_only=create_only)
 
     async def put_claiming(self, key: str, data: bytes, *, md5: str | None = None, sha256: str | None = None) -> None:
-        """Put bytes with digests, in hex, that may be wrong: a test of whether the store checks them.
+        """Put bytes with hex digests that may be wrong, to test whether the store checks them.
 
         Raises:
-            UploadDamaged: it does.
+            UploadDamaged: the store checks them.
         """
         response = S3Response(self.name, key)
         await self.client.send("PUT", response, _content_md5(md5), body=BytesBody(data), sha256=sha256)
@@ -112,7 +112,7 @@ class S3Store(ObjectStore):
         with disk_errors(self.name, key):
             body = await asyncio.to_thread(FileBody, path)
         with body:
-            # A damaged object is put again, but not where nothing may be overwritten.
+            # A damaged object is put again, unless nothing may be overwritten.
             md5 = await asyncio.to_thread(hash_file, "md5", path) if create_only else None
             return await self._put(key, body, md5, {}, metadata=metadata, create_only=create_only)
 
@@ -120,7 +120,7 @@ class S3Store(ObjectStore):
         await self.client.send("DELETE", S3Response(self.name, key))
 
     async def list(self, prefix: str = "", *, start_after: str = "", limit: int | None = None) -> list[ObjectInfo]:
-        end = time.monotonic() + self.client.limits.call_seconds  # for all pages together
+        end = time.monotonic() + self.client.limits.call_seconds  # deadline for all pages together
         found: list[ObjectInfo] = []
         while limit is None or len(found) < limit:
             after = found[-1].key if found else start_after
@@ -141,7 +141,7 @@ class S3Store(ObjectStore):
         return found[:limit]
 
     def _entries(self, page: Element, prefix: str, after: str) -> "list[ObjectInfo]":
-        """The objects of a page. A listing that does not ascend could be endless, and is refused."""
+        """Return the objects of a page. Refuses a listing that does not ascend, because it could be endless."""
         encoded = page.findtext("EncodingType") == "url"
         found: list[ObjectInfo] = []
         for entry in page.findall("Contents"):

@@ -1,7 +1,7 @@
 """Uploads of large objects in parts. Each part is retried alone; memory is bounded.
 
-An upload that ends with StoreUnavailable, or with its task or process, leaves its parts in the store, and the next
-upload of the same key resumes. Without a next one, call ``abort_uploads``. After any other error nothing is left.
+If an upload ends with StoreUnavailable, or with its task or process, its parts remain in the store, and the next upload
+of the same key resumes. If there is no next one, call ``abort_uploads``. After any other error no parts remain.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from tplr.storage.s3_multipart import S3Multipart
 CONCURRENCY = 4
 # Up to this many parts, one PUT is faster than five requests or more, and a retry costs little.
 ONE_PUT_PARTS = 2
-# The default deadline: this, plus the size at ``FLOOR``, below which a node can't keep up.
+# The default deadline is this plus the size divided by ``FLOOR``, a rate below which a node can't keep up.
 PATIENCE_SECONDS = 60.0
 FLOOR = 2**17  # bytes per second
 
@@ -45,18 +45,18 @@ async def upload_file(
 ) -> ObjectInfo:
     """Store a file, in parts if it has more than two; readers see the complete object. One upload of a key at a time.
 
-    Not for objects that are judged by ``last_modified``: servers differ in what that is after a multipart upload. At
-    most ``concurrency`` parts of ``part_bytes`` (16 MiB, for files up to 150 GB) are sent at a time, each with a few
-    MiB in memory. A part that waits for its retry keeps its slot, so a store that throttles gets fewer requests.
+    Not for objects that are judged by ``last_modified``: servers set it differently after a multipart upload. At most
+    ``concurrency`` parts of ``part_bytes`` (16 MiB, for files up to 150 GB) are sent at a time, each with a few MiB in
+    memory. A part that waits for its retry keeps its slot, so a throttling store gets fewer requests.
 
     Args:
-        sha256s: of each part that ``cut`` gives, 64 hex digits, if they are known: the store checks the parts by
-            them, and nothing is hashed here.
-        deadline_seconds: for the whole upload; default one minute plus the size at 128 KiB/s.
-        progress: default logs the progress of a long upload.
+        sha256s: digests of the parts of ``cut``, 64 hex digits each, if known: the store checks the parts by them, so
+            nothing is hashed here.
+        deadline_seconds: for the whole upload; default: one minute plus the size at 128 KiB/s.
+        progress: default: log the progress of a long upload.
 
     Raises:
-        StoreUnavailable: not done by the deadline; the next call resumes.
+        StoreUnavailable: not complete by the deadline; the next call resumes.
         StoreError: as ``ObjectStore.put_file``; or the file changed during the upload.
     """
     with disk_errors(store.name, key):
@@ -92,10 +92,10 @@ async def upload_file(
 
 
 async def upload_stream(store: ObjectStore, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
-    """As ``upload_file``, of what ``chunks`` yields, via a temporary file: a part that fails is sent again.
+    """Store the bytes of ``chunks`` with ``upload_file``, via a temporary file, so that a failed part can be retried.
 
     Raises:
-        StoreError: as ``upload_file``. If ``chunks`` raises, its error passes and nothing is stored.
+        StoreError: as ``upload_file``. If ``chunks`` raises, its error is raised and nothing is stored.
     """
     with tempfile.TemporaryDirectory(prefix="tplr-upload-") as folder:
         path = Path(folder) / "body"
@@ -109,7 +109,7 @@ async def upload_stream(store: ObjectStore, key: str, chunks: AsyncIterator[byte
 
 
 def etag_of(store: ObjectStore, path: Path) -> str:
-    """The ETag that ``upload_file`` gives a file in this store. Blocks. Raises OSError."""
+    """Return the ETag that ``upload_file`` gives a file in this store. Blocks. Raises OSError."""
     size = path.stat().st_size
     parts = cut(size)
     if store.multipart is None or len(parts) <= ONE_PUT_PARTS:
@@ -118,10 +118,11 @@ def etag_of(store: ObjectStore, path: Path) -> str:
 
 
 async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seconds: float | None = None) -> int:
-    """Abort this bucket's unfinished uploads below ``prefix``; returns how many.
+    """Abort this bucket's unfinished uploads below ``prefix``; return their number.
 
     Args:
-        older_than_seconds: by this machine's clock. Younger uploads stay: they may be running or be resumed. None: all.
+        older_than_seconds: minimum age by this machine's clock: younger uploads may be running or be resumed. None:
+            abort all.
 
     Raises:
         StoreError: as ``ObjectStore.delete``.
@@ -132,23 +133,23 @@ async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seco
     before = float("inf") if older_than_seconds is None else time.time() - older_than_seconds
     stale = [upload for upload in await multipart.unfinished(prefix) if upload.begun <= before]
     for upload in stale:
-        with contextlib.suppress(ObjectNotFound):  # it may have ended since
+        with contextlib.suppress(ObjectNotFound):  # it may have ended meanwhile
             await multipart.abort(upload.key, upload.upload_id)
     return len(stale)
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """An upload that was created, and the MD5 of each part that it has."""
+    """A created upload, and the MD5 of each of its stored parts."""
 
     upload_id: str
     md5s: dict[int, str]
 
 
 async def _begin(multipart: S3Multipart, key: str) -> _Begun:
-    """The upload to resume: the newest unfinished upload of this key, or else a new one.
+    """Return the newest unfinished upload of this key, to resume it, or else begin a new one.
 
-    This also finds an upload whose first response was lost. Its parts that differ from the file are sent again.
+    This also finds an upload whose first response was lost. Parts that differ from the file are sent again.
     """
     mine = [upload for upload in await multipart.unfinished(key) if upload.key == key]
     if not mine:
@@ -160,11 +161,11 @@ async def _begin(multipart: S3Multipart, key: str) -> _Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class _Upload:
-    """A multipart upload that has begun.
+    """A multipart upload in progress.
 
     Attributes:
-        stored: MD5 of the parts that the store had before, by number.
-        md5s: of the parts that it has now.
+        stored: MD5 of the parts that the store had at the start, by number.
+        md5s: MD5 of the parts that it has now, by number.
     """
 
     multipart: S3Multipart
@@ -179,7 +180,7 @@ class _Upload:
     md5s: dict[int, str] = field(default_factory=dict)
 
     async def send(self, part: FilePart) -> None:
-        """Send a part if the store does not hold it."""
+        """Send a part if the store does not have it."""
         found = self.stored.get(part.number)
         if not found or found != await asyncio.to_thread(hash_file, "md5", self.path, part):
             found = await self.deadline.retry(lambda: self._put(part))
@@ -187,7 +188,7 @@ class _Upload:
         self.done.add(part.stop - part.start)
 
     async def complete(self, store: ObjectStore) -> ObjectInfo:
-        """Make the parts one object. A HEAD decides whether it worked, as the response may be lost."""
+        """Join the parts to one object. A HEAD decides whether that succeeded, because the response may be lost."""
         problem: StoreError | None = None
         try:
             await self.deadline.retry(lambda: self.multipart.complete(self.key, self.upload_id, self.md5s))
@@ -202,7 +203,7 @@ class _Upload:
         return info
 
     async def abort_after(self, error: StoreError) -> None:
-        """Abort; a failure becomes a note of ``error``."""
+        """Abort the upload; if that fails, add a note to ``error``."""
         try:
             await self.multipart.abort(self.key, self.upload_id)
         except ObjectNotFound:

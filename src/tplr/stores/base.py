@@ -48,16 +48,16 @@ class TokenStore(ABC):
 
     @abstractmethod
     def _shards(self, path: Path) -> list[StoreShard]:
-        """The shards at ``path``, in order."""
+        """Open the shards at ``path``, in order."""
 
     def load(self, path: str | Path, *, allow_incomplete: bool = False) -> None:
         """Open ``path``, a file or a folder of shards.
 
         Args:
-            allow_incomplete: open what there is of a preparation that is not finished or lacks shards.
+            allow_incomplete: open the existing shards of a preparation that is not finished or lacks shards.
 
         Raises:
-            DataError: a shard contradicts its meta, or the others, or a preparation is incomplete.
+            DataError: a shard contradicts its meta or other shards, or a preparation is incomplete.
             FileNotFoundError: no file of this format.
         """
         if not allow_incomplete:

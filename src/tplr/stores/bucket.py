@@ -42,10 +42,10 @@ class RemoteShard:
 
 
 async def list_shards(replicas: Replicas, prefix: str) -> list[RemoteShard]:
-    """The shards of a store below ``prefix``, in natural order.
+    """List the shards of a store below ``prefix``, in natural order.
 
     Raises:
-        DataError: there is none, one is not whole, or one that a preparation's report names is missing.
+        DataError: there is no shard, a shard is incomplete, or a shard named by a preparation's report is missing.
         StoreError: the bucket can't be read.
     """
 
@@ -73,7 +73,7 @@ class BucketStore(TokenStore):
     All reading methods block until the bytes are fetched: call them in a thread where an event loop runs.
 
     Args:
-        read: as ``BlockReader.read``, but blocking.
+        read: a blocking version of ``BlockReader.read``.
 
     Attributes:
         sha256: see ``store_sha256``.
@@ -98,7 +98,7 @@ class BucketStore(TokenStore):
 
 
 class RemoteSegment:
-    """A flat array in a bucket; a slice of it is fetched."""
+    """A flat array in a bucket; slicing it fetches the slice."""
 
     def __init__(self, file: RemoteFile, key: KeyMeta, read: Read) -> None:
         self._file, self._length, self._read = file, key.elements, read
@@ -110,7 +110,7 @@ class RemoteSegment:
     def __getitem__(self, where: slice, /) -> Array:
         place = self.place(where.start, where.stop)
         data = self._read(place.file, place.start, place.stop)
-        return np.frombuffer(bytearray(data), self.dtype)  # of bytes alone the array could not be written to
+        return np.frombuffer(bytearray(data), self.dtype)  # an array over ``bytes`` would be read-only
 
     def place(self, begin: int, end: int) -> FileRange:
         """The byte range of elements ``[begin, end)``."""
@@ -133,7 +133,7 @@ def _shard(shard: RemoteShard, read: Read) -> StoreShard:
 
 
 def store_sha256(shards: Sequence[RemoteShard]) -> str:
-    """Hex SHA-256 over ``path:hash`` of each ``meta.json``, a line each; they hold the hashes of everything else."""
+    """Return the hex SHA-256 over a line ``path:hash`` per ``meta.json``; these hold the hashes of all other files."""
     return hashlib.sha256("".join(f"{shard.path}:{shard.sha256}\n" for shard in shards).encode()).hexdigest()
 
 
@@ -145,7 +145,7 @@ async def open_bucket_store(
     Call the reader's ``prefetch`` with the ranges that are needed next: it fetches ``transfers`` blocks concurrently.
 
     Raises:
-        DataError: it is no store of format ``bin``.
+        DataError: it is not a store of format ``bin``.
         StoreError: the bucket can't be read.
     """
     replicas, loop = Replicas(stores, concurrency=transfers), asyncio.get_running_loop()

@@ -45,7 +45,7 @@ class BucketReader:
         return {"_place": self._place, "_process": None}
 
     def open(self) -> TokenStore:
-        """The store. Other formats than ``bin`` are fetched completely now and read into memory.
+        """Open the store. Formats other than ``bin`` are fetched completely now and read into memory.
 
         Raises:
             ConfigError: there are no credentials for the bucket.

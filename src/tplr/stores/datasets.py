@@ -9,8 +9,8 @@ dpo    chosen, chosen_mask, rejected, rejected_mask  the same: int64, masks bool
 grpo   prompts, responses, masks, rewards          the same: int64 (prompt), G of int64 and bool, floats (G)
 =====  ==========================================  ===========================================================
 
-Targets are the inputs one token on. Items of seq and sft have one shape each, so any collation does; for the others
-give the loader ``collate_fn=dataset.collate``.
+Targets are the inputs shifted by one token. All items of seq and sft have the same shape, so any collation works; for
+the others pass ``collate_fn=dataset.collate`` to the loader.
 """
 
 from abc import abstractmethod
@@ -83,7 +83,7 @@ class WindowDataset(BaseDataset):
         if window_size < 1 or self.stride < 1:
             raise ValueError(f"window_size {window_size}, stride {self.stride}: expected at least 1")
         self._length = window_count(len(store), window_size, self.stride)
-        # Looked up once, as an item takes microseconds only.
+        # Looked up once, because an item takes only microseconds.
         self._tokens = store.stream("sequence")
 
     def __len__(self) -> int:
@@ -228,10 +228,10 @@ class DatasetFactory:
             window_size, stride: of windows, in tokens; records of dpo and grpo are taken whole.
             storage_type: h5, bin or jsonl; default: detected.
             tokenizer_path: for raw JSON lines (messages, or the fields of dpo and grpo), which are then tokenized
-                while loading as ``dataset_config.json`` beside them says, or as is usual for ``train_type``.
+                while loading, by the ``dataset_config.json`` beside them or the default for ``train_type``.
             max_len: longest sequence of raw records, in tokens.
             store: a loaded store; ``load_path`` and the arguments about it are ignored.
-            allow_incomplete: open what there is of a local preparation that is not finished or lacks shards.
+            allow_incomplete: open the existing shards of a local preparation that is not finished or lacks shards.
 
         Raises:
             DataError, FileNotFoundError, KeyError, ValueError: as ``StoreFactory``, ``TokenStore.load``, the dataset.

@@ -26,8 +26,8 @@ def import_h5py() -> Any:
 
 
 def detect_format(path: str | Path) -> StoreFormat:
-    """``h5``, ``bin`` or ``jsonl``. A folder is searched to its depth: HDF5 files come first, then ``.bin`` files
-    beside a ``meta.json``, then JSON lines.
+    """Return ``h5``, ``bin`` or ``jsonl``. A folder is searched recursively: for HDF5 files first, then for ``.bin``
+    files beside a ``meta.json``, then for JSON lines.
 
     Raises:
         FileNotFoundError: no such path, or a folder without any of these.
@@ -59,7 +59,7 @@ def format_of_files(files: Iterable[PurePath], where: object) -> StoreFormat:
 
 
 def files_of(path: Path, *suffixes: str) -> list[Path]:
-    """``path`` itself, or the files below it whose names end so, in natural order; no hidden files (drafts)."""
+    """Return ``path`` itself, or the files below it with these suffixes in natural order, without hidden files."""
     if path.is_file():
         return [path]
     found = (file for file in path.rglob("*") if file.name.endswith(suffixes) and file.is_file())

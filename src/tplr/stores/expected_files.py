@@ -28,7 +28,7 @@ class ExpectedFile:
     sha256: str | None
 
     def mismatch(self, there: Mapping[str, ObjectInfo]) -> str | None:
-        """How this file differs from the listing ``there``; None if it does not."""
+        """Return how this file differs from the listing ``there``; None if it does not."""
         if self.path not in there:
             return f"{self.path}: is missing"
         if self.size is not None and there[self.path].size != self.size:
@@ -42,7 +42,7 @@ class ExpectedFiles:
 
     Attributes:
         manifests: paths of the manifests; the last one makes the rest valid, so it is written last.
-        files: what they name; some may be manifests.
+        files: the files that they name; some may be manifests.
         dataset: the manifest of a dataset of pages; None for a token store.
     """
 
@@ -57,15 +57,15 @@ class ExpectedFiles:
 
 
 def local_prefix(folder: Path) -> tuple[ObjectStore, str]:
-    """A folder as a store and a prefix in it, as a bucket would be. Below the top of a preparation, the prefix begins
-    there."""
+    """Return a folder as a store and a prefix in it, like a bucket. For a folder in a preparation, the store's root is
+    the preparation's folder."""
     folder = folder.resolve()
     top = prepared_root(folder) or folder
     return PlainFolder(top.parent), folder.relative_to(top.parent).as_posix()
 
 
 async def list_prefix(store: ObjectStore, prefix: str) -> dict[str, ObjectInfo]:
-    """Everything below ``prefix``, by path from there on. Raises StoreError."""
+    """List all objects below ``prefix``, by path relative to it. Raises StoreError."""
     return {info.key.removeprefix(f"{prefix}/"): info for info in await store.list(f"{prefix}/")}
 
 
@@ -73,8 +73,8 @@ async def expected_files(store: ObjectStore, prefix: str, there: Mapping[str, Ob
     """Read the manifests that the listing ``there`` contains.
 
     Raises:
-        DataError: there is none, or one is malformed or names no files.
-        StoreError: one can't be read.
+        DataError: there is no manifest, or one is malformed or names no files.
+        StoreError: a manifest can't be read.
     """
 
     async def read(path: str) -> bytes:
@@ -105,7 +105,10 @@ async def expected_files(store: ObjectStore, prefix: str, there: Mapping[str, Ob
 
 
 def manifest_paths(there: Collection[str]) -> tuple[str, ...]:
-    """The manifests of either kind among some paths. Readers refuse what is left if they are deleted in this order."""
+    """Return the manifests of either kind among some paths.
+
+    If they are deleted in this order, readers refuse the remaining files.
+    """
     metas = sorted(path for path in there if path.rpartition("/")[2] == META)
     pages, report = ([path for path in paths if path in there] for paths in ((SHARD_SIZES, METADATA), (REPORT,)))
     return (*pages, *metas, *report)
@@ -126,12 +129,12 @@ def _store_files(path: str, data: bytes) -> list[ExpectedFile]:
 
 
 def _reported(data: bytes) -> list[ExpectedFile]:
-    """The ``meta.json`` of each shard that a finished preparation wrote."""
+    """Return the ``meta.json`` of each shard that a finished preparation wrote."""
     return [ExpectedFile(f"{path}/{META}", None, shard["meta_sha256"]) for path, shard in reported_shards(data).items()]
 
 
 async def _reported_above(store: ObjectStore, prefix: str) -> list[ExpectedFile] | None:
-    """What the preparation that ``prefix`` is a part of wrote below it; None if there is none to be read.
+    """Return the files below ``prefix`` in the report of the preparation around it; None without a readable report.
 
     Raises:
         DataError: that preparation is not finished.
@@ -141,7 +144,7 @@ async def _reported_above(store: ObjectStore, prefix: str) -> list[ExpectedFile]
             try:
                 files = _reported(report)
             except DataError:
-                return None  # a file above a store may be anyone's
+                return None  # a file above a store may be unrelated
             part = PurePosixPath(prefix).relative_to(root)
             inside = [(PurePosixPath(file.path), file) for file in files]
             return [
@@ -153,7 +156,7 @@ async def _reported_above(store: ObjectStore, prefix: str) -> list[ExpectedFile]
 
 
 async def _read_if_there(store: ObjectStore, key: str) -> bytes | None:
-    """None too if the credentials end at the prefix below."""
+    """Read an object; return None if it is missing, or if the credentials cover only the prefix below."""
     try:
         return await store.get(key, max_bytes=MAX_MANIFEST_BYTES)
     except (ObjectNotFound, AccessDenied):

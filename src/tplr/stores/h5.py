@@ -21,8 +21,8 @@ class H5Store(TokenStore):
     open, so forked workers share memory only. Needs ``h5py`` (extra ``h5``).
 
     Args:
-        share_memory: hold everything in anonymous shared memory, so that a loader's workers do not copy it. All of
-            them see what one writes into a fetched tensor.
+        share_memory: hold the data in anonymous shared memory, so that a loader's workers do not copy it. A write into
+            a fetched tensor is then visible to all workers.
     """
 
     def __init__(self, *, share_memory: bool = True) -> None:

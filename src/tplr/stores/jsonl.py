@@ -20,14 +20,14 @@ _DTYPES = {"b": "bool", "i": "int64", "f": "float32"}
 
 
 class JsonlStore(TokenStore):
-    """Format ``jsonl``: a line for each record, an object with a list of numbers (or a list of such) for each key.
+    """Format ``jsonl``: one line per record, an object with a list of numbers (or a list of lists) for each key.
 
     Args:
-        transform: makes such an object of a raw record, or returns None or raises DataError. With it, records
-            that can't be used are left out and counted in ``skipped``; without it they are an error.
+        transform: converts a raw record to such an object, or returns None or raises DataError. With it, unusable
+            records are skipped and counted in ``skipped``; without it they are an error.
 
     Attributes:
-        skipped: number of raw records that were left out.
+        skipped: number of skipped raw records.
     """
 
     def __init__(self, *, transform: Transform | None = None) -> None:
@@ -69,7 +69,7 @@ class JsonlStore(TokenStore):
                     record = self._transform(record) if self._transform else record
                     if record is None:
                         raise DataError("no usable record")
-                except ValueError as error:  # a DataError is one, too
+                except ValueError as error:  # includes DataError
                     if self._transform is None:
                         raise DataError(f"{path} line {lines.number}: {error}") from error
                     self.skipped += 1

@@ -35,7 +35,7 @@ class MmapStore(TokenStore):
 
 def _opened(kind: type[MmapStore], path: str) -> MmapStore:
     store = kind()
-    store.load(path, allow_incomplete=True)  # checked when it was opened first
+    store.load(path, allow_incomplete=True)  # completeness was checked when the store was first opened
     return store
 
 

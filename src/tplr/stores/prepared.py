@@ -16,10 +16,10 @@ LEVELS = 3  # a path in a preparation: a domain, a shard or a file
 
 
 def check_prepared(path: Path) -> None:
-    """Check the output of a preparation, or the part of it that ``path`` is; other paths pass.
+    """Check ``path`` if it is the output of a preparation or a part of one; other paths pass.
 
     Raises:
-        DataError: it is not finished, lacks a shard, or holds one that its report does not name.
+        DataError: the preparation is not finished, lacks a shard, or has a shard that its report does not name.
     """
     path = path.resolve()
     root = prepared_root(path)
@@ -34,7 +34,7 @@ def check_prepared(path: Path) -> None:
 
 
 def prepared_root(path: Path) -> Path | None:
-    """The folder of the preparation, finished or not, that ``path`` is or is a part of; None if there is none."""
+    """Return the folder of the preparation, finished or not, that contains ``path``; None if there is none."""
     roots = (path, *path.parents[:LEVELS])
     return next((root for root in roots if (root / REPORT).is_file() or (root / JOURNAL).is_file()), None)
 
@@ -45,7 +45,7 @@ def _check_part(root: Path, path: Path) -> None:
     except DataError as error:
         if root == path:
             raise DataError(f"{root}: {error}") from error
-        return  # a file above a store may be anyone's
+        return  # a file above a store may be unrelated
     part = path.relative_to(root)
     check_shards(root, {name: shards[name] for name in shards if Path(name).is_relative_to(part)})
     found = (str(meta.parent.relative_to(root)) for meta in files_of(path, META) if meta.name == META)
@@ -54,7 +54,7 @@ def _check_part(root: Path, path: Path) -> None:
 
 
 def reported_shards(report: bytes) -> Shards:
-    """The shards that a finished preparation wrote, by path. Raises DataError: it is no report of one."""
+    """Return the shards that a finished preparation wrote, by path. Raises DataError if this is not such a report."""
     try:
         shards = json.loads(report)["progress"]["shards"]
         return {path: {"meta_sha256": shard["meta_sha256"]} for path, shard in shards.items()}

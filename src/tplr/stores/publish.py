@@ -1,5 +1,5 @@
-"""Uploads a dataset or a token store to a bucket. Present files are skipped; the manifest is written last, but a
-preparation's report first."""
+"""Uploads a dataset or a token store to a bucket. Skips present files; writes the manifest last, but a preparation's
+report first."""
 
 import asyncio
 import hashlib
@@ -17,7 +17,7 @@ from tplr.storage.retry import with_retry
 from tplr.stores.detect import REPORT
 from tplr.stores.expected_files import expected_files, list_prefix, local_prefix, manifest_paths
 
-FILES_AT_ONCE = 2  # of each up to four parts
+FILES_AT_ONCE = 2  # each with up to four parts at a time
 _PATIENCE_SECONDS = 60.0
 
 
@@ -40,10 +40,10 @@ async def publish(
     Args:
         replace: replace another dataset or version there. Its manifest is deleted first, so that readers find no
             dataset, instead of a mixture, until the upload is complete.
-        progress: called with the bytes that are known to be stored.
+        progress: called with the number of bytes known to be stored.
 
     Raises:
-        ConfigError: another dataset or version is there, and ``replace`` is not given.
+        ConfigError: the prefix holds another dataset or version, and ``replace`` is not given.
         DataError: the folder has no manifest, or does not match it.
         StoreError: the bucket can't be listed or written.
     """
@@ -101,7 +101,7 @@ class FileDigests:
     etags: frozenset[str]
 
     def fits(self, info: ObjectInfo) -> bool:
-        """Whether the object holds this file."""
+        """Return whether the object has this file's content."""
         return info.size == self.size and info.etag in self.etags
 
 

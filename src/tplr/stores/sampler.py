@@ -1,7 +1,7 @@
 """``ResumableDistributedSampler``: the indices of one rank, resumable at any position, in constant memory.
 
-An epoch is one order of all items, the same for every world size. Ranks share it as ``tplr.sharding`` says, so a run
-may resume with another number of ranks.
+An epoch is one order of all items, the same for every world size. Ranks share it by the rule of ``tplr.sharding``, so a
+run may resume with another number of ranks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -25,11 +25,11 @@ _BLOCK = 4096  # indices computed at a time
 
 
 class ResumableDistributedSampler(Sampler[int]):
-    """Indices of ``data_source`` for one rank. Each ``iter`` gives the rest of one epoch.
+    """Indices of ``data_source`` for one rank. Each ``iter`` yields the rest of one epoch.
 
     Attributes:
         epoch, iter: the position; ``iter`` counts this rank's samples of the epoch. A loader with workers reads ahead,
-            so the position is ahead of what was trained on: see ``state_dict``.
+            so the position is ahead of the training: see ``state_dict``.
 
     Args:
         start_iter: number of this rank's samples already taken in ``start_epoch``; may exceed an epoch.
@@ -43,7 +43,7 @@ class ResumableDistributedSampler(Sampler[int]):
         ValueError: a rank would have no sample, or a number is out of range.
     """
 
-    def __init__(  # noqa: PLR0917 - callers know it so
+    def __init__(  # noqa: PLR0917 - callers pass these by position
         self,
         data_source: Sized,
         start_epoch: int = 0,
@@ -103,7 +103,7 @@ class ResumableDistributedSampler(Sampler[int]):
         """Set the position to that of ``state``.
 
         Raises:
-            StateError: it is of other data or another order, or this number of ranks does not divide its samples.
+            StateError: it belongs to other data or another order, or this number of ranks does not divide its samples.
         """
         expected = {"version": _VERSION, **self._rules}
         if set(state) != {*expected, "epoch", "consumed"}:

@@ -9,8 +9,8 @@ each. An epoch has as many windows as the store has sequences for, and at least 
   ``Permutation(S, sha256 of the store, e)``: no sequence is used twice in an epoch.
 - Within a window ``Permutation(pool, seed)`` assigns the pool: uid ``u`` gets the positions from
   ``u * samples_per_window`` on. So no two uids share a sequence. The assignment follows from the window's seed
-  (``seeds.py``), which in profile ``hardened`` nobody knows earlier than one window ahead. Only the pool is known
-  before, and a share is one part in ``uids`` of it.
+  (``seeds.py``), which in profile ``hardened`` is unknown until one window before. Earlier, only the pool is known, and
+  a share is one part in ``uids`` of it.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ KEY = "sequence"
 class SequenceAssignment:
     """Assigns a store's sequences to uids and windows; the rule is in the module's docstring.
 
-    It differs from the sampler's and the pipelines' sharding: uids come and go, any window must be computed alone, and
-    who gets which sequence must stay unknown until the window's seed is.
+    It differs from the sampler's and the pipelines' sharding: uids come and go, any window must be computable alone,
+    and the assignment must stay unknown until the window's seed is known.
 
     Attributes:
-        sequences: their number.
+        sequences: number of sequences.
         order: seed of an epoch's order.
 
     Raises:
@@ -81,10 +81,10 @@ class SequenceAssignment:
         return Permutation(self.sequences, self.order, epoch).take(number * self._pool + assigned).tolist()
 
     def held_out(self, seed: int, taken: Collection[int]) -> list[int]:
-        """``samples_per_window`` different sequences outside ``taken``, drawn by ``seed``.
+        """Return ``samples_per_window`` different sequences outside ``taken``, drawn by ``seed``.
 
         Raises:
-            DataError: there are fewer.
+            DataError: there are not enough sequences.
         """
         taken = set(taken)
         if self.sequences - len(taken) < self.samples_per_window:

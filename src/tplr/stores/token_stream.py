@@ -12,7 +12,7 @@ Array = npt.NDArray[Any]
 
 
 class Segment(Protocol):
-    """A part of a stream: a flat array, or something that reads one from elsewhere."""
+    """A part of a stream: a flat array, or an object that reads one from elsewhere."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
@@ -35,7 +35,7 @@ class TokenStream:
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         """``segments`` share a dtype; at least one."""
-        # Empty ones would make the search in ``_ends`` ambiguous.
+        # Empty segments would make the search in ``_ends`` ambiguous.
         self._segments = [segment for segment in segments if len(segment)] or [segments[0]]
         self._ends = list(accumulate(map(len, self._segments)))
         self._only = self._segments[0] if len(self._segments) == 1 else None
@@ -91,7 +91,7 @@ class RecordOffsets:
 
 
 def join_offsets(parts: Sequence[tuple[Sequence[int], Sequence[int] | None]]) -> RecordOffsets:
-    """Records of several shards as those of one; each part is a shard's ``(offsets, groups)``."""
+    """Join the records of several shards to one sequence; each part is a shard's ``(offsets, groups)``."""
     offsets = _shifted([offsets for offsets, _ in parts])
     nested = [groups for _, groups in parts if groups is not None]
     return RecordOffsets(offsets, _shifted(nested) if nested else None)

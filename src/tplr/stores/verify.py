@@ -86,7 +86,7 @@ async def verify(
 
 
 def _too_short(expected: ExpectedFiles) -> list[str]:
-    """Configs with too few rows for any page: a draw that selects one fails."""
+    """Return a problem for each config with too few rows for any page: a draw that selects it fails."""
     return [
         f"config {config.name!r} has {config.num_rows} rows; pages need at least {ROWS_PER_PAGE + 2}"
         for config in expected.configs
@@ -95,7 +95,7 @@ def _too_short(expected: ExpectedFiles) -> list[str]:
 
 
 async def _sha256(store: ObjectStore, key: str, info: ObjectInfo, hashed: ByteCount) -> str:
-    """SHA-256 of an object, streamed. After a broken connection only the rest is requested."""
+    """Compute the SHA-256 of an object, streamed. After a broken connection only the rest is requested."""
     loop = asyncio.get_running_loop()
     hashing = _Hashing(store, key, info, hashed, loop)
     if info.size:
@@ -104,7 +104,7 @@ async def _sha256(store: ObjectStore, key: str, info: ObjectInfo, hashed: ByteCo
 
 
 class _Hashing:
-    """An object that is hashed as it arrives. What arrived before a connection broke counts."""
+    """Hashes an object as it arrives. Bytes that arrived before a connection broke count."""
 
     def __init__(
         self, store: ObjectStore, key: str, info: ObjectInfo, hashed: ByteCount, loop: asyncio.AbstractEventLoop
@@ -128,7 +128,7 @@ class _Hashing:
 
 
 async def _check_footer(store: ObjectStore, key: str, info: ObjectInfo, shard: ParquetShard) -> None:
-    """Raise DataError if the file's row groups are not those of the manifest, or hold no text."""
+    """Raise DataError if the file's row groups differ from the manifest, or hold no text."""
     footer, _ = await with_retry(
         lambda: fetch_footer(store, key, shard, guess=_FOOTER_GUESS), deadline_seconds=PATIENCE_SECONDS
     )

@@ -131,7 +131,7 @@ def _write_data(folder: Path, columns: Mapping[str, Column], storage_format: Sto
 
 
 def records_of(columns: Mapping[str, Column]) -> Iterator[dict[str, list[Any]]]:
-    """Each record as plain lists of numbers, or as lists of lists where a record has several."""
+    """Yield each record as plain lists of numbers, or as lists of lists if a record has several."""
     for record in range(next((column.records for column in columns.values()), 0)):
         found: dict[str, list[Any]] = {}
         for name, column in columns.items():
@@ -143,7 +143,7 @@ def records_of(columns: Mapping[str, Column]) -> Iterator[dict[str, list[Any]]]:
 
 
 def _without_booleans(column: Column) -> Column:
-    """The same column with 0 and 1 for booleans."""
+    """Return the column with 0 and 1 for booleans."""
     return replace(column, values=column.values.astype(np.uint8)) if column.values.dtype == np.bool_ else column
 
 

@@ -16,12 +16,12 @@ class Interleave(Transform):
     """Samples of all sources in the order of ``WeightedRoundRobin(weights)``.
 
     Args:
-        strategy: what happens when a source has the turn and no sample, by the names of ``datasets``:
-            ``first_exhausted``: the end.
-            ``all_exhausted``: it begins again, until every source has ended once; then the end.
-            ``all_exhausted_without_replacement``: it is left out, and the schedule of the others begins again; the end
-            comes after the last one. Every sample is returned once.
-            Sources of weight 0 have no turn and do not count.
+        strategy: behaviour when the source with the turn has no sample left, with the names of ``datasets``:
+            ``first_exhausted``: iteration ends.
+            ``all_exhausted``: the source restarts, until every source has ended once; then iteration ends.
+            ``all_exhausted_without_replacement``: the source is removed, and the schedule of the others restarts;
+            iteration ends after the last source. Every sample is returned once.
+            Sources with weight 0 have no turn and do not count.
 
     Raises:
         ValueError: weights, number of sources or strategy are wrong.
@@ -54,7 +54,7 @@ class Interleave(Transform):
         return {**state, "sources": states}
 
     def divide(self, parts: Sequence[Part], share: Share) -> State:
-        """A source is exhausted when it was on all former ranks."""
+        """See ``Transform``. A source is exhausted if it was exhausted on all former ranks."""
         begun = [(part, self.reader(part.state)) for part in parts]
         saved = [one for _, one in begun if one]
         count = len(self.sources)
@@ -90,7 +90,7 @@ class _InterleaveIterator(StreamIterator[Any]):
         count = len(transform.sources)
         states = saved.items("sources", length=count, kind=dict) if saved else [None] * count
         self._exhausted = saved.items("exhausted", length=count, kind=bool) if saved else [False] * count
-        self._repeated: int | None = None  # this source began again, and has given no sample yet
+        self._repeated: int | None = None  # source that has restarted but returned no sample yet
         self._turns = self._schedule()
         if saved:
             self._turns.held = saved.items("credits", length=count, kind=int)
@@ -162,7 +162,7 @@ class _InterleaveIterator(StreamIterator[Any]):
 
 
 class Concat(Transform):
-    """All samples of the first source, then those of the next; a source is opened when the one before it ends."""
+    """All samples of the first source, then those of the next; a source is opened when the previous one ends."""
 
     def __init__(self, sources: Sequence[Transform]) -> None:
         if not sources:
@@ -182,7 +182,7 @@ class Concat(Transform):
         return {**state, "source": self.sources[index].without_read_ahead(context, saved.child()), "later": later}
 
     def divide(self, parts: Sequence[Part], share: Share) -> State:
-        """Former ranks that were further than others leave their states of later sources."""
+        """See ``Transform``. Former ranks that were ahead of others contribute their states of later sources."""
         begun = [(part, self.reader(part.state)) for part in parts]
         places = [one.integer("index", high=len(self.sources) - 1) if one else 0 for _, one in begun]
         first = min((place for place, part in zip(places, parts, strict=True) if not part.ended), default=0)

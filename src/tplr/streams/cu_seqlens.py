@@ -1,15 +1,15 @@
-"""cu_seqlens: where the documents of packs begin, as the kernels of variable-length attention want it."""
+"""cu_seqlens: offsets of the documents in packs, in the format of variable-length attention kernels."""
 
 import torch
 
 
 def cu_seqlens(document_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Offsets of the documents in a pack, or in the concatenated packs of a batch, and the longest document's length.
+    """Return the offsets of the documents in a pack, or in a batch's concatenated packs, and the longest length.
 
     Args:
         document_ids: integers of shape ``(tokens,)`` or ``(batch, tokens)``, as ``pack_chunk`` returns them. Neighbours
-            with equal ids are one document; no document continues in the next row. Padding with an id of its own, such
-            as -1, is a document.
+            with equal ids are one document; no document continues in the next row. Padding with a separate id, such as
+            -1, is a document.
 
     Returns:
         cumulative lengths, int32 of shape ``(documents + 1,)``, from 0 to the number of all tokens, on the device of

@@ -43,7 +43,7 @@ StateDict = dict[str, Any]
 class CheckpointableIterator(Iterator[Any], AbstractContextManager["CheckpointableIterator", None]):
     """One pass over a dataset. A context manager; ``close`` ends its threads, processes and connections.
 
-    A state can be taken at any time, before the first sample and after the last too, and used any number of times.
+    A state can be taken at any time, even before the first sample and after the last, and used any number of times.
     """
 
     def __init__(self, transform: Transform, share: Share | None = None, state_dict: States | None = None) -> None:
@@ -78,7 +78,7 @@ class CheckpointableIterator(Iterator[Any], AbstractContextManager["Checkpointab
         return sample
 
     def state_dict(self) -> StateDict:
-        """The position, as JSON values, and one tensor for each dtype under ``arrays``.
+        """Return the position as JSON values, and one tensor for each dtype under ``arrays``.
 
         ``tplr.data.save_state`` writes it to a file without pickle; ``torch.save`` works as well.
 
@@ -98,10 +98,11 @@ class CheckpointableIterator(Iterator[Any], AbstractContextManager["Checkpointab
         self._open(state_dict)
 
     def report(self) -> dict[str, int]:
-        """Progress and counts, by name.
+        """Return progress and counts, by name.
 
-        ``samples`` and ``retries`` count from the start of this iterator. The others continue over resumes: ``epoch``,
-        ``files`` and ``files_ended`` of this epoch, ``bad_records``, ``dropped_tokens``, ``dropped_samples``.
+        ``samples`` and ``retries`` count from the start of this iterator. Other values continue after a resume:
+        ``epoch``; ``files`` and ``files_ended`` of this epoch; ``bad_records``, ``dropped_tokens`` and
+        ``dropped_samples``.
         """
         return {"samples": self._samples, "retries": self._context.retries(), **self._iterator.report()}
 
@@ -136,12 +137,12 @@ class CheckpointableDataset(IterableDataset[Any]):
         """Iterate from the beginning, or from a state, which is not changed.
 
         Args:
-            state_dict: with ``shard_by_rank`` that of this rank and worker, or a list of the states of all of them.
-                The list also fits another number of ranks and workers, which divide what was left.
+            state_dict: with ``shard_by_rank``, the state of this rank and worker, or a list of the states of all of
+                them. The list also fits another number of ranks and workers, which divide the remaining samples.
 
         Raises:
-            StateError: the state is of another pipeline, and the message names the first difference; or it is of
-                another rank, or the list lacks one.
+            StateError: the state belongs to another pipeline (the message names the first difference) or another rank,
+                or the list is incomplete.
             ConfigError: ``RANK`` and ``WORLD_SIZE`` can't be read.
             RuntimeError: called in one of several DataLoader workers, each of which would return every sample.
         """
@@ -159,7 +160,7 @@ class CheckpointableDataset(IterableDataset[Any]):
         return self.iter()
 
     def resume(self, state_dict: States) -> "ResumedDataset":
-        """The same data from a state on, as ``iter`` does it: for a DataLoader, whose workers begin the iteration."""
+        """Return a dataset that begins at a state, as ``iter`` does; for a DataLoader, whose workers iterate."""
         return ResumedDataset(self, state_dict)
 
     def __add__(self, other: "CheckpointableDataset") -> "CheckpointableDataset":  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -236,15 +237,15 @@ class CheckpointableDataset(IterableDataset[Any]):
     # --- samples ---
 
     def map(self, fn: Callable[[Any], Any]) -> "CheckpointableDataset":
-        """``fn`` of each sample. Raises ValueError if it returns None."""
+        """Apply ``fn`` to each sample. Raises ValueError if it returns None."""
         return CheckpointableDataset(Call(self.transform, "map", fn))
 
     def filter(self, fn: Callable[[Any], bool]) -> "CheckpointableDataset":
-        """The samples for which ``fn`` is true."""
+        """Keep the samples for which ``fn`` is true."""
         return CheckpointableDataset(Call(self.transform, "filter", fn))
 
     def filter_map(self, fn: Callable[[Any], Any | None]) -> "CheckpointableDataset":
-        """``fn`` of each sample, without those that are None."""
+        """Apply ``fn`` to each sample, and drop results that are None."""
         return CheckpointableDataset(Call(self.transform, "filter_map", fn))
 
     def parallel_map(
@@ -291,7 +292,7 @@ class CheckpointableDataset(IterableDataset[Any]):
         return CheckpointableDataset(Shuffle(self.transform, buffer_size, seed))
 
     def take(self, max_count: int) -> "CheckpointableDataset":
-        """The first ``max_count`` samples."""
+        """Keep the first ``max_count`` samples."""
         return CheckpointableDataset(Take(self.transform, max_count))
 
     def enumerate(self, count_column: str = "step") -> "CheckpointableDataset":
@@ -299,13 +300,13 @@ class CheckpointableDataset(IterableDataset[Any]):
         return CheckpointableDataset(Enumerate(self.transform, count_column))
 
     def stride(self, interval: int, offset: int) -> "CheckpointableDataset":
-        """Every ``interval``-th sample from ``offset`` on: the share of one rank. See ``Stride``."""
+        """Keep every ``interval``-th sample from ``offset`` on: the share of one rank. See ``Stride``."""
         return CheckpointableDataset(Stride(self.transform, interval, offset))
 
     def shard_by_rank(self, rank: int | None = None, world_size: int | None = None) -> "CheckpointableDataset":
-        """The share of this rank, and of this DataLoader worker, in all files, row groups, pages or items before it.
+        """Read only the share of this rank and DataLoader worker of the preceding files, row groups, pages or items.
 
-        ``RANK`` and ``WORLD_SIZE`` tell the rank unless it is given. See ``ShardByRank``.
+        ``RANK`` and ``WORLD_SIZE`` determine the rank unless it is given. See ``ShardByRank``.
         """
         return CheckpointableDataset(ShardByRank(self.transform, rank, world_size))
 
@@ -372,9 +373,9 @@ class CheckpointableDataset(IterableDataset[Any]):
         """Join whole documents while they fit; documents over ``chunk_length`` are truncated, or discarded.
 
         Args:
-            document_ids: also return what attention within documents needs: ``document_ids``, the number of each
-                token's document in its pack, and ``position_ids``, the token's place in its document. Both begin at 0,
-                are ``torch.long`` and have the shape ``(tokens,)`` of the other columns. See ``cu_seqlens``.
+            document_ids: also return columns for attention within documents: ``document_ids``, the number of each
+                token's document in its pack, and ``position_ids``, the token's position in its document. Both begin at
+                0, are ``torch.long`` and have the shape ``(tokens,)`` of the other columns. See ``cu_seqlens``.
         """
         return CheckpointableDataset(
             Chunking(self.transform, "pack_chunk", chunk_length, target_columns, discard_long_samples, document_ids)
@@ -386,7 +387,7 @@ class CheckpointableDataset(IterableDataset[Any]):
 
 
 class ResumedDataset(IterableDataset[Any]):
-    """A pipeline of which each iteration begins at a state."""
+    """A pipeline whose every iteration begins at a state."""
 
     def __init__(self, dataset: CheckpointableDataset, state_dict: States) -> None:
         self.dataset, self.state_dict = dataset, state_dict
@@ -401,12 +402,12 @@ def interleave_datasets(
     chunk_size: int = 1024,  # has no effect: the schedule is exact and needs no blocks
     stopping_strategy: StoppingStrategy = "first_exhausted",
 ) -> CheckpointableDataset:
-    """Deterministic weighted round-robin over datasets: until one ends, or all have ended. See ``Interleave``."""
+    """Interleave datasets by deterministic weighted round-robin until one, or all, have ended. See ``Interleave``."""
     return CheckpointableDataset(Interleave([source.transform for source in sources], weights, stopping_strategy))
 
 
 def concat_datasets(sources: Sequence[CheckpointableDataset]) -> CheckpointableDataset:
-    """All samples of the first dataset, then those of the next."""
+    """Concatenate datasets: all samples of the first one, then those of the next."""
     return CheckpointableDataset(Concat([source.transform for source in sources]))
 
 

@@ -17,7 +17,7 @@ State = dict[str, Any]
 
 
 class StreamIterator(ABC, Generic[T]):
-    """An iterator with a position: the number of items *returned*, however many were read ahead.
+    """An iterator with a position: the number of items *returned*, regardless of read-ahead.
 
     A subclass implements ``items`` or ``__next__``. ``items`` is a generator, because a chain of generators takes a
     fraction of the time of a chain of ``__next__`` methods.
@@ -25,8 +25,8 @@ class StreamIterator(ABC, Generic[T]):
     Attributes:
         source: the iterator that this one reads, if it reads one.
         arrays: token columns may be numpy arrays; see ``use_arrays``.
-        arrays_for_tensors: with ``arrays`` it returns arrays exactly where it returns tensors without.
-        counts: number of skipped or dropped things so far, by name; part of the state, so it survives a resume.
+        arrays_for_tensors: with ``arrays``, it returns arrays exactly where it otherwise returns tensors.
+        counts: number of skipped or dropped items so far, by name; part of the state, so it survives a resume.
     """
 
     arrays: bool = False
@@ -41,7 +41,7 @@ class StreamIterator(ABC, Generic[T]):
         return self
 
     def __next__(self) -> T:
-        """The next item; StopIteration at the end, and again after it. After an error the next call continues."""
+        """Return the next item; raise StopIteration at the end and after it. After an error the next call continues."""
         if self._running is None:
             self._running = self.items()
         try:
@@ -53,7 +53,7 @@ class StreamIterator(ABC, Generic[T]):
             raise
 
     def items(self) -> Iterator[T]:
-        """The items from the position on, until the end or an error; only the last such iterator may be used.
+        """Yield the items from the position on, until the end or an error; only the newest iterator may be used.
 
         A generator of a subclass keeps the position in attributes, not in local variables: whenever it has yielded or
         raised, ``state`` gives the position, and another generator continues there.
@@ -62,18 +62,18 @@ class StreamIterator(ABC, Generic[T]):
 
     @abstractmethod
     def state(self) -> State:
-        """The position. May share objects with the iterator: copy it before the next call."""
+        """Return the position. It may share objects with the iterator: copy it before the next call."""
 
     def use_arrays(self) -> None:
-        """Before the first item: for a reader that would convert tensors to arrays."""
+        """Return arrays instead of tensors, for a reader that would convert them; call before the first item."""
         self.arrays = True
 
     def sources(self) -> "list[StreamIterator[Any]]":
-        """The iterators that this one reads; most have one, in ``source``."""
+        """Return the iterators that this one reads; most read one, ``source``."""
         return [] if self.source is None else [self.source]
 
     def report(self) -> dict[str, int]:
-        """Sum of ``counts`` over this iterator and all its sources."""
+        """Return the sum of ``counts`` over this iterator and all its sources."""
         counts = dict(self.counts)
         for source in self.sources():
             for name, count in source.report().items():
@@ -81,13 +81,13 @@ class StreamIterator(ABC, Generic[T]):
         return counts
 
     def close(self) -> None:
-        """Release threads, processes and connections; idempotent. Items that were returned stay valid."""
+        """Release threads, processes and connections; idempotent. Returned items stay valid."""
         for source in self.sources():
             source.close()
 
 
 class PassingIterator(StreamIterator[T]):
-    """Returns the samples of its source, or some columns of them, as they are: arrays stay arrays."""
+    """Returns the samples of its source, or some of their columns, unchanged: arrays stay arrays."""
 
     def __init__(self, source: StreamIterator[Any]) -> None:
         super().__init__(source)
@@ -115,7 +115,7 @@ class PipelineContext:
         return sum(getattr(part, "retries", 0) for part in self._shared.values())
 
     def shared(self, make: Callable[[], AbstractContextManager[R]]) -> R:
-        """The value of the context manager ``make()``: entered at the first call, left by ``close``."""
+        """Return the value of the context manager ``make()``, entered at the first call and exited by ``close``."""
         if make not in self._shared:
             self._shared[make] = self._stack.enter_context(make())
         return self._shared[make]
@@ -125,7 +125,7 @@ class PipelineContext:
 
 
 class Part(NamedTuple):
-    """How far one of several ranks is with a transform: at ``state``, or at its beginning or ``ended``."""
+    """The position of one of several ranks in a transform: ``state``, None at the beginning, or ``ended``."""
 
     share: Share
     state: State | None
@@ -133,17 +133,17 @@ class Part(NamedTuple):
 
 
 class Transform(ABC):
-    """A source, or what is done to the samples of one: immutable configuration, for any number of passes.
+    """A source or an operation on its samples: immutable configuration for any number of passes.
 
     A state resumes on another number of ranks in two steps. ``without_read_ahead`` replaces the state of each rank by
-    one without read-ahead. ``divide`` gives each of the new ranks its part of what all of them had left.
+    one without read-ahead. ``divide`` gives each of the new ranks its part of the remaining samples of all.
 
     Attributes:
         sources: the transforms that it reads.
         carries: whether its iterator holds data of one rank only, such as leftover tokens or a count.
-        keeps: whether its iterator's state holds something beside ``"source"``; if not, it is the source's state.
-        divisible: of a source: whether ranks can share it, without reading each other's samples.
-        iterator: makes the iterator of a transform of one source, whose state is ``"source"`` in the iterator's own.
+        keeps: whether its iterator's state has more than ``"source"``; if not, its state is the source's state.
+        divisible: whether ranks can share this source without reading each other's samples.
+        iterator: creates the iterator of a transform with one source, whose state is ``"source"`` in the iterator's.
     """
 
     sources: "tuple[Transform, ...]" = ()
@@ -169,7 +169,7 @@ class Transform(ABC):
             raise
 
     def without_read_ahead(self, context: PipelineContext, state: State) -> State:
-        """The same position, in a state without samples that have to be read again and skipped."""
+        """Return a state with the same position, without samples that a resume must read again and skip."""
         if not self.sources:
             return state
         if not self.keeps:
@@ -178,12 +178,12 @@ class Transform(ABC):
         return {**state, "source": self.sources[0].without_read_ahead(context, source)}
 
     def divide(self, parts: Sequence[Part], share: Share) -> State:
-        """The state from which ``share`` reads its part of what ``parts``, all former ranks, have left.
+        """Return the state of ``share`` for its part of the samples that ``parts``, all former ranks, have left.
 
-        Over all shares, each remaining sample has one place. The states are without read-ahead.
+        Each remaining sample belongs to exactly one share. The states are without read-ahead.
 
         Raises:
-            StateError: this transform holds something of one rank that can't be divided.
+            StateError: this transform holds data of one rank that can't be divided.
         """
         if not self.keeps:
             return self.sources[0].divide(parts, share)
@@ -193,7 +193,7 @@ class Transform(ABC):
         return {"source": self.sources[0].divide(below, share), **held}
 
     def divide_held(self, saved: list[StateReader], share: Share) -> State:
-        """The part of ``share`` in what the iterators of all ranks held themselves."""
+        """Return the part of ``share`` in the data that the iterators of all ranks held themselves."""
         raise self.of_one_rank()
 
     def of_one_rank(self) -> StateError:
@@ -222,20 +222,20 @@ class Transform(ABC):
 
     @abstractmethod
     def describe(self, *, pinned: bool) -> str:
-        """One line, equal for transforms whose states are interchangeable.
+        """Return one line, equal for transforms whose states are interchangeable.
 
         Args:
             pinned: a later transform carries data of one rank, so the line must name the rank.
         """
 
     def pipeline(self, *, pinned: bool = False) -> list[str]:
-        """The lines of all transforms, sources first."""
+        """Return the lines of all transforms, sources first."""
         below = [line for transform in self.sources for line in transform.pipeline(pinned=pinned or self.carries)]
         return [*below, self.describe(pinned=pinned)]
 
 
 def divided_counts(saved: Sequence[StateReader], share: Share) -> dict[str, int]:
-    """What all ranks counted, as the counts of the first; the others begin again."""
+    """Return the sum of all ranks' counts for the first share; the others restart at zero."""
     counts: dict[str, int] = {}
     for one in saved if share.index == 0 else ():
         for name, count in one.counts().items():
@@ -244,12 +244,12 @@ def divided_counts(saved: Sequence[StateReader], share: Share) -> dict[str, int]
 
 
 def divided_items(saved: Sequence[StateReader], key: str, share: Share) -> list[Any]:
-    """A part of the lists that all ranks held under ``key``."""
+    """Return one share's part of the lists that all ranks held under ``key``."""
     return share.of([item for one in saved for item in one.items(key)])
 
 
 def only(saved: Sequence[StateReader], key: str) -> Any:
-    """The number under ``key``, which all ranks must have alike."""
+    """Return the number under ``key``, which must be equal on all ranks."""
     values = [one.integer(key) for one in saved]
     if len(set(values)) > 1:
         raise StateError(

@@ -17,7 +17,7 @@ MAX_MIX_PERIOD = 1 << 16
 
 @dataclass(frozen=True)
 class Order(Generic[T]):
-    """Items by position, each computed when it is asked for, independently of the others.
+    """Items by position, each computed on request, independently of the others.
 
         windows = Order.of(store, "store/").permute(seed=1).share(rank, world)
         windows[10**6]               # in constant time
@@ -58,7 +58,7 @@ class Order(Generic[T]):
         return self.iter()
 
     def map(self, function: Callable[[T], U], name: str = "map") -> "Order[U]":
-        """``function`` of each item, computed when asked for."""
+        """Apply ``function`` to each item, on request."""
         at = self.at
         return Order(self.length, lambda position: function(at(position)), f"{self.name}.{name}", self.shared)
 
@@ -78,7 +78,7 @@ class Order(Generic[T]):
         length = len(fixed)
         if not length:
             raise ValueError(f"{fixed.name} has no item: repeating it would never give one")
-        current: list[tuple[int, Permutation]] = []  # cached: its keys cost more than an index
+        current: list[tuple[int, Permutation]] = []  # cached, because its keys cost more than an index
 
         def at(position: int) -> T:
             epoch, index = divmod(position, length)
@@ -159,7 +159,7 @@ class Order(Generic[T]):
         return OrderIterator(self, state)
 
     def _fixed(self) -> Self:
-        """The same order, counted by this rank alone; its name then includes the share."""
+        """Return the same order with positions of this rank only; its name then includes the share."""
         if self.shared is None:
             return self
         rank, world = self.shared
@@ -170,7 +170,7 @@ class Order(Generic[T]):
 
 
 class OrderIterator(StreamIterator[T]):
-    """The items of an order in sequence; ``state()`` is ``{"consumed": number of items that all ranks took}``."""
+    """Iterates over an order; ``state()`` is ``{"consumed": number of items that all ranks took}``."""
 
     def __init__(self, order: Order[T], state: dict[str, Any] | None = None) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from tplr.streams.iterator import State, StreamIterator
 
-MAX_GROUP = 1 << 20  # samples: no group is nearly as large
+MAX_GROUP = 1 << 20  # samples, far above the size of any group
 
 
 class SampleGroup(NamedTuple):
@@ -16,10 +16,10 @@ class SampleGroup(NamedTuple):
 
 
 class ReadAheadBuffer:
-    """Takes groups from an iterator. A position between two groups is the source's own; within a group it is the
-    group's and a number of samples, which a resume reads again and skips.
+    """Takes groups from an iterator. A position between two groups is the source's position. Within a group it is the
+    group's position and a number of samples, which a resume reads again and skips.
 
-    ``ReadAhead`` runs the work on these groups. It knows no positions: only a source that can be resumed has them.
+    ``ReadAhead`` runs the work on these groups. It has no positions, because only a resumable source has them.
 
     Args:
         samples: reads them from ``source``; an error does not end it.
@@ -39,8 +39,8 @@ class ReadAheadBuffer:
     def group(
         self, limit: int, *, at_least: int = 1, weigh: Callable[[Any], int] = lambda sample: 1
     ) -> SampleGroup | None:
-        """The next samples, until they weigh ``limit``; None at the end. An error of the source is kept in ``error``.
-        After an interrupt the next call continues."""
+        """Return the next samples, up to a total weight of ``limit``; None at the end. An error of the source is stored
+        in ``error``. After an interrupt the next call continues."""
         if self._position is None:
             self._position = self._source.state()
         weight = sum(map(weigh, self._samples))
@@ -59,5 +59,5 @@ class ReadAheadBuffer:
         return group
 
     def position(self) -> State:
-        """Where the next group begins."""
+        """The source's position at the beginning of the next group."""
         return self._source.state() if self._position is None else self._position

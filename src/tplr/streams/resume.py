@@ -1,4 +1,4 @@
-"""From saved states to the position of one rank: its own state, or its part of the states of all former ranks."""
+"""Converts saved states to one rank's position: its own state, or its part of the states of all former ranks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ States = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def position_of(states: States, transform: Transform, share: Share) -> State:
-    """The position at which ``share`` continues.
+    """Return the position at which ``share`` continues.
 
     Args:
         states: the state of this share, or those of all shares, of this or any other number.
 
     Raises:
-        StateError: one is damaged or of another pipeline, or one is missing.
+        StateError: a state is damaged, belongs to another pipeline, or is missing.
     """
     given = [states] if isinstance(states, Mapping) or not isinstance(states, Sequence) else [*states]
     lines = transform.pipeline()
@@ -39,8 +39,8 @@ def position_of(states: States, transform: Transform, share: Share) -> State:
 
 
 def find_states(value: Any) -> list[Mapping[str, Any]]:
-    """All states of pipelines in nested dictionaries and lists, such as the state of a StatefulDataLoader with the
-    states of its workers."""
+    """Return all pipeline states in nested dictionaries and lists, such as the state of a StatefulDataLoader with its
+    workers' states."""
     if isinstance(value, Mapping):
         if value.get("format") == FORMAT:
             return [value]

@@ -7,14 +7,14 @@ from math import gcd
 
 
 class WeightedRoundRobin:
-    """Before each turn every source earns its weight as credit. The source with the largest credit, of equals the
-    first, has the turn and pays the sum of all weights.
+    """Before each turn every source earns its weight as credit. The source with the largest credit (the first one in a
+    tie) gets the turn and pays the sum of all weights.
 
     Weights are exact decimals as written, so the schedule repeats after ``period`` turns: ``[0.5, 0.3, 0.2]`` has a
     period of 10.
 
     Attributes:
-        held: credit of each source; the whole state.
+        held: credit of each source; this is the whole state.
 
     Raises:
         ValueError: a weight is negative, not finite, or all are zero.
@@ -35,7 +35,7 @@ class WeightedRoundRobin:
         self.held = [0] * len(whole)
 
     def next(self) -> int:
-        """Index of the source whose turn it is."""
+        """Return the index of the source that gets the next turn."""
         held = [credit + weight for credit, weight in zip(self.held, self._weights, strict=True)]
         # A source of weight 0 never has the turn: its credit is 0, and another one is above 0.
         index = held.index(max(held))

@@ -8,7 +8,7 @@ from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transf
 
 
 class ShardByRank(Transform):
-    """The share of this process in every source before it: every ``world_size``-th file, row group, page or item.
+    """This process's share of every preceding source: every ``world_size``-th file, row group, page or item.
 
     Args:
         rank, world_size: None reads ``RANK`` and ``WORLD_SIZE`` when an iteration begins.

@@ -1,4 +1,4 @@
-"""Which places of each epoch one rank reads, and how ranks divide again what is left of an epoch."""
+"""Assigns the places of each epoch to ranks, and divides the rest of an epoch between another number of ranks."""
 
 import hashlib
 import json
@@ -15,19 +15,19 @@ ENDLESS = 1 << 62  # places of an order without end
 
 
 class SharedPlaces:
-    """The places of one share: every ``count``-th of an epoch's ``length``, epoch after epoch.
+    """The places of one share: every ``count``-th of an epoch's ``length`` places, epoch after epoch.
 
         while True:
             for place in places.run: ...
             if not places.advance():
                 break
 
-    The state is a number, ``next``. After a change of the number of ranks it also has ``rest``, ranges of places that
-    come before it: where some of the former ranks were behind the others. Of a shuffled epoch it has a check sum too: a
-    wrong epoch would cost a shuffle for each epoch before it.
+    The state is a number, ``next``. After a change of the number of ranks it also has ``rest``: ranges of places before
+    ``next`` that some former ranks had not read. For a shuffled epoch it has a check sum as well, because a wrong epoch
+    would cost a shuffle for each previous epoch.
 
     Attributes:
-        epoch: that of the present run.
+        epoch: epoch of the current run.
         run: iterator over its places.
 
     Raises:
@@ -60,7 +60,7 @@ class SharedPlaces:
         self.run: Iterator[int] = iter(self._range)
 
     def left(self) -> range:
-        """What is left of the present run."""
+        """The remaining places of the current run."""
         return self._range[len(self._range) - length_hint(self.run) :]
 
     def put_back(self) -> None:
@@ -74,7 +74,7 @@ class SharedPlaces:
         return self.epoch + 1 if self.repeat else None
 
     def advance(self) -> bool:
-        """Go on to the next run; False at the end."""
+        """Advance to the next run; return False at the end."""
         if self._rest:
             self.epoch, self._range = self._rest.popleft()
         elif self.repeat:
@@ -97,7 +97,7 @@ class SharedPlaces:
 
 
 class Former(NamedTuple):
-    """A share before the change: how far it was, None at the beginning; ``ended``: it has read all its places."""
+    """A share before the change: its position (None at the beginning); ``ended``: it has read all its places."""
 
     share: Share
     saved: StateReader | None
@@ -107,10 +107,10 @@ class Former(NamedTuple):
 def divide_places(
     parts: Sequence[Former], length: int, share: Share, finer: int = 1, *, shuffled: bool = False
 ) -> dict[str, Any]:
-    """The state of ``share`` that continues at what ``parts``, all former shares, have left of their places.
+    """Return the state of ``share`` for the places that ``parts``, all former shares, have left.
 
-    Up to the last place that any of them has read, they leave ranges, which are divided evenly. Beyond it each
-    share takes every ``count``-th place, as in any epoch. Each place becomes ``finer`` places.
+    Up to the last place that any former share has read, the remaining ranges are divided evenly. Beyond it each share
+    takes every ``count``-th place, as in any epoch. Each place becomes ``finer`` places.
     """
     read = [_read(part.saved, length) if part.saved else (0, _untouched(part, length), []) for part in parts]
     epoch = max((at for at, _, _ in read), default=0)
@@ -140,13 +140,13 @@ def divide_places(
 
 
 def _untouched(part: Former, length: int) -> range:
-    """The places of a share that has not begun; none if it has ended."""
+    """Return the places of a share that has not begun; none if it has ended."""
     start = length + part.share.count - 1 if part.ended else part.share.index
     return range(start, max(start, length), part.share.count)
 
 
 def _slice(runs: list[tuple[int, range]], share: Share) -> list[tuple[int, range]]:
-    """One of ``share.count`` equal consecutive parts of ``runs``."""
+    """Return one of ``share.count`` equal consecutive parts of ``runs``."""
     total = sum(len(run) for _, run in runs)
     start, stop = share.index * total // share.count, (share.index + 1) * total // share.count
     found, before = [], 0
@@ -159,7 +159,7 @@ def _slice(runs: list[tuple[int, range]], share: Share) -> list[tuple[int, range
 
 
 def _read(saved: StateReader, length: int) -> tuple[int, range, list[tuple[int, range]]]:
-    """Epoch and range of the last run, and the runs before it."""
+    """Return epoch and range of the last run, and the runs before it."""
     epoch, first = saved.integer("epoch", high=_MAX_EPOCH), saved.integer("next")
     step = saved.integer("step", low=1)
     rest = []

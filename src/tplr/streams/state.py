@@ -31,7 +31,7 @@ from tplr.sharding import Share
 
 FORMAT, VERSION = "tplr.data", 2
 _KEYS = {"format", "version", "pipeline", "fingerprint", "share", "position", "arrays"}
-_LONG_LIST = 16  # a list of at least so many integers is stored as an array
+_LONG_LIST = 16  # a list of at least this many integers is stored as an array
 WHOLE = Share(0, 1)
 _INT64 = range(-(2**63), 2**63)
 _MAX_INTEGER = 2**63 - 1
@@ -40,14 +40,14 @@ PLAIN = frozenset({type(None), bool, int, float, str, bytes})  # values of these
 
 
 class Saved(NamedTuple):
-    """What a state says: the position of one share of a pipeline's data."""
+    """The content of a state: the position of one share of a pipeline's data."""
 
     share: Share
     position: dict[str, Any]
 
 
 def seal(position: Any, pipeline: Sequence[str], share: Share = WHOLE) -> dict[str, Any]:
-    """A state that shares nothing with the running pipeline but strings.
+    """Return a state that shares only strings with the running pipeline.
 
     Raises:
         StateError: a sample holds a type that a state can't store.
@@ -65,10 +65,11 @@ def seal(position: Any, pipeline: Sequence[str], share: Share = WHOLE) -> dict[s
 
 
 def unseal(state: Mapping[str, Any], pipeline: Sequence[str]) -> Saved:
-    """The share and the position of ``state``, which is not changed.
+    """Return the share and the position of ``state``, which is not changed.
 
     Raises:
-        StateError: it was not made by ``seal``, or it is of another pipeline; the message names the first difference.
+        StateError: ``seal`` did not create it, or it belongs to another pipeline (the message names the first
+            difference).
     """
     if not isinstance(state, Mapping) or "format" not in state or state["format"] != FORMAT:
         got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
@@ -91,12 +92,12 @@ def unseal(state: Mapping[str, Any], pipeline: Sequence[str]) -> Saved:
     try:
         arrays = {name: np.asarray(array) for name, array in state["arrays"].items()}
         return Saved(Share(index, count), _read(state["position"], arrays))
-    except Exception as error:  # whatever a damaged value leads to
+    except Exception as error:  # a damaged value can lead to any error
         raise StateError(f"the state is damaged: {error!r}") from error
 
 
 def fingerprint(pipeline: Sequence[str]) -> str:
-    """SHA-256, as hex, of the lines, each as ``len:line``."""
+    """Return the hex SHA-256 of the lines, each as ``len:line``."""
     return hashlib.sha256("".join(f"{len(line)}:{line}" for line in pipeline).encode()).hexdigest()
 
 
@@ -121,23 +122,23 @@ def load_state(path: str | Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, NotImplementedError) as error:
         raise StateError(f"{path} holds no state of a pipeline: {error}") from error
     except (zipfile.BadZipFile, zipfile.LargeZipFile, SyntaxError, AttributeError, RuntimeError) as error:
-        # what zipfile and the parser of numpy's headers make of damaged bytes
+        # errors of zipfile and numpy's header parser for damaged bytes
         raise StateError(f"{path} is torn or damaged: {error}; use the state saved before it") from error
     return {**state, "arrays": arrays}
 
 
 def check_sample(sample: Any, stage: str, plain: frozenset[type] = PLAIN) -> None:
-    """Raises StateError if a state can't store ``sample``, which ``stage`` is to keep.
+    """Raise StateError if a state can't store ``sample``, which ``stage`` is to keep.
 
-    Values of the types ``plain`` are not looked at. Of a list of more than ``_LONG_LIST`` items only the first and the
-    last are: all would take as long as to read it.
+    Values of the types ``plain`` are not checked. In a list of more than ``_LONG_LIST`` items only the first and the
+    last are checked: checking all takes as long as reading them.
     """
     if not _storable(sample, plain):
         _Writer().write(sample, f"{stage}: the sample")
 
 
 def _storable(value: Any, plain: frozenset[type]) -> bool:
-    """Whether a state surely can store ``value``."""
+    """Return whether a state can certainly store ``value``."""
     kind = type(value)
     if kind in plain:
         return True
@@ -151,7 +152,7 @@ def _storable(value: Any, plain: frozenset[type]) -> bool:
 class StateReader:
     """Checked access to the state of one transform, which is not changed.
 
-    Each method raises StateError, naming the transform and the key, where the value is not what the transform wrote.
+    Each method raises StateError, naming the transform and the key, if the transform can't have written the value.
     """
 
     def __init__(self, stage: str, values: Any) -> None:
@@ -169,11 +170,11 @@ class StateReader:
         return key in self._values
 
     def integer(self, key: str, *, low: int = 0, high: int | None = None) -> int:
-        """A number from ``low`` to ``high``."""
+        """Return a number from ``low`` to ``high``."""
         return self.integer_of(self.any(key), key, low=low, high=high)
 
     def integer_of(self, value: Any, key: str, *, low: int = 0, high: int | None = None) -> int:
-        """``value``, which is a part of what is at ``key``."""
+        """Return ``value``, which is a part of the value at ``key``, checked like ``integer``."""
         if type(value) is not int or not low <= value <= (_MAX_INTEGER if high is None else high):
             raise self.wrong(key, f"a whole number of {low} {'or more' if high is None else f'to {high}'}", value)
         return value
@@ -191,7 +192,7 @@ class StateReader:
         return value
 
     def items(self, key: str, *, length: int | None = None, kind: type = object) -> list[Any]:
-        """A list, as a new one."""
+        """Return a copy of a list."""
         value = self.any(key)
         if not isinstance(value, list) or (length is not None and len(value) != length):
             raise self.wrong(key, f"a list{'' if length is None else f' of {length}'}")
@@ -210,7 +211,7 @@ class StateReader:
         return {name: self.integer_of(count, f"counts.{name}") for name, count in value.items()}
 
     def numbered(self, key: str, *, high: int) -> dict[int, dict[str, Any]]:
-        """States by number, up to ``high``."""
+        """Return states by number, up to ``high``."""
         value = self.any(key)
         if not isinstance(value, dict) or not all(
             isinstance(number, str) and number.isdecimal() and int(number) <= high and isinstance(one, dict)
@@ -220,14 +221,14 @@ class StateReader:
         return {int(number): one for number, one in value.items()}
 
     def child(self, key: str = "source") -> dict[str, Any]:
-        """The state of a source."""
+        """Return the state of a source."""
         value = self.any(key)
         if not isinstance(value, dict):
             raise self.wrong(key, "a dictionary")
         return value
 
     def wrong(self, key: str, expected: str, *got: Any) -> StateError:
-        """The error for the value at ``key``, or ``got``."""
+        """Return the error for the value at ``key``, or ``got``."""
         value = got[0] if got else self.any(key)
         return StateError(
             f"the state of {self.stage} is damaged: {key}: expected {expected}, got {_short(value)}; use another state"
@@ -250,14 +251,14 @@ def _check_pipeline(theirs: list[str], ours: list[str]) -> None:
 
 
 class _Writer:
-    """Turns values into JSON, and keeps the arrays among them, uncopied, until ``arrays`` joins them."""
+    """Converts values to JSON, and keeps their arrays, uncopied, until ``arrays`` joins them."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[npt.NDArray[Any]]] = {}
         self._lengths: dict[str, int] = {}
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """One array for each dtype."""
+        """Return one array for each dtype."""
         return {
             name: np.concatenate(parts, dtype=np.dtype(name), casting="unsafe") for name, parts in self._parts.items()
         }
@@ -300,7 +301,7 @@ class _Writer:
         return [self.write(item, f"{where}[{i}]") for i, item in enumerate(value)]
 
     def _column(self, values: list[Any], where: str) -> Any:
-        """Values of one column; rows of integers, of one type and dtype, as one array and their lengths."""
+        """Convert one column's values; rows of integers with one type and dtype become one array and their lengths."""
         kind = type(values[0])
         if any(type(value) is not kind for value in values):
             return self.write(values, where)
@@ -319,7 +320,7 @@ class _Writer:
         return [self._rows([lengths]), self._rows(rows)]
 
     def _rows(self, rows: list[npt.NDArray[Any]]) -> list[Any]:
-        """The place of integers in the smallest dtype that holds them all."""
+        """Store integers in the smallest dtype that holds them all; return their place."""
         name = smallest(rows)
         start = self._lengths.get(name, 0)
         size = sum(map(len, rows))
@@ -336,11 +337,11 @@ class _Writer:
 
 
 def smallest(rows: Sequence[npt.NDArray[Any]]) -> str:
-    """The name of the smallest dtype that holds all integers of ``rows``, of uint16, int32 and their own."""
+    """Return the name of the smallest dtype that holds all integers of ``rows``: uint16, int32 or their own."""
     own = rows[0].dtype.newbyteorder("=").name
     if rows[0].dtype.itemsize <= 2:
         return own
-    bits = 0  # the or of all numbers is below 2**16 only if each of them is, and none is negative
+    bits = 0  # the OR of all numbers is below 2**16 only if each number is, and none is negative
     for row in rows:
         bits |= int(np.bitwise_or.reduce(row)) if len(row) else 0
         if not 0 <= bits < 2**16:
@@ -356,14 +357,14 @@ def smallest(rows: Sequence[npt.NDArray[Any]]) -> str:
 
 
 def _alike(values: Sequence[Any]) -> bool:
-    """Whether arrays or tensors are rows of integers of one dtype."""
+    """Return whether arrays or tensors are rows of integers of one dtype."""
     dtype = values[0].dtype
     integers = dtype.kind in "iu" if isinstance(dtype, np.dtype) else not dtype.is_floating_point
     return integers and all(value.ndim == 1 and value.dtype == dtype for value in values)
 
 
 def _is_integers(value: list[Any]) -> bool:
-    """Whether a list holds integers of 64 bits, and at least one."""
+    """Return whether a list is not empty and holds only 64-bit integers."""
     return set(map(type, value)) == {int} and min(value) in _INT64 and max(value) in _INT64
 
 

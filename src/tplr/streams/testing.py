@@ -13,7 +13,7 @@ from tplr.streams.dataset import CheckpointableDataset
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two samples are equal, types, dtypes and shapes included."""
+    """Return whether two samples are equal, including types, dtypes and shapes."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -28,8 +28,8 @@ def same(a: Any, b: Any) -> bool:
 def check_resume(dataset: CheckpointableDataset, *, places: Iterable[int] | None = None, limit: int = 200) -> list[Any]:
     """Assert that the dataset resumes exactly.
 
-    It resumes from a state before each of the first ``limit`` samples and after the last, twice from each, and once
-    from a state of the resumed pass. States are converted to JSON and back, and must not be changed by a resume.
+    It resumes twice from a state before each of the first ``limit`` samples and after the last, and once from a state
+    of the resumed pass. States are converted to JSON and back, and a resume must not change them.
 
     Args:
         places: numbers of samples after which a state is taken; None means all.
@@ -44,7 +44,7 @@ def check_resume(dataset: CheckpointableDataset, *, places: Iterable[int] | None
         for _ in range(len(whole)):
             next(again)
             states.append(again.state_dict())
-        if len(whole) < limit:  # after the end, too
+        if len(whole) < limit:  # also after the end
             assert next(again, None) is None
             assert next(again, None) is None
             states.append(again.state_dict())
@@ -69,14 +69,15 @@ def check_worlds(
 ) -> tuple[list[Any], dict[str, int]]:
     """Run a dataset on ``worlds[0]`` ranks, continue on ``worlds[1]`` from the states of all, and so on, to its end.
 
-    Asserts that no resume changes a state, and that each rank continues exactly from its own one.
+    Asserts that no resume changes a state, and that each rank continues exactly from its own state.
 
     Args:
-        make: the dataset of a rank of a world, such as ``lambda rank, world: dataset.shard_by_rank(rank, world)``.
-        taken: called for each rank of each world but the last: how many samples it returns before the change.
+        make: returns the dataset of a rank of a world, such as
+            ``lambda rank, world: dataset.shard_by_rank(rank, world)``.
+        taken: called for each rank of each world but the last; returns the number of samples to take before the change.
 
     Returns:
-        The samples of all ranks and worlds, to be compared with what is expected, and the sum of their counts.
+        The samples of all ranks and worlds, to compare with the expected ones, and the sum of their counts.
     """
     found: list[Any] = []
     counts: Counter[str] = Counter()
@@ -100,6 +101,6 @@ def check_worlds(
 
 
 def _through_json(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy that has been JSON, but for the arrays."""
+    """Return a copy that was converted to JSON and back, except for the arrays."""
     arrays = {name: array.clone() for name, array in state["arrays"].items()}
     return {**json.loads(json.dumps({**state, "arrays": None})), "arrays": arrays}

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 Event = Mapping[str, Any]
-# Fields that say which node and window an event is about; all others are its content.
+# Fields that identify the node and window of an event; all others are its content.
 HEADER = frozenset({"event", "time", "role", "uid", "window"})
-# What score reports hold, which others may read only when the weights that follow are in force: not for the public.
+# Events with the content of score reports, which others may read only after the weights are in force, so not public.
 SEALED = frozenset({"scores", "evaluated"})
-# Why a miner has no update for a window that counts: of the event ``missed``.
+# Reasons of the event ``missed``: why a miner has no valid update for a window.
 Cause = Literal["behind", "chain", "data", "storage", "training", "no_batch", "late"]
 Listener = Callable[[Event], None]
 

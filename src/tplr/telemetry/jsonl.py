@@ -14,11 +14,11 @@ from tplr.telemetry.events import Event
 class JsonlListener:
     """Appends one line per event with one write call, so a reader never sees mixed lines.
 
-    A file that would exceed ``max_bytes`` is renamed to ``{path}.1`` first, in place of the one before.
+    A file that would exceed ``max_bytes`` is first renamed to ``{path}.1``, which replaces the previous one.
     """
 
     def __init__(self, path: Path, *, max_bytes: float = math.inf) -> None:
-        """Raises ConfigError if ``path`` can't be written."""
+        """Open ``path`` for appending. Raises ConfigError if it can't be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab+", buffering=0)
@@ -27,7 +27,7 @@ class JsonlListener:
         self._path = path
         self._max_bytes = max_bytes
         self._healthy = True
-        # An incomplete last line of a killed process must not merge with our first line.
+        # An incomplete last line of a killed process must not merge with the first new line.
         if self._file.tell() and os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n":
             self._write(b"\n")
 
@@ -59,7 +59,7 @@ class JsonlListener:
 
 
 def rotated(path: Path) -> Path:
-    """Where the events before those of ``path`` are."""
+    """Return the path of the events before those in ``path``."""
     return path.with_name(f"{path.name}.1")
 
 
@@ -67,18 +67,18 @@ MAX_LINE = 2**16  # bytes of the first line that are compared
 
 
 class Position(NamedTuple):
-    """How far a file of events has been read.
+    """The position up to which an event file has been read.
 
     Attributes:
         offset: in bytes.
-        file: which file that was, by device, inode and first line, as inodes are used again; None: nothing was read.
+        file: identity of the file by device, inode and first line, because inodes are reused; None: nothing was read.
     """
 
     offset: int = 0
     file: tuple[int, int, bytes] | None = None
 
     def within(self, file: tuple[int, int, bytes]) -> bool:
-        """Whether this is a position in ``file``. Before its first line is whole, nothing is known of it."""
+        """Return whether this is a position in ``file``. Before its first line is complete, the file is unknown."""
         return self.file is not None and self.file[:2] == file[:2] and (self.offset == 0 or self.file == file)
 
 
@@ -86,9 +86,9 @@ START = Position()
 
 
 def read_events(path: Path, position: Position = START) -> tuple[list[dict[str, Any]], Position]:
-    """The complete lines from ``position`` on, and the position after them. A missing file has no events.
+    """Read the complete lines from ``position`` on; return them and the position after them.
 
-    If the file has been rotated since, what was not read of the one before comes first.
+    A missing file has no events. If the file has been rotated since, the unread lines of the previous file come first.
     """
     try:
         events, end = _read_from(path, position)
@@ -104,7 +104,7 @@ def read_events(path: Path, position: Position = START) -> tuple[list[dict[str, 
 
 
 def _read_from(path: Path, position: Position) -> tuple[list[dict[str, Any]], Position]:
-    """From its beginning, if it is another file."""
+    """Read from ``position``, or from the beginning if it is another file."""
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         identity = stat.st_dev, stat.st_ino, file.readline(MAX_LINE)

@@ -1,4 +1,4 @@
-"""Events as lines of the node's log."""
+"""Logs events as lines of the node's log."""
 
 import logging
 from typing import Any
@@ -8,7 +8,7 @@ from tplr.telemetry.events import HEADER, Event
 
 # Events that their emitters log themselves.
 SPOKEN = frozenset({"missed", "problem", "peers", "weights", "outdated", "evaluation"})
-# One line per miner, or for machines alone: only at level DEBUG.
+# Events with one line per miner, or only for programs: logged at level DEBUG.
 DETAILS = frozenset({"evaluated", "pulse"})
 
 

@@ -1,8 +1,8 @@
-"""What each event says in numbers: a table from events to metrics, which names no monitoring system.
+"""Table from events to metrics, independent of any monitoring system.
 
 Names follow Prometheus's rules (https://prometheus.io/docs/practices/naming/): base units, counters end in ``_total``.
-No label holds a window, a hash or a text, so the number of series is bounded: by phases, reasons, 256 uids, and the
-tasks that the operator names.
+No label has a window, a hash or a text, so the number of series is bounded by phases, reasons, 256 uids, and the tasks
+that the operator names.
 """
 
 from collections import Counter
@@ -23,10 +23,10 @@ from tplr.schemas import Reason
 from tplr.scoring.penalties import RULES
 from tplr.telemetry.events import HEADER, Cause, Event
 
-# One number, or one for each value of the metric's label; None: the event says nothing about it.
+# One number, or one for each value of the metric's label; None: the event does not contain it.
 Reading = float | Mapping[str, float] | None
 NO_LABEL = ""
-# What a request to a bucket can end with.
+# Possible results of a request to a bucket.
 STORE_ERRORS = (
     StoreError,
     AccessDenied,
@@ -44,11 +44,11 @@ class Metric:
 
     Attributes:
         name: a counter's ends in ``_total``.
-        event: the kind of event that it is read from.
-        read: what an event adds to a counter, or sets a gauge to.
+        event: kind of the event with its value.
+        read: returns the value that an event adds to a counter, or sets a gauge to.
         label: name of the label; "" if there is one series.
-        replaces: each event names all values of the label: series of other ones end.
-        known: values of the label that are known beforehand.
+        replaces: each event has all values of the label, so series of other values end.
+        known: values of the label that are known in advance.
     """
 
     name: str
@@ -61,9 +61,9 @@ class Metric:
 
     @property
     def from_start(self) -> tuple[str, ...]:
-        """Values of the label whose series are there before the first event, at 0 (Prometheus: avoid missing metrics).
+        """Values of the label whose series start at 0 before the first event (Prometheus: avoid missing metrics).
 
-        A counter that appears with its first event shows no increase: that event is lost to ``rate`` and alerts.
+        A counter that appears with its first event shows no increase, so ``rate`` and alerts miss that event.
         """
         return self.known or ((NO_LABEL,) if self.kind == "counter" and not self.label else ())
 

@@ -1,4 +1,4 @@
-"""Metrics of a node for Prometheus, served over HTTP; needs the extra ``metrics``."""
+"""Serves a node's metrics to Prometheus over HTTP; needs the extra ``metrics``."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class PrometheusListener:
-    """Serves ``METRICS`` at ``http://{address}:{port}/metrics``, from a thread of its own, until the block ends.
+    """Serves ``METRICS`` at ``http://{address}:{port}/metrics``, from a separate thread, until the block ends.
 
-    Memory, CPU and descriptors of the process are added by the client library; ``tplr_info`` names role, uid and
-    version. Before its first event a gauge has no series; a counter is 0, with every label value that is known.
+    The client library adds memory, CPU and descriptors of the process; ``tplr_info`` has role, uid and version. Before
+    its first event a gauge has no series; a counter is 0 for every known label value.
 
     Attributes:
-        port: as given, or the one that was free.
+        port: the given port, or the free port that was chosen.
     """
 
     def __init__(self, port: int, *, address: str) -> None:
-        """``port`` 0: any free one. Raises ConfigError if the extra is not installed, or the port can't be used."""
+        """``port`` 0 selects a free port. Raises ConfigError if the extra is missing, or the port can't be used."""
         try:
             from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
         except ImportError as error:
             raise ConfigError("--metrics-port needs the extra: .venv/bin/pip install -e '.[metrics]'") from error
-        self._lock = threading.Lock()  # events come from the node's thread, requests from the server's
+        self._lock = threading.Lock()  # events are emitted in the node's thread, requests are served in another
         self._info: dict[str, str] = {}
         self._values: dict[str, dict[str, float]] = {
             metric.name: dict.fromkeys(metric.from_start, 0.0) for metric in METRICS
@@ -66,7 +66,7 @@ class PrometheusListener:
                 values[label] = number + (values.get(label, 0.0) if metric.kind == "counter" else 0.0)
 
     def collect(self) -> Iterator[Family]:
-        """All series now, as the client library asks for them."""
+        """Yield the current series for the client library."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         with self._lock:

@@ -1,4 +1,4 @@
-"""Events as charts in Weights & Biases; needs the extra ``wandb``."""
+"""Charts events in Weights & Biases; needs the extra ``wandb``."""
 
 from types import TracebackType
 from typing import Self
@@ -10,13 +10,13 @@ from tplr.telemetry.events import HEADER, SEALED, Event
 class WandbListener:
     """One W&B run: every number of an event becomes ``{event}/{field}``, over the window.
 
-    Events that a validator seals are left out: a run's charts may be public. Its score reports hold them later.
+    Events that a validator seals are left out, because a run's charts may be public. Its score reports have them later.
 
-    The constructor and closing block; events do not, because W&B sends from a separate process.
+    The constructor and closing block. Events do not block, because W&B sends from a separate process.
     """
 
     def __init__(self, project: str, *, name: str) -> None:
-        """Raises ConfigError if the extra is not installed, or W&B rejects the run."""
+        """Start a W&B run. Raises ConfigError if the extra is not installed, or W&B rejects the run."""
         try:
             import wandb
         except ImportError as error:

@@ -47,7 +47,7 @@ class NotByteBPE(Exception):
 
 @dataclass(frozen=True)
 class ByteBPE:
-    """What determines the ids of a text without added tokens.
+    """Everything that determines the ids of a text without added tokens.
 
     Attributes:
         ranks: bytes of each token -> its rank, dense from 0; the 256 single bytes first.

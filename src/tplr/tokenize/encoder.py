@@ -21,8 +21,8 @@ from tplr.tokenize.special_tokens import SpecialTokens
 ENCODERS_KEPT = 4
 _PROBED_TOKENS = 256
 
-# What tokenizer implementations are known to differ in: spaces, line ends, contractions, digits, scripts, case folding,
-# emoji of several characters, and text that looks like a special token.
+# Texts with known differences between tokenizer implementations: spaces, line ends, contractions, digits, scripts, case
+# folding, emoji of several characters, and text that looks like a special token.
 PROBES = (
     "",
     " ",

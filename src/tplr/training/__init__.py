@@ -1,1 +1,1 @@
-"""Building, training and measuring the model: mathematics only, no I/O, no await."""
+"""Builds, trains and measures the model: mathematics only, no I/O, no await."""

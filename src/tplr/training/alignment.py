@@ -1,4 +1,4 @@
-"""Predicted gain of updates: inner products of a validator's gradient with the steps that they make as applied.
+"""Predicted gain of updates: inner products of a validator's gradient with the updates' steps as applied.
 
 One forward and backward pass over sampled batches gives the gradient g. An update's step d, as the outer scheme applies
 it (``OuterScheme.step_factors``), changes the loss by ``-<g, d>`` times the learning rate, to first order. The inner
@@ -31,18 +31,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TINY = 1e-30
-# Part of the largest ``<d, d>`` below which no scale is: a majority of tiny steps makes no window count for many.
+# Lower bound of the squared scale, as a share of the largest ``<d, d>``. Otherwise a majority of tiny steps could make
+# a window count like many.
 SMALLEST = 1e-4
 
 
 class Alignment(NamedTuple):
-    """How the updates of a window point, beside a gradient and beside each other.
+    """Directions of a window's updates relative to a gradient and to each other.
 
     Attributes:
         uids: ascending.
         products: ``<g, d> / (|g| * scale)`` of each update. ``scale`` is the root of the median ``<d, d>`` of the
-            applied updates, so a product is about the cosine. Updates that are only measured change no scale: anybody
-            can send any number of them.
+            applied updates, so a product is about the cosine. Updates that are only measured do not affect the scale,
+            because anybody can send any number of them.
         norms: L2 norm of all values of each update, as sent.
         gram: ``<d_i, d_j> / scale**2``: the upper triangle with the diagonal, row by row.
     """
@@ -54,7 +55,7 @@ class Alignment(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The mean gradient over batches, by parameter name; over several ranks, shards. And the losses of its batches."""
+    """The mean gradient over batches, by parameter name (over several ranks, shards), and the losses of its batches."""
 
     tensors: dict[str, torch.Tensor]
     baseline: Baseline
@@ -68,7 +69,7 @@ def probe_gradient(
     parallel: ParallelContext = SINGLE_PROCESS,
     settings: DeviceSettings = DEFAULTS,
 ) -> Gradient:
-    """One forward and backward pass over batches; ranks take them in turn.
+    """Compute the gradient with one forward and backward pass over batches; ranks take batches alternately.
 
     Args:
         batches: (batches, B, T) token ids.
@@ -82,7 +83,7 @@ def probe_gradient(
     model.zero_grad(set_to_none=True)
     found = []
     for begin in range(0, len(batches), parallel.size):
-        # In an incomplete last round the idle ranks repeat a batch, which does not count: the collectives need them.
+        # In an incomplete last round idle ranks repeat a batch, which does not count: collectives need every rank.
         busy = begin + parallel.rank < len(batches)
         mean, losses = batch_losses(model, batches[begin + parallel.rank if busy else -1], precision, settings)
         # FSDP averages gradients over ranks; the factor makes them a sum.
@@ -111,15 +112,15 @@ def align(
     pairs: bool = True,
     together: int = 0,
 ) -> Alignment:
-    """Inner products of updates with a gradient and, if ``pairs``, with each other; else ``gram`` is the diagonal.
+    """Compute inner products of updates with a gradient and, if ``pairs``, with each other; else only the diagonal.
 
     Args:
         gradient: by parameter name; over several ranks, shards.
         updates: of one window.
-        seed: of the sampled chunks of a large model, unknown to the senders.
-        applied: uids of the updates that set the scale; all of them if none of these was applied.
-        together: how many updates were aligned, where some of them are missing now: in a large model it sets how many
-            chunks are sampled.
+        seed: selects the sampled chunks of a large model; unknown to the senders.
+        applied: uids of the updates that set the scale; all updates set it if none of these was applied.
+        together: number of updates that were aligned together, if some of them are missing now: in a large model it
+            determines the number of sampled chunks.
 
     Raises:
         TrainingError: the gradient is not finite.
@@ -161,7 +162,7 @@ class _Sums:
         return cls(np.zeros(1 + 2 * count + count * count), count)
 
     def over_ranks(self, parallel: ParallelContext) -> _Sums:
-        """The sums of all ranks, added in the order of ranks."""
+        """Return the sums over all ranks, added in rank order."""
         mine = np.concatenate([[self.gradient], self.norms, self.products, self.gram.ravel()])
         every = [np.frombuffer(one) for one in parallel.gather_bytes(mine.tobytes())]
         return _Sums(sum(every[1:], every[0]), len(self.norms))
@@ -176,7 +177,7 @@ def _of_tensor(
     *,
     pairs: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Products with the gradient, float64 [updates], and with each other, in some chunks of one tensor as sent."""
+    """Return the updates' products with the gradient (float64 [updates]) and each other, in chunks of one tensor."""
     products, gram = np.zeros(len(updates)), np.zeros((len(updates), len(updates)))
     for some in blocks(chunks, len(updates), tensor.k):
         indices, values = decode_chunks(updates, tensor, some)
@@ -190,7 +191,7 @@ def _of_tensor(
 
 
 def _cut(tensor: torch.Tensor, grid: ChunkGrid, chunks: np.ndarray) -> torch.Tensor:
-    """Some chunks of a tensor: [chunks, entries]."""
+    """Return some chunks of a tensor: [chunks, entries]."""
     across = grid.cols // grid.chunk_cols
     blocks = grid.blocks(grid.matrix(tensor))
     numbers = torch.from_numpy(chunks).to(tensor.device)

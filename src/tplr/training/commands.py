@@ -1,12 +1,12 @@
-"""Rank 0 speaks, all ranks work: methods that run on every rank with rank 0's arguments.
+"""Commands: methods that rank 0 calls and that run on every rank with rank 0's arguments.
 
 A method marked ``@command`` is an SPMD function. Rank 0 sends its name and arguments to the others, which wait in
 ``Commands.serve``, and all ranks execute it. At its end they compare whether it succeeded.
 
-An error of this package (``TplrError``) must be raised by all ranks: they continue. Any other failure ends the
-process of the rank at once, and with it those of all others: a rank that dies closes its connections, and one that
-hangs exceeds the timeout of a collective. ``torchrun --max-restarts`` starts them again. So nobody checks in before a
-collective, and no rank continues with a model of its own.
+If all ranks raise an error of this package (``TplrError``), they continue. Any other failure ends the rank's process at
+once, and then all others': a dead rank closes its connections, and a hanging one exceeds a collective's timeout.
+``torchrun --max-restarts`` restarts them. So no barrier is needed before a collective, and no rank continues with a
+diverged model.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from tplr.logging import logger
 from tplr.training.evaluation import Baseline
 from tplr.training.parallel import ParallelContext
 
-# Between commands, the others wait for rank 0 as long as the chain or a bucket makes it wait.
+# Timeout between commands: the other ranks wait while rank 0 waits for the chain or a bucket.
 BETWEEN_COMMANDS = datetime.timedelta(days=365)
-END = -1  # a length that says: there is no next command
+END = -1  # sent in place of a length: there is no next command
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Commanded(Protocol):
-    """An object that every rank has.
+    """An object with commands; every rank has one.
 
     Attributes:
         commands: None in a single process.
-        spec: layout of the updates that commands carry.
+        spec: layout of the updates in the commands' arguments.
     """
 
     commands: Commands | None
@@ -59,7 +59,7 @@ T = TypeVar("T", bound=Commanded)
 
 
 def command(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """Make a method run on all ranks when rank 0 calls it. Its arguments are those that ``_encode`` knows."""
+    """Make a method run on all ranks when rank 0 calls it. ``_encode`` must support its arguments."""
 
     @functools.wraps(method)
     def on_all_ranks(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -80,18 +80,18 @@ class Commands:
     def __init__(self, parallel: ParallelContext, timeout: datetime.timedelta) -> None:
         self.parallel = parallel
         self._between: Any = dist.new_group(backend="gloo", timeout=BETWEEN_COMMANDS)
-        # Of its own, so that the end of a command never meets a collective that another rank is still in.
+        # A separate group, so that the end of a command never matches a collective that another rank is still in.
         self._status: Any = dist.new_group(backend="gloo", timeout=timeout)
         self._lock = threading.Lock()
 
     def run(self, method: Callable[..., R], target: Commanded, args: tuple, kwargs: dict[str, Any]) -> R:
-        """Execute a command on all ranks; returns what rank 0 gets. Raises only what all ranks raise."""
+        """Execute a command on all ranks; return rank 0's result. Raises only errors that all ranks raise."""
         with self._lock, self._fatal(method.__name__):
             self._send(method.__name__, args, kwargs)
             return self._execute(method, target, args, kwargs)
 
     def serve(self, target: Commanded) -> None:
-        """What the other ranks do: execute rank 0's commands until ``end``."""
+        """Execute rank 0's commands until ``end``; for all ranks but 0."""
         while True:
             with self._fatal("between commands"):
                 received = self._receive(target.spec)
@@ -102,15 +102,15 @@ class Commands:
                 self._execute(_method(target, name), target, args, kwargs)
 
     def hear(self, seconds: float) -> None:
-        """A rank that can't serve waits for rank 0's next command or end, or as long, and must end then."""
-        with suppress(RuntimeError):  # none came, or rank 0 is gone
+        """Wait at most ``seconds`` for rank 0's next command or end. For a rank that can't serve; it must then exit."""
+        with suppress(RuntimeError):  # timeout, or rank 0 has ended
             word = dist.broadcast(torch.tensor(0), src=0, group=self._between, async_op=True)
             assert word
             word.wait(datetime.timedelta(seconds=seconds))
 
     def end(self) -> None:
-        """Rank 0 tells the others that there is no next command."""
-        with suppress(RuntimeError):  # the others are gone already
+        """Tell the other ranks that there is no next command; called by rank 0."""
+        with suppress(RuntimeError):  # the other ranks have ended already
             dist.broadcast(torch.tensor(END), src=0, group=self._between)
 
     def _execute(self, method: Callable[..., R], target: Commanded, args: Sequence[Any], kwargs: dict[str, Any]) -> R:
@@ -150,7 +150,7 @@ class Commands:
 
 
 class _EndProcess:
-    """Ends the process if an error that other ranks may not have leaves the block."""
+    """Ends the process if the block raises an error that other ranks may not raise."""
 
     def __init__(self, rank: int, what: str) -> None:
         self._rank = rank
@@ -164,14 +164,14 @@ class _EndProcess:
 
 
 def end_process(text: str, error: BaseException) -> NoReturn:
-    """Log and exit with status 1, without the clean-up of a process group, which can wait for a dead rank forever."""
+    """Log and exit with status 1. Skips the clean-up of a process group, which can wait forever for a dead rank."""
     logger.critical("%s", text, exc_info=error)
     logging.shutdown()
     os._exit(1)
 
 
 def _method(target: Commanded, name: str) -> Callable[..., Any]:
-    """The method itself, under its ``@command``."""
+    """Return the method without its ``@command`` wrapper."""
     return getattr(type(target), name).__wrapped__
 
 
@@ -183,7 +183,7 @@ def _received(size: int) -> np.ndarray:
 
 
 def _encode(value: Any, buffers: list[bytes]) -> Any:
-    """JSON for a value; bytes and arrays go into ``buffers``. Lists and JSON's values are as they are."""
+    """Convert a value to JSON; bytes and arrays go into ``buffers``. Lists and JSON values are unchanged."""
     match value:
         case list() | tuple():
             return [_encode(one, buffers) for one in value]
@@ -208,7 +208,7 @@ def _encode(value: Any, buffers: list[bytes]) -> Any:
 
 
 def _decode(value: Any, buffers: list[np.ndarray], spec: PayloadSpec) -> Any:
-    """The inverse of ``_encode``."""
+    """Invert ``_encode``."""
     if isinstance(value, list):
         return [_decode(one, buffers, spec) for one in value]
     if not isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Settings of one machine that change the speed and the memory of its work, never what nodes must agree on.
+"""Settings of one machine that change speed and memory use, never values that nodes must agree on.
 
-Results with two settings differ at most by rounding, as those of two kinds of GPU do.
+Results with two settings differ at most by rounding, like those of two kinds of GPU.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ Checkpointing = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSettings:
-    """How a device computes; the defaults are those of a CPU.
+    """Computation settings of a device; the defaults are those of a CPU.
 
     Attributes:
         compile: compile the repeated decoder layer and the loss (the first window waits for the compiler).
-        checkpointing: activations that a backward pass computes again: none of them; ``selective``: all but the outputs
-            of matrix products and of attention; ``full``: all within a decoder layer.
-        loss_rows: predictions whose logits exist at the same time.
+        checkpointing: activations that the backward pass recomputes. ``none``; ``selective``: all but the outputs of
+            matrix products and attention; ``full``: all within a decoder layer.
+        loss_rows: number of predictions whose logits exist at the same time.
         fused_adamw: one kernel for a step of AdamW; otherwise one for each operation on all tensors.
-        copy_ahead: copy a batch from pinned memory while the batch before it computes; CUDA only.
-        gather_bfloat16: over several ranks, gather the weights of decoder layers in bfloat16, which matrix products use
-            anyway, instead of float32; norms then see their weights in bfloat16, too. No effect with float32 precision.
+        copy_ahead: copy a batch from pinned memory while the device computes the previous batch; CUDA only.
+        gather_bfloat16: over several ranks, gather decoder layers' weights in bfloat16 instead of float32. Matrix
+            products use bfloat16 anyway, but norms then use bfloat16 weights, too. No effect with float32 precision.
         offload_weights: keep the weights from before the inner steps in host memory.
         offload_error_feedback: keep the error feedback in host memory.
     """
@@ -41,7 +41,7 @@ class DeviceSettings:
 
     @classmethod
     def of(cls, device: torch.device | str, **changes: Any) -> DeviceSettings:
-        """The defaults for a device's type, and ``changes``; a change to None is the default."""
+        """Return the defaults for a device's type with ``changes``; None in ``changes`` means the default."""
         given = {name: value for name, value in changes.items() if value is not None}
         return cls(**(_BY_TYPE.get(torch.device(device).type, {}) | given))
 
@@ -59,6 +59,6 @@ DEFAULTS = DeviceSettings()
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory; of a tensor on a GPU in pinned memory, complete when its stream has come to it."""
+    """Copy a tensor to host memory. A GPU tensor's copy is pinned, and complete when its stream is synchronized."""
     copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return copy.copy_(tensor, non_blocking=True)

@@ -1,11 +1,11 @@
-"""Measures what one miner's update does to the loss, on the same sequences before and after.
+"""Measures the change of loss by one miner's update, on the same sequences before and after.
 
 An update costs one forward pass over the held-out pages, whose baseline is measured once for all miners, and two over
 its assigned pages (before, after) if these are measured. Between them the model takes a trial step in place; then the
-weights from before it are copied back. That takes the memory of a copy of the weights, on each rank of its shards.
+previous weights are copied back. This needs the memory of a copy of the weights, on each rank of its shards.
 
-Differences of the same sequences vary far less than losses. The standard error of their mean says how many sequences it
-takes to tell a sign from chance.
+Differences on the same sequences vary far less than losses. The standard error of their mean shows how many sequences
+are needed to distinguish a sign from chance.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Baseline:
 def sequence_losses(
     model: PreTrainedModel, batches: np.ndarray, precision: Precision, parallel: ParallelContext = SINGLE_PROCESS
 ) -> np.ndarray:
-    """Mean loss of each sequence in nats per token, float64 [batches * B]; one forward pass for each batch.
+    """Compute the mean loss of each sequence in nats per token, float64 [batches * B]; one forward pass for each batch.
 
-    Ranks take batches in turn; every rank gets all losses, in the order of the batches.
+    Ranks take batches alternately; every rank gets all losses, in the order of the batches.
 
     Args:
         batches: (batches, B, T) token ids.
@@ -58,7 +58,7 @@ def sequence_losses(
         raise ValueError("sequence_losses: no batches; the pages hold less text than one batch")
     found = []
     for begin in range(0, len(batches), parallel.size):
-        # In an incomplete last round the idle ranks repeat a batch: the collectives need them.
+        # In an incomplete last round idle ranks repeat a batch: collectives need every rank.
         batch = batches[min(begin + parallel.rank, len(batches) - 1)]
         found.append(token_losses(model, batch, precision).double().mean(dim=1))
     mine = torch.cat(found).cpu().numpy()
@@ -69,7 +69,7 @@ def sequence_losses(
 def baseline(
     model: PreTrainedModel, batches: np.ndarray, precision: Precision, parallel: ParallelContext = SINGLE_PROCESS
 ) -> Baseline:
-    """The model's losses without any update. Raises TrainingError if one is not finite: nothing can be compared."""
+    """Measure the model's losses without any update. Raises TrainingError if a loss is not finite."""
     losses = sequence_losses(model, batches, precision, parallel)
     if not np.isfinite(losses).all():
         raise TrainingError("the model's own loss is not finite: nobody can be measured against it")
@@ -87,11 +87,11 @@ def evaluate(
     precision: Precision,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Evaluation:
-    """Measure an update on the held-out pages and its assigned ones. Afterwards the model's bytes are as before.
+    """Measure an update on the held-out pages and its assigned ones. Afterwards the model's bytes are unchanged.
 
     Args:
-        assigned: (batches, B, T) token ids of the pages that the miner was given; None: only held-out pages.
-        held_out: of pages that nobody knew while the window lasted.
+        assigned: (batches, B, T) token ids of the miner's assigned pages; None: measure only on held-out pages.
+        held_out: baseline on pages that nobody knew during the window.
 
     Raises:
         TrainingError, ValueError: as ``baseline`` and ``sequence_losses``.
@@ -107,7 +107,7 @@ def evaluate(
 
 @contextmanager
 def trial_step_applied(model: PreTrainedModel, outer: OuterScheme, update: Update, *, step: int) -> Iterator[None]:
-    """In this context the model has taken a trial step along ``update``; afterwards its bytes are as before."""
+    """Take a trial step along ``update`` for the duration of the block; restore the model's exact bytes afterwards."""
     parameters = list(model.parameters())
     before = [local_rows(one.detach())[0].clone() for one in parameters]
     try:
@@ -133,7 +133,7 @@ def _finite_mean(losses: np.ndarray) -> float | None:
 
 
 def _standard_error(differences: np.ndarray) -> float:
-    """Standard error of the mean; ``UNKNOWN`` if there is only one difference, or one is not finite."""
+    """Return the standard error of the mean; ``UNKNOWN`` with only one difference, or one that is not finite."""
     if len(differences) < 2 or not np.isfinite(differences).all():
         return UNKNOWN
     return float(differences.std(ddof=1)) / math.sqrt(len(differences))

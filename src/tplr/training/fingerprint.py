@@ -1,6 +1,6 @@
-"""Hashes that show that nodes hold the same model after the same number of steps.
+"""Hashes that prove that nodes hold the same model after the same number of steps.
 
-The *fingerprint* hashes entries at positions that follow from a seed which nobody knows before the window ends. It is
+The *fingerprint* hashes entries at positions that follow from a seed that is unknown until the window ends. It is
 cheap, and nobody can copy it in advance. The *digest* hashes every byte, at intervals. Neither depends on the number of
 ranks; every rank gets the hash.
 """
@@ -26,10 +26,10 @@ def fingerprint(
     samples: int,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> str:
-    """SHA-256 over the number of outer steps and over ``samples`` entries of the parameters, concatenated by name.
+    """Return the SHA-256 over the number of outer steps and ``samples`` entries of the parameters, joined by name.
 
-    Position ``i`` is ``derive("position", seed, i) % total``. The step, which sets all schedules, is hashed as eight
-    bytes, values as float32, both little-endian.
+    Position ``i`` is ``derive("position", seed, i) % total``. The step, which determines all schedules, is hashed as
+    eight bytes, values as float32, both little-endian.
     """
     names = sorted(parameters)
     ends = list(itertools.accumulate(shape_of(parameters, name).numel() for name in names))
@@ -39,23 +39,23 @@ def fingerprint(
         which = bisect.bisect_right(ends, position)
         picked[names[which]].append(position - (ends[which - 1] if which else 0))
     held = np.concatenate([_entries(parameters, name, picked[name]) for name in names if picked[name]])
-    # Each entry is of one rank and zero bits on the others.
+    # Each entry has its value on one rank, and zero bits on the others.
     bits = [np.frombuffer(one, "<u4") for one in parallel.gather_bytes(held.tobytes())]
     return hashlib.sha256(step.to_bytes(8, "little") + np.bitwise_or.reduce(bits).tobytes()).hexdigest()
 
 
 def digest(parameters: Mapping[str, torch.Tensor], parallel: ParallelContext = SINGLE_PROCESS) -> str:
-    """SHA-256 over names, shapes and float32 values of all parameters, in the order of their names."""
+    """Return the SHA-256 over names, shapes and float32 values of all parameters, in name order."""
     result = hashlib.sha256()
     for name in sorted(parameters):
         result.update(f"{name}{list(shape_of(parameters, name))}".encode())
         for rows in _whole(parameters, name, parallel):
             result.update(_bytes(rows))
-    return parallel.gather_bytes(result.hexdigest().encode())[0].decode()  # rank 0 has seen the tensors
+    return parallel.gather_bytes(result.hexdigest().encode())[0].decode()  # only rank 0 has hashed the tensors
 
 
 def _whole(parameters: Mapping[str, torch.Tensor], name: str, parallel: ParallelContext) -> Iterator[torch.Tensor]:
-    """All rows of a tensor in blocks; of shards, gathered on rank 0, and none elsewhere."""
+    """Yield all rows of a tensor in blocks. Shards are gathered on rank 0; the other ranks yield nothing."""
     if isinstance(parameters, StoredRows):
         yield from row_blocks(parameters, name)
     elif (whole := parallel.gather([parameters[name], *[None] * (parallel.size - 1)])) is not None:
@@ -63,7 +63,7 @@ def _whole(parameters: Mapping[str, torch.Tensor], name: str, parallel: Parallel
 
 
 def _entries(parameters: Mapping[str, torch.Tensor], name: str, positions: list[int]) -> np.ndarray:
-    """Float32 values at these positions of the flattened tensor; zero for those that this rank does not have."""
+    """Return float32 values at these positions of the flattened tensor; zero for positions of other ranks."""
     if isinstance(parameters, StoredRows):
         size = max(1, parameters.shape(name)[1:].numel())
         read = [parameters.rows(name, one // size, 1).reshape(-1)[one % size] for one in positions]
@@ -80,5 +80,5 @@ def _entries(parameters: Mapping[str, torch.Tensor], name: str, positions: list[
 
 
 def _bytes(values: torch.Tensor) -> memoryview:
-    """The little-endian bytes of float32 values: those of the tensor itself where it is of that type."""
+    """Return float32 values as little-endian bytes; without a copy if the tensor has that type."""
     return values.float().cpu().contiguous().numpy().astype("<f4", copy=False).reshape(-1).data

@@ -1,4 +1,4 @@
-"""Mean gradients over batches, accumulated until the batches or the time end; DeMo's local training."""
+"""Accumulates the mean gradient over batches until the batches or the time end; DeMo's local training."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class WindowGradient:
         before: Mapping[str, torch.Tensor] | None = None,
         unfinished: Unfinished | None = None,
     ) -> LocalWork:
-        """See ``LocalTraining``; the weights do not move, so only ``batches`` and ``stop`` are used."""
+        """See ``LocalTraining``; the weights do not change, so only ``batches`` and ``stop`` are used."""
         model.zero_grad(set_to_none=True)
         train_stats = accumulate_gradient(
             model, batches, stop, precision=self._precision, parallel=self._parallel, settings=self._settings
@@ -61,15 +61,15 @@ class WindowGradient:
 
     @property
     def layout(self) -> dict[str, torch.Tensor]:
-        """No tensors."""
+        """Empty: the state has no tensors."""
         return {}
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """The empty state."""
+        """Return the empty state."""
         return {"tensors": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises StateError unless the state is the empty one."""
+        """Check that the state is empty. Raises StateError."""
         if {**state, "tensors": dict(state.get("tensors", {}))} != self.state_dict():
             raise StateError(
                 f"window gradient: found {sorted(state)}; expected no state: the state is another scheme's"
@@ -87,15 +87,15 @@ def accumulate_gradient(
 ) -> TrainStats:
     """Accumulate the mean gradient over ``batches`` in the parameters' ``grad``, which must be empty before.
 
-    A round is one batch for each rank. ``stop()`` is asked before each round. The host waits for the device once, after
-    the last round, for all losses together. A round with a loss that is not finite is skipped: by then its gradient is
-    in the sum, so the rounds without it are computed again, while ``stop()`` allows.
+    A round is one batch for each rank. ``stop()`` is called before each round. The host waits for the device once,
+    after the last round, for all losses together. A round with a loss that is not finite is skipped: its gradient is
+    already in the sum, so the other rounds are computed again, while ``stop()`` allows.
 
     Args:
         batches: (batches, B, T) token ids.
 
     Returns:
-        What was done; without any batch, the gradients are empty.
+        The statistics; if no batch was done, the gradients are empty.
     """
     train_stats = TrainStats()
     rounds = [batches[begin : begin + parallel.size] for begin in range(0, len(batches), parallel.size)]
@@ -127,8 +127,12 @@ def _run_rounds(
     parallel: ParallelContext,
     settings: DeviceSettings,
 ) -> tuple[list[float], bool]:
-    """Add the gradients of rounds until they or the time end: this rank's loss of each, and whether the time ended."""
-    # In an incomplete last round the idle ranks repeat a batch, which does not count: the collectives need them.
+    """Add the gradients of rounds until they or the time end.
+
+    Returns:
+        This rank's loss of each round, and whether the time ended.
+    """
+    # In an incomplete last round idle ranks repeat a batch, which does not count: collectives need every rank.
     has_batch = [parallel.rank < len(one) for one in rounds]
     own = np.stack([one[parallel.rank if busy else 0] for one, busy in zip(rounds, has_batch, strict=True)])
     losses: list[torch.Tensor] = []
@@ -145,7 +149,7 @@ def _run_rounds(
 
 
 def gradient_norm(model: torch.nn.Module, parallel: ParallelContext) -> float:
-    """L2 norm over all gradients."""
+    """Return the L2 norm over all gradients."""
     norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in _gradients(model)]
     return math.sqrt(parallel.sum(torch.stack(norms).square().sum().item()))
 
@@ -158,5 +162,5 @@ def clip_gradient(model: torch.nn.Module, norm: float, largest: float) -> None:
 
 
 def _gradients(model: torch.nn.Module) -> list[torch.Tensor]:
-    """This rank's part of each gradient."""
+    """Return this rank's part of each gradient."""
     return [local_rows(parameter.grad)[0] for parameter in model.parameters() if parameter.grad is not None]

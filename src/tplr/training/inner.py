@@ -1,6 +1,6 @@
-"""SparseLoCo's local training: steps of an optimizer from the agreed weights, and the difference that they make.
+"""SparseLoCo's local training: optimizer steps from the agreed weights, and the resulting change of the weights.
 
-DiLoCo (arXiv 2311.08105) calls it the inner loop. The optimizer's moments stay on the miner from window to window.
+DiLoCo (arXiv 2311.08105) calls it the inner loop. The miner keeps the optimizer's moments from window to window.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class InnerLoop:
     outer steps old.
 
     Args:
-        parameters: of the model, float32; their shapes and their device are used.
+        parameters: the model's, float32; only their shapes and their device are used.
 
     Raises:
         ValueError: hparams choose another scheme.
@@ -74,7 +74,7 @@ class InnerLoop:
         before: Mapping[str, torch.Tensor] | None = None,
         unfinished: Unfinished | None = None,
     ) -> LocalWork:
-        """See ``LocalTraining``. When the time ends, the last inner step is taken with the batches done by then."""
+        """See ``LocalTraining``. When the time ends, the last inner step uses the batches that are done."""
         part = unfinished or Unfinished(step)
         self._reset_if_stale(part.step)
         before = before or kept_weights(model, self._settings)
@@ -93,7 +93,7 @@ class InnerLoop:
                 if paused := self._parallel.any(pause()):
                     break
                 if self._gradient(model, share, train_stats, stop):
-                    # By the position in the run, not by steps done: a window cut short does not delay the schedule.
+                    # Position in the run, not steps done: a shortened window does not delay the schedule.
                     position = part.step * self._constants.inner_steps + part.index
                     self._optimizer.step(learning_rate(position, self._constants.inner_learning_rate))
                 model.zero_grad(set_to_none=True)
@@ -108,7 +108,7 @@ class InnerLoop:
         return LocalWork({}, train_stats, part) if paused else LocalWork(part.change, train_stats)
 
     def _gradient(self, model: PreTrainedModel, share: np.ndarray, train_stats: TrainStats, stop: Stop) -> bool:
-        """Accumulate and clip one inner step's gradient; False if there is none, or it is not finite."""
+        """Accumulate and clip one inner step's gradient; return False if there is none, or it is not finite."""
         stats = accumulate_gradient(
             model, share, stop, precision=self._precision, parallel=self._parallel, settings=self._settings
         )
@@ -135,7 +135,7 @@ class InnerLoop:
             self._step = None
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """``version``, ``step`` (outer, or None), ``steps_done`` (inner), and ``tensors`` as ``exp_avg.NAME``."""
+        """Return ``version``, ``step`` (outer, or None), ``steps_done`` (inner), ``tensors`` as ``exp_avg.NAME``."""
         tensors = self._optimizer.moments
         return {
             "version": STATE_VERSION,
@@ -162,14 +162,14 @@ class InnerLoop:
 
 
 def kept_weights(model: torch.nn.Module, settings: DeviceSettings) -> dict[str, torch.Tensor]:
-    """Copies of this rank's rows of all weights, by name, where ``settings`` keep them."""
+    """Copy this rank's rows of all weights to where ``settings`` keep them; return the copies by name."""
     keep = host_copy if settings.offload_weights else torch.clone
     return {name: keep(local_rows(parameter.detach())[0]) for name, parameter in model.named_parameters()}
 
 
 @torch.no_grad()
 def _change(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights before minus those now, sharded as the parameters."""
+    """Return the previous weights minus the current ones, sharded like the parameters."""
     tensors = {}
     for name, parameter in model.named_parameters():
         tensors[name] = torch.empty_like(parameter.detach())
@@ -180,7 +180,7 @@ def _change(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> dict[
 
 @torch.no_grad()
 def _move(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], sign: int) -> None:
-    """``weights += sign * tensors``, where there are some."""
+    """Compute ``weights += sign * tensors`` for the weights that have a tensor."""
     for name, parameter in model.named_parameters() if tensors else ():
         local_rows(parameter.detach())[0].add_(local_rows(tensors[name])[0], alpha=sign)
 

@@ -1,9 +1,9 @@
 """The optimizer of the inner steps: AdamW for all tensors, or Muon for hidden matrices and AdamW for the rest.
 
-Muon (https://kellerjordan.github.io/posts/muon) steps along the momentum with all its singular values made about 1.
-Everything is as in ``torch.optim.Muon`` with Nesterov momentum and ``adjust_lr_fn="match_rms_adamw"`` (arXiv
-2502.16982): both optimizers have one learning rate and one weight decay. Over several ranks, the momentum is sharded as
-its parameter is, and each matrix is whole on one rank while it is orthogonalized there.
+Muon (https://kellerjordan.github.io/posts/muon) steps along the momentum with all singular values set to about 1.
+It behaves like ``torch.optim.Muon`` with Nesterov momentum and ``adjust_lr_fn="match_rms_adamw"`` (arXiv 2502.16982):
+both optimizers share one learning rate and one weight decay. Over several ranks, the momentum is sharded like its
+parameter, and one rank gathers each matrix to orthogonalize it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tplr.training.device import DeviceSettings
 from tplr.training.outer.owners import assign_owners
 from tplr.training.parallel import ParallelContext, local_rows
 
-ADAMW = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names its moments
-MUON = ("momentum_buffer",)  # as torch.optim.Muon does
-# Of torch.optim.Muon: coefficients, iterations and the smallest norm; and the RMS that makes a step as long as AdamW's.
+ADAMW = ("exp_avg", "exp_avg_sq")  # names of torch.optim.AdamW's moments
+MUON = ("momentum_buffer",)  # name of torch.optim.Muon's moment
+# torch.optim.Muon's coefficients, iterations and smallest norm, and the RMS that makes a step as long as AdamW's.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 SMALLEST_NORM = 1e-7
@@ -29,15 +29,15 @@ RMS = 0.2
 
 
 class InnerOptimizer:
-    """Keeps the moments from window to window; they are changed in place.
+    """The inner optimizer. It keeps its moments from window to window and changes them in place.
 
     Args:
-        parameters: of the model, float32; their shapes and their device are used.
-        precision: of Muon's matrix products; ``bfloat16`` is that of ``torch.optim.Muon``.
+        parameters: the model's, float32; only their shapes and their device are used.
+        precision: of Muon's matrix products; ``torch.optim.Muon`` uses ``bfloat16``.
 
     Attributes:
         layout: the parameter of each moment, by ``MOMENT.PARAMETER``.
-        moments: by the names of ``layout``, sharded as the parameters; empty before the first step.
+        moments: by the names of ``layout``, sharded like the parameters; empty before the first step.
         steps_done: AdamW's own count, for the bias correction of its moments.
     """
 
@@ -68,11 +68,11 @@ class InnerOptimizer:
         self._adamw: torch.optim.AdamW | None = None
 
     def reset(self) -> None:
-        """Forget the moments."""
+        """Discard the moments."""
         self.moments, self.steps_done = {}, 0
 
     def begin(self, model: torch.nn.Module) -> None:
-        """Tell of the model whose parameters the next steps change."""
+        """Set the model whose parameters the next steps change."""
         c = self._constants
         self._parameters = dict(model.named_parameters())
         self._adamw = torch.optim.AdamW(
@@ -88,7 +88,7 @@ class InnerOptimizer:
             self._give_moments()
 
     def step(self, learning_rate: float) -> None:
-        """Take a step along the gradients of the model that ``begin`` was told of."""
+        """Take a step along the gradients of the model given to ``begin``."""
         assert self._adamw is not None
         if not self.moments:
             self.moments = {name: torch.zeros_like(one.detach()) for name, one in self.layout.items()}
@@ -139,17 +139,18 @@ class InnerOptimizer:
 
 
 def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Whether Muon steps this parameter: matrices of decoder layers, but for the router of a mixture of experts.
+    """Return whether Muon steps this parameter: matrices of decoder layers, except the router of a mixture of experts.
 
-    So embedding, head (tied or not) and vectors are AdamW's, whatever the type of model.
+    AdamW steps embedding, head (tied or not) and vectors of every model type.
     """
     return ".layers." in name and len(shape) > 1 and not name.endswith(".mlp.gate.weight")
 
 
 def matrices_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """The matrices in a parameter: itself, or [matrices, rows, columns] of experts' [experts, rows, columns].
+    """Return the shape of the matrices in a parameter: its own, or [matrices, rows, columns] for experts.
 
-    ``transformers`` joins the rows of an expert's gate and of its up projection.
+    ``transformers`` stores experts as [experts, rows, columns], and joins the rows of an expert's gate and up
+    projection.
     """
     if len(shape) == 2:
         return tuple(shape)
@@ -158,7 +159,7 @@ def matrices_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
-    """Newton-Schulz iterations that bring the singular values to between 0.7 and 1.2, in the dtype of ``matrices``.
+    """Bring the singular values to between 0.7 and 1.2 by Newton-Schulz iterations, in the dtype of ``matrices``.
 
     Args:
         matrices: [rows, columns], or [matrices, rows, columns].
@@ -175,14 +176,14 @@ def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def newton_schulz_flops(name: str, shape: Sequence[int]) -> int:
-    """Floating-point operations of ``orthogonalized`` for one parameter."""
+    """Return the number of floating-point operations of ``orthogonalized`` for one parameter."""
     *count, rows, columns = matrices_shape(name, shape)
     short, long = min(rows, columns), max(rows, columns)
     return math.prod(count) * ITERATIONS * (4 * short**2 * long + 2 * short**3)
 
 
 def _rounds(parameters: Mapping[str, torch.Tensor], ranks: int) -> list[tuple[str | None, ...]]:
-    """In each round one matrix for each rank; the ranks get about the same work."""
+    """Assign one matrix to each rank in each round, so that ranks get about the same work."""
     owners = assign_owners({name: newton_schulz_flops(name, one.shape) for name, one in parameters.items()}, ranks)
     of_rank = [[name for name, owner in owners.items() if owner == rank] for rank in range(ranks)]
     return list(itertools.zip_longest(*of_rank))

@@ -1,4 +1,4 @@
-"""A window's batches on the device that trains on them."""
+"""Moves a window's batches to the training device."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 
 def device_batches(batches: np.ndarray, device: torch.device, *, ahead: bool) -> Iterator[torch.Tensor]:
-    """Each batch as int64 (B, T) on ``device``.
+    """Yield each batch as int64 (B, T) on ``device``.
 
     Args:
         batches: (batches, B, T) token ids.
-        ahead: on CUDA, copy each batch from pinned memory on a stream of its own, while the batch before it computes.
+        ahead: on CUDA, copy each batch from pinned memory on a separate stream, while the previous batch computes.
     """
     host = (torch.as_tensor(np.ascontiguousarray(batch, dtype=np.int64)) for batch in batches)
     if not (ahead and device.type == "cuda"):

@@ -1,6 +1,6 @@
-"""A model's repeated decoder layers, prepared for a device: activation checkpointing and compilation.
+"""Prepares a model's repeated decoder layers for a device: activation checkpointing and compilation.
 
-Parameters keep their names. FSDP comes after this: its hooks must be outside of both.
+Parameters keep their names. Apply FSDP after this: its hooks must be outside of both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tplr.training.device import DeviceSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What ``selective`` keeps: outputs of matrix products and of attention, the operations that take the time.
+# Operations whose outputs ``selective`` keeps: matrix products and attention, which take most of the time.
 KEPT = frozenset(
     {
         torch.ops.aten.mm.default,
@@ -31,14 +31,14 @@ KEPT = frozenset(
 
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    """The repeated layers of a causal language model."""
+    """Return the repeated layers of a causal language model."""
     layers = model.base_model.layers
     assert isinstance(layers, torch.nn.ModuleList)
     return layers
 
 
 def prepare_layers(model: PreTrainedModel, settings: DeviceSettings) -> None:
-    """Make each layer's backward pass, and its code, those of ``settings``. Call once."""
+    """Apply the activation checkpointing and compilation of ``settings`` to each layer. Call once."""
     for layer in decoder_layers(model):
         if settings.checkpointing != "none":
             contexts = {"context_fn": _selective_contexts} if settings.checkpointing == "selective" else {}

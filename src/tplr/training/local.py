@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Stop = Callable[[], bool]
-# Moves the live weights by +1 or -1 times what is expected of updates that are not applied yet.
+# Moves the live weights by +1 or -1 times the expected step of updates that are not applied yet.
 Expect = Callable[[int], None]
 
 
 def never() -> bool:
-    """The default of ``stop`` and ``pause``: train on all batches."""
+    """Return False: the default of ``stop`` and ``pause``, which trains on all batches."""
     return False
 
 
@@ -31,9 +31,9 @@ class TrainStats:
         losses: sum of the batches' mean losses, in nats per token.
         batches: number of batches trained on.
         tokens: number of tokens in them.
-        skipped: number of batches left out because a loss or a gradient was not finite.
-        stopped: the time ended before the batches.
-        paused: training continues later.
+        skipped: number of batches skipped because a loss or a gradient was not finite.
+        stopped: whether the time ended before the batches.
+        paused: whether training continues later.
     """
 
     losses: float = 0.0
@@ -45,16 +45,16 @@ class TrainStats:
 
     @property
     def loss(self) -> float:
-        """Mean over the batches; NaN if no batch was done."""
+        """Mean loss over the batches; NaN if no batch was done."""
         return self.losses / self.batches if self.batches else math.nan
 
 
 @dataclass
 class Unfinished:
-    """A window's training until it was paused.
+    """The state of a window's paused training.
 
     Attributes:
-        step: number of outer steps of the model that the window is trained on.
+        step: number of outer steps of the model on which the window is trained.
         index: the next inner step.
         change: the model's weights minus the trained ones, as ``LocalWork.tensors``; empty before the first batch.
     """
@@ -70,10 +70,10 @@ class LocalWork:
     """Result of a window's training.
 
     Attributes:
-        tensors: float32, by parameter name, in the parameter's shape and sharded as it is, for ``OuterScheme.pack``;
-            empty if no batch was done, or it is not at its end.
-        train_stats: of the window until now.
-        unfinished: the training was paused; ``run`` continues it.
+        tensors: float32, by parameter name, with the parameter's shape and sharding, for ``OuterScheme.pack``; empty if
+            no batch was done, or the training is paused.
+        train_stats: statistics of the window so far.
+        unfinished: set if the training was paused; pass it to ``run`` to continue.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -82,11 +82,11 @@ class LocalWork:
 
 
 class LocalTraining(Protocol):
-    """Trains window by window; one object for a run, which keeps state between windows, on each rank its shards.
+    """Trains window by window. One object per run keeps the state between windows; each rank has its shards.
 
     Attributes:
-        layout: tensors of the state by name, each as the parameter that has its shape and shards.
-        moves: while ``run`` runs, the model's weights or the kept state differ from those before it.
+        layout: for each tensor of the state, by name, the parameter that has its shape and shards.
+        moves: whether ``run`` changes the model's weights or the kept state while it runs.
     """
 
     moves: bool
@@ -106,34 +106,34 @@ class LocalTraining(Protocol):
         before: Mapping[str, torch.Tensor] | None = None,
         unfinished: Unfinished | None = None,
     ) -> LocalWork:
-        """Train on ``batches`` until they end or ``stop()``, asked before each batch, returns True.
+        """Train on ``batches`` until they end or ``stop()``, called before each batch, returns True.
 
-        Afterwards the model's weights are as before and its ``grad`` fields empty: only the outer step moves a model.
+        Afterwards the model's weights are unchanged and its ``grad`` fields empty: only the outer step moves a model.
 
-        Where training moves the weights, it also ends when ``pause()``, asked before each inner step, returns True; the
-        outer step may then be taken. Another call with ``unfinished`` continues it, with the same batches, from the
-        model as it then is and as far from it as training had come.
+        If training moves the weights, it also ends when ``pause()``, called before each inner step, returns True; the
+        outer step may then be taken. Another call with ``unfinished`` and the same batches continues the training: it
+        adds the change so far to the model's weights at that time.
 
         Args:
             batches: (batches, B, T) token ids.
-            step: number of outer steps of the model that the window is trained on.
-            expect: the weights to train from are the model's after ``expect(1)``; ``expect(-1)`` reverses it.
-            before: copies of this rank's rows of the model's weights, if there are some already.
-            unfinished: of the call that was paused; it is used up.
+            step: number of outer steps of the model on which the window is trained.
+            expect: ``expect(1)`` moves the model's weights to those to train from; ``expect(-1)`` reverses it.
+            before: copies of this rank's rows of the model's weights, if they exist already.
+            unfinished: result of the paused call; this call consumes it.
         """
         ...
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """What must survive a restart: JSON values, and ``tensors`` by name.
+        """Return the state that must survive a restart: JSON values, and ``tensors`` by name.
 
         Args:
-            copies: tensors are the caller's own copies on the CPU; without, the live ones, to be written before they
-                change.
+            copies: return tensors as independent copies on the CPU; otherwise the live tensors, which must be written
+                before they change.
         """
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state; ``tensors`` as in ``layout``, read at access.
+        """Load a saved state; ``tensors`` as in ``layout``, read at access.
 
         Raises:
             StateError: it does not fit; nothing has changed.

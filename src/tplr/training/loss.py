@@ -1,7 +1,7 @@
-"""Cross-entropy of a causal language model, whose logits exist for some predictions at a time.
+"""Cross-entropy of a causal language model, computed in blocks so that only some logits exist at a time.
 
 Logits of a whole batch in float32, and their gradient, are larger than the model's other activations: 4 + 4 bytes for
-each of B x T x V. Here the last layer and the cross-entropy are computed for blocks of rows, a row being a prediction.
+each of B x T x V. Here the last layer and the cross-entropy are computed for blocks of rows; a row is one prediction.
 For training, a block's gradient is computed at once, while its logits exist, so nothing is computed twice.
 
 Shapes: B sequences in a batch, T tokens in a sequence, N = B x T rows, d entries of a hidden state, V entries of the
@@ -25,7 +25,7 @@ from tplr.training.device import DEFAULTS, DeviceSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NO_TARGET = -100  # a sequence's last token predicts nothing
+NO_TARGET = -100  # target of a sequence's last token, which has no next token
 
 
 def batch_loss(
@@ -34,7 +34,7 @@ def batch_loss(
     precision: Precision = "float32",
     settings: DeviceSettings = DEFAULTS,
 ) -> torch.Tensor:
-    """Mean over all predictions, in nats: a float32 scalar, differentiable once. Arguments as ``token_losses``."""
+    """Return the mean over all predictions, in nats: a float32 scalar, differentiable once. See ``token_losses``."""
     if not torch.is_grad_enabled():
         return token_losses(model, batch, precision, settings).mean()
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
@@ -48,7 +48,7 @@ def batch_losses(
     precision: Precision = "float32",
     settings: DeviceSettings = DEFAULTS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``batch_loss``, and the losses that it is the mean of, as ``token_losses``: one pass instead of two."""
+    """Return ``batch_loss`` and the individual losses, as ``token_losses``, in one pass instead of two."""
     found: list[torch.Tensor] = []
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     options = _HeadOptions(dtype, _logit_limit(model), settings.loss_rows, settings.compile, found.append)
@@ -63,7 +63,7 @@ def token_losses(
     precision: Precision = "float32",
     settings: DeviceSettings = DEFAULTS,
 ) -> torch.Tensor:
-    """Cross-entropy of each next-token prediction, in nats: float32 (B, T - 1), without a gradient.
+    """Return the cross-entropy of each next-token prediction, in nats: float32 (B, T - 1), without a gradient.
 
     Args:
         batch: (B, T) token ids.
@@ -76,7 +76,7 @@ def token_losses(
 
 @torch.inference_mode()
 def mean_loss(model: PreTrainedModel, batches: np.ndarray, precision: Precision = "float32") -> float:
-    """Mean loss over batches, in nats per token.
+    """Return the mean loss over batches, in nats per token.
 
     Args:
         batches: (batches, B, T) token ids.
@@ -89,21 +89,21 @@ def mean_loss(model: PreTrainedModel, batches: np.ndarray, precision: Precision 
     return sum(batch_loss(model, batch, precision).item() for batch in batches) / len(batches)
 
 
-# From the model, hidden states (N, d) and targets (N) to losses.
+# Computes losses from the model, hidden states (N, d) and targets (N).
 Head = Callable[["PreTrainedModel", torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _run(model: PreTrainedModel, batch: np.ndarray | torch.Tensor, precision: Precision, head: Head) -> torch.Tensor:
-    """Losses as the model's own forward pass: FSDP gathers the weights of the last layer for no other."""
+    """Compute losses inside the model's own forward pass: only there does FSDP gather the weights of the last layer."""
     ids = torch.as_tensor(batch, dtype=torch.int64, device=model.device)
     model.forward = functools.partial(_forward, model, head)
     try:
-        # A weight is cast once in a pass anyway. A cache would keep the casts of all layers until the pass ends.
+        # No cache: a weight is cast once per pass anyway, and a cache would keep all layers' casts until the pass ends.
         bfloat16 = precision == "bfloat16"
         with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             return model(ids)
     finally:
-        del model.forward  # uncovers the class's own
+        del model.forward  # restores the class's own method
 
 
 def _forward(model: PreTrainedModel, head: Head, ids: torch.Tensor) -> torch.Tensor:
@@ -129,9 +129,9 @@ def _row_losses(
 
 @dataclass(frozen=True)
 class _HeadOptions:
-    """``dtype`` of the matrix products, bound of the logits, rows of a block, whether its loss is compiled.
+    """Options: ``dtype`` of the matrix products, bound of the logits, rows per block, and whether the loss is compiled.
 
-    ``keep`` gets the losses of each block's rows, 0 for one without a target.
+    ``keep`` is called with the losses of each block's rows, 0 for a row without a target.
     """
 
     dtype: torch.dtype
@@ -149,7 +149,7 @@ def _mean_loss(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of ``hidden @ weight.T``: its forward pass computes the gradients too.
+    """Mean cross-entropy of ``hidden @ weight.T``; the forward pass also computes the gradients.
 
     Shapes: hidden (N, d), weight (V, d), targets (N).
     """
@@ -172,7 +172,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 options.keep(losses)
             to_hidden[block] = to_logits @ matrix
             to_weight += to_logits.T @ states
-            del to_logits  # before the next block's logits
+            del to_logits  # free it before the next block's logits exist
         ctx.gradients = to_hidden, to_weight.to(weight.dtype)
         return total
 
@@ -187,7 +187,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, count: torch.Tensor, limit: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses of a block's rows in float32, and the gradient by its ``logits`` (rows, V) of the mean over ``count``."""
+    """Return a block's losses by row in float32, and the gradient of their mean over ``count`` by ``logits``.
+
+    Shapes: ``logits`` and their gradient (rows, V).
+    """
     values = _limited(logits.float(), limit)
     counted = targets != NO_TARGET
     chosen = targets.clamp(min=0)[:, None]
@@ -222,5 +225,5 @@ def _output_layer(model: PreTrainedModel) -> torch.nn.Linear:
 
 
 def _logit_limit(model: PreTrainedModel) -> float | None:
-    """The bound that Gemma's configurations can put on logits."""
+    """Return the bound on logits that Gemma's configurations can set."""
     return getattr(model.config, "final_logit_softcapping", None)

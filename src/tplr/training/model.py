@@ -1,6 +1,6 @@
-"""Builds the model of a run, with the same first weights on every node and for every number of ranks.
+"""Builds the model of a run, with the same initial weights on every node and for every number of ranks.
 
-Weights are drawn module by module, each module from a seed of its own. No process ever needs the whole model.
+Weights are drawn module by module, each module with its own seed. No process ever needs the whole model.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def build_model(
     *,
     first_weights: bool = True,
 ) -> PreTrainedModel:
-    """A float32 model with the run's first weights; over several ranks, this rank's shards of it.
+    """Build a float32 model with the run's initial weights; over several ranks, this rank's shards of it.
 
     The caller's random state does not change. Peak memory is that of the shards and of the largest module.
 
     Args:
-        first_weights: without, all weights are NaN until ``set_first_weights`` or a saved state sets them: drawing them
-            takes minutes for the largest models.
+        first_weights: draw the initial weights, which takes minutes for the largest models. Otherwise all weights are
+            NaN until ``set_first_weights`` or a saved state sets them.
 
     Raises:
         ConfigError: as ``set_first_weights``.
@@ -45,7 +45,7 @@ def build_model(
     bfloat16 = settings.gather_bfloat16 and hparams.precision == "bfloat16"
     model = parallel.shard(model, gather_bfloat16=bfloat16)
     model.to_empty(device=device)
-    model.tie_weights()  # ``to_empty`` gives each module a tensor of its own
+    model.tie_weights()  # ``to_empty`` gives each module a separate tensor
     parameters = dict(model.named_parameters())
     set_first_weights(
         parameters | dict(model.named_buffers()) if first_weights else dict(model.named_buffers()), hparams
@@ -57,8 +57,8 @@ def build_model(
 
 
 def meta_model(hparams: HParams) -> PreTrainedModel:
-    """The model without memory for its weights."""
-    from transformers import AutoModelForCausalLM  # takes seconds: only who builds a model waits for it
+    """Return the model on the meta device, without memory for its weights."""
+    from transformers import AutoModelForCausalLM  # imported here, because it takes seconds
 
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(hparams.model_config_for_transformers())
@@ -66,13 +66,13 @@ def meta_model(hparams: HParams) -> PreTrainedModel:
 
 @torch.no_grad()
 def set_first_weights(places: Mapping[str, torch.Tensor], hparams: HParams) -> None:
-    """Set parameters and buffers, or this rank's shards of them, to the run's first values; one module at a time.
+    """Set parameters and buffers, or this rank's shards of them, to the run's initial values; one module at a time.
 
     A module draws its weights by the model's own rule, with a generator seeded by ``init_seed`` and the module's name.
-    They are drawn on the CPU for every device: generators of different devices differ.
+    They are drawn on the CPU for every device, because generators of different devices differ.
 
     Raises:
-        ConfigError: the model's class leaves a weight without a first value.
+        ConfigError: the model's class leaves a weight without an initial value.
     """
     model = meta_model(hparams)
     for path, module in model.named_modules():
@@ -87,12 +87,12 @@ def set_first_weights(places: Mapping[str, torch.Tensor], hparams: HParams) -> N
                     raise ConfigError(f"model: {type(model).__name__} gives {name} no first value; use another model")
                 part, rows = local_rows(places[name])
                 part.copy_(whole[rows] if whole.dim() else whole)
-                del whole  # of this module, before the next one is made
+                del whole  # free this module before the next one is created
             module.to_empty(device="meta", recurse=False)
 
 
 def _draw(model: PreTrainedModel, path: str, module: torch.nn.Module, init_seed: int) -> None:
-    """The first values of one module's own tensors; NaN where the model's class has no rule."""
+    """Draw the initial values of one module's own tensors; NaN if the model's class has no rule for a tensor."""
     for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
         if tensor.is_floating_point():
             tensor.fill_(torch.nan)

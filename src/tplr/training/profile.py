@@ -1,4 +1,4 @@
-"""A profiler trace of one window's training, and on a GPU a snapshot of its memory."""
+"""Writes a profiler trace of one window's training, and on a GPU a memory snapshot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tplr.errors import ConfigError
 from tplr.logging import logger
 from tplr.training.local import Stop
 
-BATCHES = 16  # in the trace: a whole window of a large model would take gigabytes
+BATCHES = 16  # in the trace; a whole window of a large model would take gigabytes
 MEMORY_EVENTS = 100_000
 
 
@@ -26,7 +26,7 @@ class Run(Protocol[T_co]):
 
 
 class WindowProfile:
-    """Profiles the second window that is trained: the first one waits for compilers and allocators.
+    """Profiles the second trained window, because the first one waits for compilers and allocators.
 
     ``window-W.trace.json`` opens in https://ui.perfetto.dev, ``window-W.memory.pickle`` in
     https://pytorch.org/memory_viz.
@@ -42,7 +42,7 @@ class WindowProfile:
         self._windows = 0
 
     def run(self, run: Run[T_co], window: int, *, stop: Stop) -> T_co:
-        """``run``, profiled if its turn has come. Blocks."""
+        """Call ``run``, and profile it if this is the second window. Blocks."""
         self._windows += 1
         if self._windows != 2:
             return run(stop=stop)
@@ -65,7 +65,7 @@ class WindowProfile:
 
 
 class _Stepping:
-    """``stop``, which is asked before each batch, so a profiler's step is a batch."""
+    """Wraps ``stop``, which is called before each batch, so that a profiler step is a batch."""
 
     def __init__(self, profiler: profile, stop: Stop) -> None:
         self._profiler = profiler

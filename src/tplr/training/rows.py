@@ -1,4 +1,4 @@
-"""Rows of a model's tensors, in memory or on disk: what needs some of them reads no tensor whole."""
+"""Reads rows of a model's tensors, in memory or on disk, without reading a whole tensor."""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol, runtime_checkable
@@ -13,21 +13,21 @@ class StoredRows(Protocol):
     """Tensors by name whose rows are read from disk at every access. A scalar is one row."""
 
     def shape(self, name: str) -> torch.Size:
-        """The shape of a tensor. Raises KeyError."""
+        """Return the shape of a tensor. Raises KeyError."""
         ...
 
     def rows(self, name: str, first: int, count: int) -> torch.Tensor:
-        """Rows ``[first, first + count)``. Raises KeyError, or StateError if they can't be read."""
+        """Return rows ``[first, first + count)``. Raises KeyError, or StateError if they can't be read."""
         ...
 
 
 def shape_of(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Size:
-    """The shape of a tensor; nothing is read."""
+    """Return the shape of a tensor without reading it."""
     return tensors.shape(name) if isinstance(tensors, StoredRows) else tensors[name].shape
 
 
 def row_blocks(tensors: Mapping[str, torch.Tensor], name: str) -> Iterator[torch.Tensor]:
-    """The rows of a tensor in order, in blocks of about ``BLOCK_BYTES`` bytes of float32: at least one row each."""
+    """Yield a tensor's rows in order, in blocks of about ``BLOCK_BYTES`` bytes of float32, at least one row each."""
     if isinstance(tensors, StoredRows):
         for first, count in _blocks(tensors.shape(name)):
             yield tensors.rows(name, first, count)
@@ -38,6 +38,6 @@ def row_blocks(tensors: Mapping[str, torch.Tensor], name: str) -> Iterator[torch
 
 
 def _blocks(shape: torch.Size) -> Iterator[tuple[int, int]]:
-    """First row and number of rows of each block."""
+    """Yield the first row and the number of rows of each block."""
     total, most = shape[0] if shape else 1, max(1, BLOCK_BYTES // max(1, 4 * shape[1:].numel()))
     return ((first, min(most, total - first)) for first in range(0, total, most))

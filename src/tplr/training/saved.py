@@ -1,4 +1,4 @@
-"""Tensors of a saved state, checked against the model's parameters."""
+"""Checks tensors of a saved state against the model's parameters."""
 
 from collections.abc import Mapping
 
@@ -11,9 +11,9 @@ from tplr.training.parallel import local_rows
 def checked_copies(
     found: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], what: str
 ) -> dict[str, torch.Tensor]:
-    """Copies of ``found`` on the devices of ``parameters``: one for each parameter, or none at all.
+    """Check ``found``, and return copies on the devices of ``parameters``: one for each parameter, or none at all.
 
-    Over several ranks, ``found`` are whole tensors or shards, and the copies likewise.
+    Over several ranks, ``found`` and the copies are either whole tensors or shards.
 
     Raises:
         StateError: names, shapes or types differ, or a value is not finite.

@@ -6,13 +6,13 @@ from tplr.hparams import LearningRate
 
 
 def learning_rate(step: int, schedule: LearningRate) -> float:
-    """Linear warm-up from ``start_factor * peak`` to ``peak`` over ``warmup_steps``, then cosine cycles.
+    """Return the rate: linear warm-up from ``start_factor * peak`` to ``peak`` in ``warmup_steps``, then cosine cycles.
 
     A cycle goes from ``peak`` to ``floor_factor * peak``. The first takes ``t_max`` steps, each further cycle twice as
-    many as the one before.
+    many as the previous one.
 
     Args:
-        step: since the start of the run, from 0.
+        step: number of steps since the start of the run, from 0.
     """
     if step < schedule.warmup_steps:
         return schedule.peak * (schedule.start_factor + (1 - schedule.start_factor) * step / schedule.warmup_steps)

@@ -1,4 +1,4 @@
-"""The two halves of the run's scheme, chosen by ``hparams.outer``: local training and the outer scheme."""
+"""Creates the two parts of the run's scheme by ``hparams.outer``: local training and the outer scheme."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ def local_training(
     settings: DeviceSettings = DEFAULTS,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> LocalTraining:
-    """Makes the scheme's local training: from a window's batches to tensors."""
+    """Create the scheme's local training, which converts a window's batches to tensors."""
     if hparams.outer == "demo":
         return WindowGradient(hparams.precision, settings, parallel)
     return InnerLoop(parameters, hparams, settings, parallel)
@@ -35,11 +35,11 @@ def outer_scheme(
     settings: DeviceSettings = DEFAULTS,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> OuterScheme:
-    """Makes the outer scheme: from tensors to an update, and from updates to a step of ``parameters``."""
+    """Create the outer scheme, which converts tensors to an update, and updates to a step of ``parameters``."""
     scheme = DemoOuter if hparams.outer == "demo" else SparselocoOuter
     return scheme(parameters, hparams, settings, parallel)
 
 
 def payload_spec(hparams: HParams) -> PayloadSpec:
-    """Layout of the run's updates; allocates no memory for the model."""
+    """Return the layout of the run's updates; allocates no memory for the model."""
     return PayloadSpec.from_hparams({name: one.shape for name, one in meta_model(hparams).named_parameters()}, hparams)

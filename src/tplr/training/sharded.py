@@ -1,4 +1,4 @@
-"""``ParallelContext`` over the process group of ``torchrun``: parameters are shards of PyTorch's FSDP2."""
+"""``ParallelContext`` over the process group of ``torchrun``; PyTorch's FSDP2 shards the parameters."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tplr.training.parallel import local_rows, rank_rows
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Gradients are reduced in float32, and what goes from layer to layer keeps its precision, as in a single process.
+# Gradients are reduced in float32, and activations between layers keep their precision, as in a single process.
 GATHER_BFLOAT16 = MixedPrecisionPolicy(
     param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
 )
 
 
 class ProcessGroupContext:
-    """See ``ParallelContext``; the process group is the default one, which must be there.
+    """See ``ParallelContext``; uses the default process group, which must exist.
 
     Args:
-        device: of this rank's shards.
+        device: device of this rank's shards.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,7 +43,7 @@ class ProcessGroupContext:
         policy = GATHER_BFLOAT16 if gather_bfloat16 else MixedPrecisionPolicy()
         for layer in decoder_layers(model):
             fully_shard(layer, mesh=self._mesh, mp_policy=policy)
-        # The root too is resharded after a forward pass without a backward pass: its shards may change in between.
+        # The root is also resharded after a forward pass without a backward pass, because its shards may change.
         fully_shard(model, mesh=self._mesh, reshard_after_forward=True)
         return model
 
@@ -89,7 +89,7 @@ class ProcessGroupContext:
         return [one[:size].numpy().tobytes() for one, size in zip(every, sizes.tolist(), strict=True)]
 
     def _sizes(self, tensor: torch.Tensor | None) -> list[int]:
-        """Number of entries of ``tensor`` that each rank has."""
+        """Return the number of entries of ``tensor`` on each rank."""
         if tensor is None:
             return [0] * self.size
         rows, columns = len(tensor), math.prod(tensor.shape[1:])
@@ -98,7 +98,7 @@ class ProcessGroupContext:
 
 
 def _flat_shards(shards: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-    """This rank's entries of each tensor, as views; none of a missing one."""
+    """Return this rank's entries of each tensor, as views; no entries for None."""
     given = next(local_rows(one)[0] for one in shards if one is not None)
     return [given.new_empty(0) if one is None else local_rows(one)[0].detach().view(-1) for one in shards]
 
@@ -107,12 +107,12 @@ def _flat_shards(shards: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
 def joined_process_group(
     device: torch.device, timeout: datetime.timedelta, *, restart: str = "0"
 ) -> Iterator[ProcessGroupContext]:
-    """Within the context, the process group of ``torchrun``.
+    """Join the process group of ``torchrun`` for the duration of the block.
 
     Args:
-        timeout: of a collective, after which a rank that does not answer counts as dead.
-        restart: how often ``torchrun`` has started the ranks again. PyTorch 2.13 keeps its store, with the addresses of
-            the dead ranks in it, so each start has keys of its own.
+        timeout: timeout of a collective, after which a rank that does not answer counts as dead.
+        restart: number of times that ``torchrun`` has restarted the ranks. PyTorch 2.13 keeps its store with the
+            addresses of the dead ranks, so each start uses its own keys.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,1 +1,1 @@
-"""The live view of a network: of a localnet, of any run from what is public, or of a node's events."""
+"""The live view of a network: of a localnet, of any run by its public records, or of one node's events."""

@@ -1,4 +1,4 @@
-"""``tplr watch``: draws frames until it is interrupted, or one."""
+"""``tplr watch``: draws frames until it is interrupted, or a single frame."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ KEPT_WARNINGS = 3
 
 
 class Source(Protocol):
-    """Where frames come from; ``seconds`` is the time between two looks."""
+    """A source of frames; ``seconds`` is the time between two reads."""
 
     @property
     def seconds(self) -> float: ...
@@ -28,9 +28,9 @@ class Source(Protocol):
 
 
 async def watch(source: Source, console: Console, *, once: bool = False) -> None:
-    """Show frames: in place in a terminal, else each time when a window has begun; ``once``: one.
+    """Show frames: in place in a terminal, otherwise one for each new window; with ``once``, a single frame.
 
-    Raises what the first look raises; what later ones raise is shown.
+    Errors of the first read are raised; errors of later reads are shown.
     """
     frame = await source.look()
     if once:
@@ -53,7 +53,7 @@ async def watch(source: Source, console: Console, *, once: bool = False) -> None
                     if problem is None:
                         frame = looking.result()
                     elif isinstance(problem, TplrError | OSError):
-                        # Once, however long it lasts: the last good frame is kept.
+                        # Keep the last good frame, and add the note only once, however long the problem lasts.
                         note = f"not read: {problem}"
                         frame = frame if note in frame.notes else frame.noting(note)
                     else:
@@ -81,7 +81,7 @@ class _Printer:
 
 @contextmanager
 def _collected_warnings(collect: bool) -> Iterator[deque[str]]:
-    """The last warnings; they go nowhere else meanwhile, because a line on a terminal would break the frame."""
+    """Collect the last warnings instead of logging them, because a line on a terminal would break the frame."""
     last: deque[str] = deque(maxlen=KEPT_WARNINGS)
     if not collect:
         yield last

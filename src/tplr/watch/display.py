@@ -19,7 +19,7 @@ T = TypeVar("T")
 def open_live(
     console: Console, render: Callable[[T], RenderableType], plain: Callable[[T], None]
 ) -> Iterator[Callable[[T], None]]:
-    """Yields a function that shows a state: drawn again in place if ``console`` is a terminal, else by ``plain``."""
+    """Yield a function that shows a state: redrawn in place if ``console`` is a terminal, else by ``plain``."""
     if not console.is_terminal:
         yield plain
         return
@@ -28,7 +28,7 @@ def open_live(
 
 
 def node_table(view: NetworkView, columns: Sequence[str], nodes: Sequence[NodeView] | None = None) -> Table:
-    """A row for each of ``nodes`` (default: all); ``columns`` are names of ``CELLS``."""
+    """Return a table with a row for each of ``nodes`` (default: all); ``columns`` are names of ``CELLS``."""
     table = plain_table(*columns)
     if "doing" in columns:  # so that the table keeps its width
         table.columns[columns.index("doing")].min_width = max(map(len, NEXT.values()))
@@ -38,20 +38,20 @@ def node_table(view: NetworkView, columns: Sequence[str], nodes: Sequence[NodeVi
 
 
 def problem_lines(view: NetworkView) -> list[Text]:
-    """What is wrong with each node, and who is older than the network."""
+    """Return a line for each node's problem, and for each node with outdated software or rules."""
     found = [Text(f"{node.name}: {printable(node.problem)}", "yellow") for node in view.nodes.values() if node.problem]
     return found + [Text(f"{node.name}: {node.outdated}", "bold red") for node in view.nodes.values() if node.outdated]
 
 
 def models_text(view: NetworkView) -> Text:
-    """Whether the nodes' models are equal."""
+    """Return the text that says whether the nodes' models are equal."""
     if not view.shared_windows():
         return Text("waiting for the first window", style="dim")
     return Text("models differ", style="bold red") if view.disagreements() else Text("models equal", style="green")
 
 
 def plain_table(*headings: str) -> Table:
-    """A table without lines: text left-aligned, numbers right-aligned."""
+    """Return a table without lines: text left-aligned, numbers right-aligned."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("node", "doing") else "right", no_wrap=True)
@@ -59,7 +59,7 @@ def plain_table(*headings: str) -> Table:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Empty if it is not known."""
+    """Format a number; an empty text if it is not known."""
     return "" if value is None else f"{value:.{digits}f}"
 
 
@@ -96,7 +96,7 @@ def _judged(node: NodeView, view: NetworkView, field: str) -> float | None:
     return getattr(view.judge, field).get(node.uid)
 
 
-# A table's columns by heading.
+# Columns of tables, by heading.
 CELLS: dict[str, Callable[[NodeView, NetworkView], str | Text]] = {
     "node": lambda node, _: node.name,
     "doing": lambda node, _: node.doing if node.running else Text("down", style="bold red"),
@@ -110,7 +110,7 @@ CELLS: dict[str, Callable[[NodeView, NetworkView], str | Text]] = {
     "missed": lambda node, _: str(len(node.missed)) if node.role == "miner" else "",
     "score": _score,
     "weight": _weight,
-    # The same figures by the names that scores have in public.
+    # The same columns, under the public names of scores.
     "credit": _score,
     "pay": _weight,
     "stake": lambda node, _: "" if node.stake is None else f"{node.stake:.0%}",

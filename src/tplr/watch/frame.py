@@ -1,4 +1,4 @@
-"""One frame of ``tplr watch``: the window and its time, the nodes, the elections, and what is wrong."""
+"""One frame of ``tplr watch``: the window and its time, the nodes, the elections, and problems."""
 
 import time
 from collections.abc import Sequence
@@ -12,18 +12,19 @@ from tplr.untrusted import printable
 from tplr.watch.display import models_text, node_table, number, problem_lines
 from tplr.watch.view import NetworkView, NodeView
 
-# Lines of a terminal that are no rows of nodes, with some problems.
+# Lines of a terminal that are not rows of nodes, including a few problems.
 OTHER_LINES = 16
 MAX_NOTE = 300  # characters
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What is known of a network at a time.
+    """The known state of a network at one time.
 
     Attributes:
-        columns: of the table of nodes, of ``display.CELLS``.
-        facts: lines above the table; ``notes``: lines of problems that belong to no node.
+        columns: columns of the table of nodes; names of ``display.CELLS``.
+        facts: lines above the table.
+        notes: lines for problems that do not belong to a node.
     """
 
     title: str
@@ -33,12 +34,12 @@ class Frame:
     notes: tuple[str, ...] = ()
 
     def noting(self, *notes: str) -> "Frame":
-        """This frame with more notes."""
+        """Return this frame with additional notes."""
         return replace(self, notes=(*self.notes, *notes))
 
 
 def render_frame(frame: Frame, *, now: float | None = None, lines: int | None = None) -> RenderableType:
-    """Draw it as of the unix time ``now`` (default: this moment), with so many rows of nodes as ``lines`` hold."""
+    """Draw a frame as of the unix time ``now`` (default: current time), with as many node rows as ``lines`` allow."""
     view = frame.view
     rows = _rows(view)
     shown = rows if lines is None else rows[: max(1, lines - OTHER_LINES)]
@@ -46,13 +47,13 @@ def render_frame(frame: Frame, *, now: float | None = None, lines: int | None = 
     more = [Text(f"and {len(rows) - len(shown)} more nodes", "dim")] if len(shown) < len(rows) else []
     notes = [Text(printable(note[:MAX_NOTE]), "yellow") for note in frame.notes]
     table = node_table(view, frame.columns, shown)
-    models = [models_text(view)] if len(view.nodes) > 1 else []  # one alone has nobody to differ from
+    models = [models_text(view)] if len(view.nodes) > 1 else []  # a single node has no other model to compare with
     parts = (*head, *models, Text(), table, *more, *problem_lines(view), *notes)
     return Panel(Group(*parts), title=frame.title, title_align="left", expand=False)
 
 
 def _rows(view: NetworkView) -> list[NodeView]:
-    """Validators by stake, then miners by pay; also miners that only a validator's scores name."""
+    """Return validators by stake, then miners by pay, including miners that only a validator's scores name."""
     judge = view.judge
     paid = judge.weights if judge else {}
     known = {node.uid for node in view.nodes.values()}
@@ -81,7 +82,7 @@ def _clock_text(view: NetworkView, now: float) -> Text:
 
 
 def _elections(view: NetworkView) -> Sequence[Text]:
-    """How many of the windows are decided, and which are not although later ones are."""
+    """Return lines with the number of decided windows, and the undecided windows before decided ones."""
     decided = {window: one for window, one in view.elections.items() if one.decided}
     if not decided:
         return [Text("no window of these is decided", "yellow")] if view.elections else []
@@ -102,7 +103,7 @@ def _elections(view: NetworkView) -> Sequence[Text]:
 
 
 def loss_fact(view: NetworkView) -> tuple[str, ...]:
-    """The newest loss on held-out pages."""
+    """Return a line with the newest loss on held-out pages, if there is one."""
     for node in view.validators:
         if node.held_out_loss:
             window = max(node.held_out_loss)

@@ -1,4 +1,4 @@
-"""What ``tplr watch --events`` shows: a node's own events, as its file grows."""
+"""Source of ``tplr watch --events``: reads a node's own events as its file grows."""
 
 import asyncio
 from pathlib import Path
@@ -9,20 +9,20 @@ from tplr.watch.frame import Frame, loss_fact
 from tplr.watch.view import NetworkView
 
 COLUMNS = ("node", "doing", "uid", "window", "loss", "use", "gathered", "kB", "missed", "score", "weight")
-SECONDS = 1.0  # between two looks
+SECONDS = 1.0  # between two reads
 
 
 class EventsSource:
     """The frames of one node's event file.
 
     Attributes:
-        seconds: between two looks.
+        seconds: time between two reads.
     """
 
     seconds = SECONDS
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError if there is no such file."""
+        """Create a source. Raises ConfigError if there is no such file."""
         if not path.is_file():
             raise ConfigError(f"--events {path}: no such file; a node writes it if it is started with --events")
         self._path = path
@@ -32,7 +32,7 @@ class EventsSource:
         self._read = False
 
     async def look(self) -> Frame:
-        """A frame of all events so far. Raises ConfigError for a line that is no event of a node, OSError."""
+        """Return a frame of all events so far. Raises OSError, or ConfigError for a line that is not a node's event."""
         events, self._position = await asyncio.to_thread(self._new_events)
         if events and not self._view.nodes:
             try:

@@ -1,4 +1,4 @@
-"""What ``tplr watch`` shows of any network: public buckets and the chain, read again and again."""
+"""Source of ``tplr watch`` for any network: reads public buckets and the chain repeatedly."""
 
 import contextlib
 import time
@@ -18,24 +18,24 @@ from tplr.watch.frame import Frame, loss_fact
 from tplr.watch.view import Applied, Clock, Election, NetworkView
 
 COLUMNS = ("node", "doing", "window", "loss", "included", "credit", "pay", "stake")
-WINDOWS = 8  # shown
-# Nodes publish their reports of a window over some windows; a look reads these again.
+WINDOWS = 8  # number of windows shown
+# Nodes may publish the reports of a window some windows later, so each read includes the newest windows again.
 UNSETTLED_WINDOWS = 4
 LOOKS_IN_A_WINDOW = 4
-# A validator reports a window when it has applied it, and can be late.
+# A validator reports a window after it has applied it, so it can be late.
 LATE_WINDOWS = 3
-MIN_SECONDS = 2.0  # between two looks
+MIN_SECONDS = 2.0  # between two reads
 
 
 class PublishedSource:
-    """The frames of a run, from what is published.
+    """The frames of a run, from its published records.
 
     Attributes:
-        seconds: between two looks.
+        seconds: time between two reads.
     """
 
     def __init__(self, network: NetworkReader, *, validator: int | None, windows: int = WINDOWS) -> None:
-        """``validator``: whose scores are shown; None: the leading one's. ``windows``: how many are read."""
+        """``validator``: uid whose scores are shown; None: the leading one. ``windows``: number of windows read."""
         self._network = network
         self._comms = network.comms
         self._hparams = network.hparams
@@ -53,7 +53,7 @@ class PublishedSource:
         return self._hparams.blocks_per_window * self._comms.chain.block_time
 
     async def look(self) -> Frame:
-        """A frame of what is published now. Raises ChainError, StoreError."""
+        """Return a frame of the currently published records. Raises ChainError, StoreError."""
         if not self._first:
             await self._comms.refresh()
         self._first = False
@@ -69,7 +69,7 @@ class PublishedSource:
         return self._frame(shown, validator, published.silent)
 
     def _wanted(self, all_of: Iterable[int], shown: Sequence[int]) -> list[int]:
-        """Windows that were not read yet, or may have more to read now."""
+        """Return the windows that were not read yet, or whose records may be incomplete."""
         unsettled = set(shown[-UNSETTLED_WINDOWS:])
         return [one for one in sorted(all_of) if one in unsettled or one not in self._records]
 
@@ -126,7 +126,7 @@ class PublishedSource:
         return Frame(title, view, COLUMNS, tuple(facts), tuple(self._notes(shown, now.window, scored=scored)))
 
     def _notes(self, shown: Sequence[int], window: int, *, scored: int | None) -> Iterator[str]:
-        """What is missing."""
+        """Yield notes about missing records."""
         if not shown:
             yield "no window is published yet"
             return
@@ -139,12 +139,12 @@ class PublishedSource:
 def view_of(
     records: Sequence[WindowRecord], *, uids: Iterable[int], validators: Iterable[int], judge: int | None
 ) -> NetworkView:
-    """A view of the nodes that have a bucket.
+    """Return a view of the nodes that have a bucket.
 
     Args:
         records: by window, ascending.
-        uids: with a bucket on chain; ``validators`` among them.
-        judge: the validator whose scores the records have.
+        uids: uids with a bucket on chain, including ``validators``.
+        judge: the validator whose scores the records contain.
     """
     voters = set(validators)
     names = {uid: f"{'validator' if uid in voters else 'miner'} {uid}" for uid in uids}
@@ -193,7 +193,7 @@ def _problem(record: WindowRecord, uid: int) -> str:
 
 
 def _name_who_differs(view: NetworkView) -> None:
-    """Note it at the nodes whose model is not that of most."""
+    """Set a problem at each node whose model differs from the majority's."""
     for window, held in view.disagreements().items():
         (most, count), *others = Counter(held.values()).most_common()
         if others and others[0][1] == count:

@@ -1,6 +1,6 @@
-"""The state of a network, as events or published documents report it: one ``NetworkView``, which displays read.
+"""The state of a network from events or published documents: one ``NetworkView``, which displays read.
 
-Events of one node arrive in order, those of different nodes in any order.
+Events of one node arrive in order; events of different nodes arrive in any order.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Any
 
 from tplr.telemetry.events import Event
 
-# What a node does after each event.
+# Activity of a node after each event.
 NEXT = {
     "started": "waiting",
     "trained": "uploading",
@@ -39,12 +39,12 @@ class Applied:
 
 @dataclass(frozen=True)
 class Clock:
-    """What the chain said last.
+    """The last reading of the chain.
 
     Attributes:
         at: unix seconds of this reading.
-        seconds_left: until the window's end, as expected then; None if it is unknown.
-        block_age: seconds since ``block`` was seen, then.
+        seconds_left: expected seconds until the window's end at that time; None if unknown.
+        block_age: seconds since ``block`` was seen, at that time.
         window_seconds: expected length of a window.
     """
 
@@ -56,17 +56,18 @@ class Clock:
     window_seconds: float
 
     def left(self, now: float) -> float | None:
-        """Seconds until the window's end, at the unix time ``now``; 0 while it is overdue."""
+        """Return the seconds until the window's end at the unix time ``now``; 0 while it is overdue."""
         return None if self.seconds_left is None else max(0.0, self.seconds_left - (now - self.at))
 
 
 @dataclass(frozen=True)
 class Election:
-    """Of a window's included set.
+    """The election of a window's included set.
 
     Attributes:
-        decided: whether more than half of the electors' stake is committed to one set; ``void``: to none.
-        committed: share of the stake that is seen to be committed to it; None if it is unknown.
+        decided: whether more than half of the electors' stake is committed to one value.
+        void: whether that value is no set.
+        committed: known share of the stake that is committed to it; None if unknown.
     """
 
     decided: bool
@@ -79,17 +80,17 @@ class NodeView:
     """A node's state so far; dictionaries are by window unless named otherwise.
 
     Attributes:
-        hostile: it lies; what it says of itself counts for nothing.
-        reached: unix seconds at which the node first had applied a window.
-        attacks: count by behaviour of what a hostile node published.
+        hostile: whether it is hostile; its own reports are then ignored.
+        reached: unix seconds at which the node first applied each window.
+        attacks: number of a hostile node's forgeries, by behaviour.
         running: whether its process is alive; set by the supervisor, not by events.
-        stake: its share of the electors' stake; None if it is none, or unknown.
+        stake: its share of the electors' stake; None if it is not an elector, or unknown.
         aggregated: uids of each included set that it published; aggregators only.
         update_bytes: size of its last update.
         utilisation: share of a window's time in which a miner trained.
         scores, weights: by uid, as last emitted; validators only.
         problem: the last problem, with its window if it has one.
-        outdated: that the network runs newer software or newer rules, and what to do; empty if it does not.
+        outdated: text that the network runs newer software or newer rules, with the remedy; else empty.
     """
 
     name: str
@@ -117,8 +118,8 @@ class NodeView:
 
     @property
     def window(self) -> int | None:
-        """Newest window applied; aggregated by an aggregator, which applies none."""
-        # A validator's elector publishes windows that its model has yet to apply.
+        """Newest applied window; for an aggregator, which applies none, the newest aggregated window."""
+        # A validator's elector publishes windows before its model applies them.
         return max(self.aggregated if self.role == "aggregator" else self.applied, default=None)
 
     def update(self, event: Event) -> None:
@@ -126,7 +127,7 @@ class NodeView:
         self.uid = event.get("uid", self.uid)
         kind = event["event"]
         self.doing = NEXT.get(kind, self.doing)
-        # A node that starts may have been upgraded. Older files have no text.
+        # A node that starts may have been upgraded. Older event files have no text.
         self.outdated = {"started": "", "outdated": event.get("text", "outdated")}.get(kind, self.outdated)
         match kind:
             case "trained" if event["loss"] is not None:
@@ -165,27 +166,27 @@ class NodeView:
 
 
 class NetworkView:
-    """All nodes by name, and figures of the network, which hostile nodes are no part of.
+    """All nodes by name, and figures of the network, which exclude hostile nodes.
 
     Attributes:
-        clock: the newest that a node has told; None before the first.
-        elections: by window, as far as they are known.
+        clock: the newest reading of any node; None before the first.
+        elections: known elections by window.
     """
 
     def __init__(self, roles: Mapping[str, str], hostile: Container[str] = ()) -> None:
-        """``roles`` by node name, also of nodes that have no events yet; ``hostile``: names."""
+        """``roles`` by node name, including nodes without events; ``hostile``: names of hostile nodes."""
         self.nodes = {name: NodeView(name, role, name in hostile) for name, role in roles.items()}
         self.clock: Clock | None = None
         self.elections: dict[int, Election] = {}
 
     @property
     def honest(self) -> list[NodeView]:
-        """All nodes but hostile ones."""
+        """All nodes except hostile ones."""
         return [node for node in self.nodes.values() if not node.hostile]
 
     @property
     def hostile(self) -> list[NodeView]:
-        """The nodes that lie."""
+        """The hostile nodes."""
         return [node for node in self.nodes.values() if node.hostile]
 
     def update(self, name: str, events: Iterable[Event]) -> None:
@@ -199,7 +200,7 @@ class NetworkView:
                 case "pulse" if self.clock is None or event["window"] >= self.clock.window:
                     self.clock = _clock(event)
                 case "aggregated" if node.role == "validator":
-                    # Whether a set of nobody is void depends on the peer list, which no event has.
+                    # An empty set may be void or not, depending on the peer list, which no event contains.
                     self.elections[event["window"]] = Election(decided=True)
 
     @property
@@ -214,7 +215,7 @@ class NetworkView:
 
     @property
     def validator(self) -> NodeView:
-        """The first validator, whose figures are shown. IndexError if there is none."""
+        """The first validator, whose figures are shown. Raises IndexError if there is none."""
         return self.validators[0]
 
     @property
@@ -223,7 +224,7 @@ class NetworkView:
         return next((node for node in self.validators if node.scores or node.weights), None)
 
     def inclusions(self, uid: int) -> tuple[int, int]:
-        """In how many windows an update of ``uid`` was applied, of those in which it was asked for."""
+        """Return the number of windows in which the update of ``uid`` was applied, and in which it was requested."""
         sets = {window: one for node in self.honest for window, one in node.applied.items()}
         included = sum(uid in one.included for one in sets.values())
         return included, included + sum(uid in one.skipped for one in sets.values())
@@ -240,7 +241,7 @@ class NetworkView:
 
     @property
     def start_window(self) -> int | None:
-        """First window of the run, with which every node begins; None before it is applied."""
+        """First window of the run, at which every node begins; None before it is applied."""
         return min((min(node.applied) for node in self.honest if node.applied), default=None)
 
     @property
@@ -263,12 +264,12 @@ class NetworkView:
         return 0 if self.start_window is None else self.newest - self.start_window + 1
 
     def disagreements(self) -> dict[int, dict[str, str]]:
-        """Windows after which models differed: fingerprints by node name."""
+        """Return the windows after which models differed: window → fingerprint by node name."""
         windows = sorted({window for node in self.honest for window in node.applied})
         return {window: held for window in windows if len(set((held := self._held(window)).values())) > 1}
 
     def _held(self, window: int) -> dict[str, str]:
-        """Fingerprint and digest after ``window``, by name of the node."""
+        """Return fingerprint and digest after ``window``, by node name."""
         return {
             node.name: f"{applied.fingerprint} {applied.digest}".rstrip()
             for node in self.honest
@@ -276,7 +277,7 @@ class NetworkView:
         }
 
     def shared_windows(self) -> list[int]:
-        """Windows that at least two nodes applied."""
+        """Return the windows that at least two nodes applied."""
         counts: dict[int, int] = {}
         for node in self.honest:
             for window in node.applied:

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the parsed verb; returns its exit status, which is 2 after an error."""
+    """Run the parsed verb; return its exit status, which is 2 after an error."""
     setup_logging()
     try:
         return args.run_verb(args)

@@ -1,4 +1,4 @@
-"""The location of the dataset that a command works on: a local folder, or the dataset bucket of the environment."""
+"""The location of a command's dataset: a local folder, or the dataset bucket of the environment."""
 
 import argparse
 import asyncio
@@ -34,10 +34,10 @@ def add_subfolder_argument(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.asynccontextmanager
 async def open_locations(args: argparse.Namespace, access: Access) -> AsyncIterator[list[DatasetLocation]]:
-    """The folder, or all replicas of the dataset bucket.
+    """Open the folder, or all replicas of the dataset bucket.
 
     Raises:
-        ConfigError: no such folder, or a variable of the environment is missing.
+        ConfigError: there is no such folder, or a variable of the environment is missing.
     """
     from tplr.storage import S3Connections
     from tplr.stores.expected_files import local_prefix

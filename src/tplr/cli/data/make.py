@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sources(given: Iterable[str]) -> dict[str, list[Path]]:
-    """Files of each config."""
+    """Return the files of each config."""
     from tplr.logging import logger
     from tplr.pages.texts import text_files
 
@@ -84,7 +84,7 @@ def _sources(given: Iterable[str]) -> dict[str, list[Path]]:
 
 
 def _with_progress(texts: Iterable[str], documents: "Documents", name: str) -> Iterator[str]:
-    """The same texts; logs the progress."""
+    """Yield the texts, and log the progress."""
     from tplr.storage.progress import ProgressLog
 
     progress = ProgressLog(f"making {name}")

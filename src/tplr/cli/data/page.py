@@ -98,7 +98,7 @@ def _parsed(place: str, manifest: "DatasetManifest") -> PageRef:
 
 
 def _counts(tokenizer: Any, texts: Sequence[str], longest: int) -> list[int]:
-    """Trained tokens of each row: the first ``longest``, and an EOS if they do not end with it."""
+    """Return the number of trained tokens of each row: the first ``longest``, and an EOS if they do not end with it."""
     rows = tokenizer([*texts], truncation=True, max_length=longest)["input_ids"] if texts else []
     return [len(ids) + (ids[-1] != tokenizer.eos_token_id) if ids else 0 for ids in rows]
 

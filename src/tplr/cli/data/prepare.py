@@ -65,7 +65,7 @@ def _summary(prepared: "Prepared") -> str:
 
 @contextmanager
 def _progress_bar() -> "Iterator[OnProgress]":
-    """A progress bar over the bytes of the inputs, on standard error."""
+    """Show a progress bar over the bytes of the inputs, on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

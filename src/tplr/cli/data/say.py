@@ -1,4 +1,4 @@
-"""A verb's results: lines on standard output; progress and warnings are the log's, on standard error."""
+"""Prints a verb's results as lines on standard output; progress and warnings go to the log, on standard error."""
 
 import sys
 

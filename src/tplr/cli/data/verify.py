@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _verify(args: argparse.Namespace) -> int:
-    """0 if there is no problem, else 1."""
+    """Return 0 if there is no problem, else 1."""
     from tplr.storage.progress import ProgressLog
     from tplr.stores.verify import verify
 

@@ -1,4 +1,4 @@
-"""Miners of a simulation: honest ones that train on different amounts of data, and one of each known attack."""
+"""Miners of a simulation: honest ones that train on different amounts of data, and one miner for each known attack."""
 
 from tplr.localnet.attackers.copies import Copier, Twin
 from tplr.localnet.attackers.damaged import Malformed, malformed

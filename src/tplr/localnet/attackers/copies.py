@@ -1,4 +1,4 @@
-"""Updates of others, sent again: by a thief, and by one owner's several uids."""
+"""Miners that send other miners' updates: a thief, and an owner with several uids."""
 
 import numpy as np
 import torch
@@ -15,11 +15,11 @@ from tplr.seeds import derive
 class Copier(Cheat):
     """Sends another miner's update as its own, one second after the original was committed.
 
-    In a network with commits it could not read the update by then. Here it can, to test what the copy earns.
+    With commits, it could not read the update by that time. Here it can, in order to test the pay of a copy.
 
     Args:
-        noise: standard deviation of the logarithm of the factors on its values.
-        own_indices: share of each row's coordinates that are replaced by random ones.
+        noise: standard deviation of the logarithm of the random factors on the values.
+        own_indices: share of each row's coordinates that random ones replace.
     """
 
     committed, sent = -4.0, 3.0
@@ -31,7 +31,7 @@ class Copier(Cheat):
         self._own_indices = own_indices
 
     def body(self, world: World, window: int) -> bytes | None:
-        """The victim's coefficients, with noise; None if the victim sent nothing."""
+        """Return the victim's coefficients with noise; None if the victim sent nothing."""
         stolen = world.updates.get(self._victim)
         if stolen is None or stolen.window != window:
             return None
@@ -49,12 +49,12 @@ class Copier(Cheat):
 
 
 class Twin(Copier):
-    """One of an owner's uids that all send one update: the first trains, and each deletes its commit.
+    """One of an owner's uids that all send the same update: the first one trains, and each deletes its commit.
 
-    It deletes its commit when the included set is out, so that validators who look later cannot tell who was first.
+    It deletes its commit after the included set is published, so that validators can't tell later which uid was first.
 
     Args:
-        first: uid that trains; its own uid for that one itself.
+        first: uid that trains; for the training uid, its own.
     """
 
     committed, sent = -5.0, 2.0
@@ -64,11 +64,11 @@ class Twin(Copier):
         self.effort = effort
 
     def body(self, world: World, window: int) -> bytes | None:
-        """Its owner's update."""
+        """Return its owner's update."""
         return Cheat.body(self, world, window) if self.uid == self._victim else super().body(world, window)
 
     async def after_set(self, world: World, window: int) -> None:
-        """Delete the commit. On probation it stays: validators measure an update only with its commit."""
+        """Delete the commit. On probation it keeps the commit: validators measure no update without one."""
         if self.uid in world.peers:
             await self.store.delete(commit_key(window, self.uid, world.hparams.version))
 
@@ -76,14 +76,14 @@ class Twin(Copier):
 def _replace_some(
     indices: torch.Tensor, values: torch.Tensor, tensor: TensorSpec, share: float, random: np.random.Generator
 ) -> Coefficients:
-    """Replace ``share`` of each row's coordinates by random others, which get the values of those replaced."""
+    """Replace ``share`` of each row's coordinates with random other ones, and keep the values."""
     (chunks, k), entries = indices.shape, tensor.grid.entries
     count = round(share * k)
     if not count or k + count > entries:
         return indices, values
     order = torch.from_numpy(random.random((chunks, entries))).scatter_(1, indices, 2.0)  # 2: sent already
     replaced = torch.from_numpy(random.random((chunks, k))).topk(count, dim=1).indices
-    if tensor.grouped:  # each by another of its group
+    if tensor.grouped:  # replace each with another one of its group
         return indices.scatter(1, replaced, select(2 - order, k, grouped=True)[0].gather(1, replaced)), values
     fresh = order.topk(count, dim=1, largest=False).indices
     merged = indices.scatter(1, replaced, fresh)

@@ -1,4 +1,4 @@
-"""An update that is damaged in 20 ways."""
+"""A miner that damages its updates in 20 ways."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,10 @@ from tplr.localnet.simulation import World
 
 
 class Malformed(Cheat):
-    """Sends a malformed update, in another of 20 ways in each window."""
+    """Sends a malformed update in every window, cycling through 20 kinds of damage."""
 
     def body(self, world: World, window: int) -> bytes | None:
-        """An honest update, damaged."""
+        """Return a damaged honest update."""
         body = super().body(world, window)
         assert body is not None
         ways = list(malformed(body, world, self.uid, window))
@@ -20,7 +20,7 @@ class Malformed(Cheat):
 
 
 def malformed(body: bytes, world: World, uid: int, window: int) -> Iterator[bytes]:
-    """20 malformed variants of an update."""
+    """Yield 20 malformed variants of an update."""
     spec = world.spec
     start, tensor = spec.data_start, next(one for one in spec.tensors.values() if not one.dense)
     random = np.random.default_rng(window).bytes(len(body))

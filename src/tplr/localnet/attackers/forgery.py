@@ -1,7 +1,7 @@
-"""What a hostile node does in each window, and the false documents that it writes.
+"""Plans a hostile node's behaviour in each window, and forges documents.
 
-A plan follows from a seed. A forgery is a pure function of the true document's bytes and a random stream, and knows no
-schema: it changes what every document has, lists, hashes, sizes, uids and numbers of windows.
+The plan follows from a seed. A forgery is a pure function of the true document's bytes and a random stream. It needs no
+schema: it changes the parts that all documents share: lists, hashes, sizes, uids and window numbers.
 """
 
 import json
@@ -26,13 +26,13 @@ Forgery = Callable[[Any, random.Random], Any]
 
 
 def behaviour(seed: int, window: int) -> Behaviour:
-    """Of a hostile node in a window: each once in as many windows, in an order that follows from the seed."""
+    """Return a hostile node's behaviour in a window. Each cycle of windows has all behaviours once, in random order."""
     cycle, place = divmod(window, len(BEHAVIOURS))
     return random.Random(derive("behaviours", seed, cycle)).sample(BEHAVIOURS, len(BEHAVIOURS))[place]
 
 
 def falsified(body: bytes, random: random.Random) -> bytes:
-    """A document that says something else, by one of ``FORGERIES`` that changes it; the same bytes if none does."""
+    """Return the document changed by a random one of ``FORGERIES``; the same bytes if none of them changes it."""
     for forge in random.sample(FORGERIES, len(FORGERIES)):
         document = json.loads(body)
         if (false := forge(document, random)) != document:
@@ -41,18 +41,18 @@ def falsified(body: bytes, random: random.Random) -> bytes:
 
 
 def with_false_hashes(body: bytes, random: random.Random) -> bytes:
-    """A document in which every hash, so also every fingerprint, is another one that nothing has."""
+    """Return the document with every hash, including fingerprints, replaced by one that matches nothing."""
     return encoded(_other_hashes(json.loads(body), random))
 
 
 def encoded(document: Any) -> bytes:
-    """JSON as nodes write it."""
+    """Return a JSON value's bytes, in the format of nodes."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode()
 
 
 def bomb(body: bytes, random: random.Random, size: int = BOMB_BYTES) -> bytes:
-    """A document of about ``size`` bytes that costs an unwary reader much time or memory."""
+    """Return a document of about ``size`` bytes that costs an unprotected reader much time or memory."""
     kinds: list[Callable[[], bytes]] = [
         lambda: b"[" * size,
         lambda: b'{"a":' * (size // 6) + b"1" + b"}" * (size // 6),
@@ -67,7 +67,7 @@ def bomb(body: bytes, random: random.Random, size: int = BOMB_BYTES) -> bytes:
 
 
 def _mapped(value: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
-    """A copy of a JSON value in which every entry, innermost first, is what ``change`` makes of its name and value."""
+    """Return a copy of a JSON value with ``change(name, value)`` applied to every entry, innermost first."""
     if isinstance(value, dict):
         value = {key: _mapped(inner, change, key) for key, inner in value.items()}
     elif isinstance(value, list):
@@ -91,7 +91,7 @@ def _huge_sizes(document: Any, _: random.Random) -> Any:
 
 
 def _unlisted_uids(document: Any, random: random.Random) -> Any:
-    """Lists of uids, and tables by uid, have one more."""
+    """Add an unlisted uid to lists of uids and to tables by uid."""
 
     def change(_: str, value: Any) -> Any:
         if isinstance(value, list) and value and all(type(one) is int for one in value):
@@ -106,7 +106,7 @@ def _unlisted_uids(document: Any, random: random.Random) -> Any:
 
 
 def _far_windows(document: Any, _: random.Random) -> Any:
-    """Windows that a document announces are far ahead; its own stays, else nobody would look further."""
+    """Move the windows that a document announces far ahead. Its own window stays, or no reader would read further."""
     announced = ("start_window", "first_effective_window")
     return _mapped(document, lambda name, value: value + FAR_WINDOW if name in announced else value)
 

@@ -1,4 +1,4 @@
-"""Honest miners: of any effort, and with lost windows; the base of all cheats."""
+"""Honest miners: with any effort, and with lost windows; the base class of all cheats."""
 
 from collections.abc import Container, Mapping
 
@@ -17,25 +17,25 @@ class Honest(Member):
         self.name = f"honest, {effort} sequences"
 
     def batches(self, world: World, window: int) -> np.ndarray:
-        """The batches it trains on."""
+        """Return the batches that it trains on."""
         return self._share(world, world.pages(self.uid, window).batches)
 
     def _share(self, world: World, batches: np.ndarray) -> np.ndarray:
         sequences = batches.reshape(-1, batches.shape[-1])[: self.effort]
-        # DeMo's gradient is the mean over all of them: one batch costs less than several. SparseLoCo takes a step each.
+        # DeMo takes the mean gradient of all sequences: one large batch is cheapest. SparseLoCo takes a step per batch.
         rows = len(sequences) if world.hparams.outer == "demo" else min(len(sequences), batches.shape[1])
         return sequences.reshape(-1, rows, batches.shape[-1])
 
     def train(self, world: World, batches: np.ndarray) -> dict[str, torch.Tensor]:
-        """Local training from its weights; tensors by name."""
+        """Train locally from its weights; return the tensors to send, by name."""
         return self.local.run(self.train_state.model, batches, step=world.train_state.global_step).tensors
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
-        """The tensors it packs."""
+        """Return the tensors that it packs."""
         return self.train(world, self.batches(world, window))
 
     def body(self, world: World, window: int) -> bytes | None:
-        """The bytes it sends; None without work, as its model is no longer finite."""
+        """Return the bytes that it sends; None if its model is no longer finite, so that it has no update."""
         tensors = self.tensors(world, window)
         if not tensors:
             return None
@@ -49,30 +49,30 @@ class Honest(Member):
         )
 
     def update(self, world: World, window: int) -> Update:
-        """Its update as others decode it. Raises PayloadError if it is invalid."""
+        """Return its update as other nodes decode it. Raises PayloadError if it is invalid."""
         return world.parse(self.body(world, window) or b"", window, self.uid)
 
     async def act(self, world: World, window: int) -> None:
-        """Commit before the window's end, and send after it."""
+        """Commit before the window's end, and upload after it."""
         body = self.body(world, window)
         if body is not None:
             await self.publish(world, window, body)
 
 
 class Lossy(Honest):
-    """Loses some windows: a crash, or no network."""
+    """Loses some windows, because of a crash or without a network."""
 
     def __init__(self, effort: int, lost: Container[int]) -> None:
         super().__init__(effort)
         self._lost = lost
 
     def body(self, world: World, window: int) -> bytes | None:
-        """An honest update; None in a lost window."""
+        """Return an honest update; None in a lost window."""
         return None if window in self._lost else super().body(world, window)
 
 
 class Cheat(Honest):
-    """An honest miner with one change; subclasses say which."""
+    """An honest miner with one change, which a subclass defines."""
 
     def __init__(self, name: str, effort: int) -> None:
         super().__init__(effort)
@@ -80,7 +80,7 @@ class Cheat(Honest):
         self.honest = False
 
     def addressed(self, kept: Mapping[str, Coefficients], world: World, window: int) -> bytes:
-        """An update of these coefficients, with the header of its own honest one."""
+        """Return an update with these coefficients and the header of its own honest update."""
         return build(
             kept,
             world.spec,

@@ -1,8 +1,8 @@
-"""A hostile node: a real one, whose writes are forged. Runs as a process.
+"""A hostile node: a real node with forged writes. Runs as a process.
 
     python -m tplr.localnet.attackers.hostile_node SEED FAULTS validator|aggregator ARGUMENT...
 
-Its bucket, its wallet and its stake are real, and it follows the run as every node does, so that its lies are timely.
+Its bucket, wallet and stake are real, and it follows the run like every node, so that its forgeries are timely.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from tplr.telemetry import JsonlListener
 
 
 class HostileConnections(S3Connections):
-    """Connections whose stores forge what this node writes into its own bucket, which is of this ``kind``."""
+    """Connections whose stores forge this node's writes into its own bucket, which is of this ``kind``."""
 
     plot: Plot
     sealer: Sealer
@@ -39,12 +39,12 @@ class HostileConnections(S3Connections):
 
     @classmethod
     def of(cls, environment: Environment, *, region: str | None = None) -> Self:
-        """As of an honest node; notes the access key that may write into its own bucket. Raises ConfigError."""
+        """Create them as for an honest node, and remember the write key of its own bucket. Raises ConfigError."""
         cls.own = environment.bucket(cls.kind, "write").access_key_id
         return super().of(environment, region=region)
 
     def store(self, bucket: Bucket, renew: Callable[[], Bucket] | None = None) -> S3Store:
-        """The bucket's store, hostile if this node may write to it."""
+        """Return the bucket's store; it is hostile if this node may write to the bucket."""
         honest = super().store(bucket, renew)
         return HostileStore(honest.client, self.plot, self.sealer) if bucket.access_key_id == self.own else honest
 
@@ -68,11 +68,11 @@ def main(argv: Sequence[str]) -> int:
         ),
     )
     hotkey = load_hotkey(args.wallet_path, args.wallet_name, args.wallet_hotkey)
-    # An aggregator only reads with the hotkey that it was given: it is not its own.
+    # An aggregator does not sign: it has another node's hotkey, and only reads with it.
     signs = partial(sign, hotkey) if role == "validator" else None
     HostileConnections.sealer = Sealer(Run(args.netuid, hparams.version), hotkey.ss58_address, signs)
     HostileConnections.kind = "aggregator" if role == "aggregator" else "gradients"
-    # A node's start has no place for other connections, and needs none but here.
+    # A node's start has no parameter for the connections, because only this program needs one.
     startup.S3Connections = HostileConnections
     return run(args)
 

@@ -1,4 +1,4 @@
-"""A hostile node's bucket: what the node writes honestly is forged on its way, by a plan of windows."""
+"""A hostile node's bucket: forges the node's honest writes by a plan of windows."""
 
 import asyncio
 import json
@@ -21,19 +21,19 @@ from tplr.seeds import derive
 from tplr.storage.s3_client import S3Client
 from tplr.storage.s3_store import S3Store
 
-OTHER = ".other"  # what a reader gets in place of an object
+OTHER = ".other"  # suffix of the object that a reader gets in place of the true one
 HANG_SECONDS = 60.0  # longer than any deadline
-# The first number in an object's name, which is no version's. Documents on the run's start have a uid there.
+# The first number in an object's name that is not part of a version. Documents on the run's start have a uid there.
 WINDOW = re.compile(r"^(?!\w+-start-)[a-z-]+[-_](\d{1,15})(?=[-_./])")
 
 
 class Plot:
-    """What a hostile node does: its behaviour in each window, and the faults of its buckets' server.
+    """The plan of a hostile node: its behaviour in each window, and the faults of its buckets' server.
 
     Args:
-        faults: the file of the storage server's faults; it controls how this node's buckets answer.
-        hang_seconds: how long they answer nobody in a window of ``hang``.
-        on_attack: gets window, behaviour and key of each forgery.
+        faults: the storage server's file of faults, which controls how this node's buckets answer.
+        hang_seconds: seconds for which its buckets do not answer in a window with behaviour ``hang``.
+        on_attack: called with window, behaviour and key of each forgery.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Plot:
         self._rules: list[dict[str, Any]] = []
 
     def behaviour(self, key: str) -> Behaviour:
-        """Of the window that an object's name begins with; without one, that of window 0."""
+        """Return the behaviour in the window of an object's name; window 0 if the name has none."""
         return behaviour(self._seed, window_of(key))
 
     def random(self, key: str) -> random.Random:
-        """A stream for the forgeries of one object."""
+        """Return a random stream for the forgeries of one object."""
         return random.Random(derive("forgery", self._seed, key))
 
     def note(self, behaviour: str, key: str) -> None:
@@ -59,13 +59,13 @@ class Plot:
         self._on_attack(window_of(key), behaviour, key)
 
     async def show_others(self, bucket: str, key: str) -> None:
-        """From now on every second reader of an object gets the one under ``key + OTHER``."""
+        """From now on, answer every second read of an object with the one at ``key + OTHER``."""
         for method in ("GET", "HEAD"):
             pattern = f"^{method} /{re.escape(bucket)}/{re.escape(key)}$"
             await self._add({"pattern": pattern, "fault": "Instead", "suffix": OTHER, "every": 2})
 
     async def hang(self, bucket: str, window: int) -> None:
-        """Let the bucket answer no reader for a while, once in a window."""
+        """Let the bucket answer no reader for ``hang_seconds``, at most once per window."""
         if (bucket, window) in self._hung:
             return
         self._hung.add((bucket, window))
@@ -80,20 +80,20 @@ class Plot:
 
     def _remove(self, rule: dict[str, Any]) -> None:
         self._rules.remove(rule)
-        self._write()  # a few bytes
+        self._write()  # only a few bytes, so it may block
 
     def _write(self) -> None:
         atomic_write(self._faults, json.dumps(self._rules).encode())
 
 
 def window_of(key: str) -> int:
-    """The window in an object's name; 0 if it has none."""
+    """Return the window in an object's name; 0 if it has none."""
     found = WINDOW.match(key)
     return int(found[1]) if found else 0
 
 
 class HostileStore(S3Store):
-    """The bucket with the node's own write key. Only documents, checkpoints and aggregates are forged."""
+    """The node's own bucket, opened for writing. Forges documents, checkpoints and aggregates, and nothing else."""
 
     def __init__(self, client: S3Client, plot: Plot, sealer: Sealer) -> None:
         super().__init__(client)
@@ -131,7 +131,7 @@ class HostileStore(S3Store):
         return info
 
     async def _forged(self, behaviour: Behaviour, key: str, data: bytes) -> bytes:
-        """A false document in place of ``data``, in its envelope, or noise in place of an aggregate."""
+        """Return a forged document with the envelope of ``data``, or noise in place of an aggregate."""
         random = self._plot.random(key)
         if not key.endswith(".json"):
             return random.randbytes(len(data))
@@ -143,7 +143,7 @@ class HostileStore(S3Store):
         return data if false == body else self._sealer.sealed(data, false)
 
     async def _nan_checkpoint(self, key: str, data: bytes) -> bytes:
-        """Replace the shards of a checkpoint; returns its new manifest."""
+        """Replace the shards of a checkpoint; return its new manifest."""
         manifest = SnapshotManifest.model_validate_json(self._sealer.body(data))
         with tempfile.TemporaryDirectory() as folder:
             false = await asyncio.to_thread(write_nan_shards, Path(folder), manifest)

@@ -1,4 +1,4 @@
-"""A checkpoint that is whole and well-formed, and in which no weight is a number."""
+"""Writes a complete and well-formed checkpoint in which every weight is NaN."""
 
 import math
 from pathlib import Path

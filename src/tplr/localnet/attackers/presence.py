@@ -1,4 +1,4 @@
-"""Miners that do not work in every window, not in time, or not for long."""
+"""Miners that skip windows, upload late, or stop working honestly."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from tplr.localnet.attackers.values import noise_like
 from tplr.localnet.simulation import World
 from tplr.seeds import derive
 
-# Windows since the last draw from which it works, so that it does in about a quarter.
+# It works from this many windows after its last evaluation on, so in about a quarter of all windows.
 WORTH_WORKING = 3
 
 
@@ -18,48 +18,48 @@ class HalfAbsent(Cheat):
     """Sends an update in every second window only."""
 
     def body(self, world: World, window: int) -> bytes | None:
-        """An honest update, or None."""
+        """Return an honest update in odd windows, else None."""
         return super().body(world, window) if window % 2 else None
 
 
 class Late(Cheat):
-    """Sends a second after the time bound."""
+    """Uploads one second after the time bound."""
 
     def join(self, world: World, uid: int) -> None:
-        """Join the network; its updates come late."""
+        """Join the network, and delay its uploads past the time bound."""
         super().join(world, uid)
         self.sent = world.hparams.time_window_delta_seconds + 1.0
 
 
 class GoDark(Cheat):
-    """Honest until window ``last``, then its bucket answers nobody."""
+    """Is honest until window ``last``; then its bucket stops answering."""
 
     def __init__(self, name: str, effort: int, last: int) -> None:
         super().__init__(name, effort)
         self._last = last
 
     async def act(self, world: World, window: int) -> None:
-        """An honest update; after ``last`` only silence."""
+        """Send an honest update; after window ``last``, silence its bucket."""
         if window > self._last:
             self.store.silent = True
         else:
             await super().act(world, window)
 
     async def report(self, world: World, window: int) -> None:
-        """As an honest miner's, while it is one."""
+        """Publish an honest report until its bucket is silent."""
         if not self.store.silent:
             await super().report(world, window)
 
 
 class Turncoat(Cheat):
-    """Honest until window ``last``; then it sends the opposite of its work."""
+    """Is honest until window ``last``; then it sends its tensors with the opposite sign."""
 
     def __init__(self, name: str, effort: int, last: int) -> None:
         super().__init__(name, effort)
         self._last = last
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
-        """The honest tensors, at last with the other sign."""
+        """Return the honest tensors; after window ``last`` with the opposite sign."""
         sign = 1.0 if window <= self._last else -1.0
         return {name: sign * one for name, one in super().tensors(world, window).items()}
 
@@ -78,7 +78,7 @@ class Timed(Cheat):
         self.worked: list[int] = []
 
     def body(self, world: World, window: int) -> bytes | None:
-        """An honest update when due; else its last one with random indices, or with flipped signs."""
+        """Return an honest update when due; else its last one with random indices, or with flipped signs."""
         if self._last is None or self.due(world, window):
             body = super().body(world, window)
             assert body is not None
@@ -95,9 +95,9 @@ class Timed(Cheat):
         return self.addressed(kept, world, window)
 
     def due(self, world: World, window: int) -> bool:
-        """Whether it works: in windows in which the draw is likeliest to hit it, a quarter of all.
+        """Return whether it works in this window: in the quarter of windows in which its evaluation is most likely.
 
-        The chance of the draw grows with the windows since the last one, which it can compute from public blocks.
+        The probability grows with the windows since its last evaluation, which it can compute from public blocks.
         """
         drawn = [one.window for one in world.records if one.seen.observations[self.uid].sampled]
         return not drawn or window - drawn[-1] >= WORTH_WORKING

@@ -1,6 +1,6 @@
-"""A validator without a model, which sets weights by what it can read of an honest one's: its reports, or its weights.
+"""Simulates a validator without a model that copies its weights from an honest one's reports or weights.
 
-The honest validator's publishing and paying are those of nodes; chain and bucket are in memory.
+The honest validator publishes and pays with the code of nodes; chain and bucket are in memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,18 +23,18 @@ Weights = Mapping[int, float]
 
 
 class Known(NamedTuple):
-    """Weights that somebody can read, and the window whose scores they follow from; -1: there are none."""
+    """Publicly readable weights, and the window whose scores they come from; -1: there are none."""
 
     scored: int = -1
     weights: Weights = MappingProxyType({})
 
 
 class Copied(NamedTuple):
-    """What a copier could set when an honest validator set weights.
+    """The weights that a copier could set when an honest validator set weights, compared with the honest ones.
 
     Attributes:
         age: windows between the scores of both; None: there was nothing to copy.
-        overlap: what both rows share: 1 if they are equal, 0 if they pay nobody alike.
+        overlap: pay that both agree on: 1 if they are equal, 0 if they pay no miner in common.
     """
 
     age: int | None
@@ -42,12 +42,12 @@ class Copied(NamedTuple):
 
 
 def overlap(one: Weights, other: Weights) -> float:
-    """The pay that two rows of weights, each with sum 1, agree on."""
+    """Return the share of the pay that two rows of weights, each with sum 1, agree on."""
     return sum(min(weight, other.get(uid, 0.0)) for uid, weight in one.items())
 
 
 class _Chain:
-    """Weights of one validator, in force ``reveal`` windows after they were set; and its bucket."""
+    """One validator's weights on chain, readable ``reveal`` windows after it set them, and its bucket."""
 
     def __init__(self, signer: Signer, reveal: int) -> None:
         self.uid = signer.uid
@@ -80,12 +80,13 @@ class _Chain:
 async def copied_weights(
     reports: Sequence[ScoreReport], hparams: HParams, signer: Signer, folder: Path, *, reveal: int, late: bool
 ) -> list[Copied]:
-    """What could be copied whenever an honest validator, with these reports of consecutive windows, set weights.
+    """Return the weights that a copier could set each time an honest validator with these reports sets weights.
 
     Args:
+        reports: the honest validator's, of consecutive windows.
         folder: for its sealed reports.
         reveal: windows until the chain shows weights: 0 if it does not seal them.
-        late: whether the copier waits until the honest one has set its weights in that window, else it is before it.
+        late: whether the copier sets its weights after the honest validator in that window, or before.
     """
     chain = _Chain(signer, reveal)
     telemetry = Telemetry(role="validator", uid=signer.uid, listeners=())
@@ -94,7 +95,7 @@ async def copied_weights(
     publishing = ScoreReports(comms, telemetry, hparams, folder)
 
     async def known(newest: int) -> Known:
-        """The newest of what anybody can read."""
+        """Return the newest weights that anybody can read."""
         for window in range(newest, chain.in_force.scored, -1):
             try:
                 report = await scores.get_scores(chain.store, window, signer, hparams)

@@ -1,4 +1,4 @@
-"""Signatures of a hostile node over whatever it likes."""
+"""Signs arbitrary documents with a hostile node's hotkey."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tplr.exchange.envelope import Run, Signer, body_of, sign_body, sign_documen
 
 
 class Label(NamedTuple):
-    """What the true document's envelope says."""
+    """The labels in the true document's envelope."""
 
     kind: str
     window: int
@@ -19,10 +19,10 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class Sealer:
-    """Takes documents out of their envelopes, and puts others in, signed by the node's own hotkey.
+    """Opens envelopes, and seals other documents, signed by the node's own hotkey.
 
     Attributes:
-        sign: as ``Chain.sign``; None: this node signs nothing.
+        sign: like ``Chain.sign``; None: this node signs nothing.
     """
 
     run: Run
@@ -30,28 +30,31 @@ class Sealer:
     sign: Callable[[bytes], bytes] | None
 
     def body(self, data: bytes) -> bytes:
-        """The JSON of a document."""
+        """Return a document's JSON without its envelope."""
         head, newline, body = data.partition(b"\n")
         return body if newline and b'"signature":' in head else data
 
     def label(self, data: bytes) -> Label | None:
-        """Of a document in an envelope; None for a bare one."""
+        """Return the labels of a document's envelope; None for a document without one."""
         if self.body(data) is data:
             return None
         told = json.loads(data.partition(b"\n")[0])
         return Label(told["kind"], told["window"], told["uid"])
 
     def sealed(self, data: bytes, body: bytes) -> bytes:
-        """Another body in the envelope of the true document ``data``; bare if that is, or nothing is signed."""
+        """Return ``body`` in an envelope with the labels of the true document ``data``.
+
+        Without an envelope of ``data``, or if this node signs nothing, the body is returned bare.
+        """
         label = self.label(data)
         if label is None or self.sign is None:
             return data[: len(data) - len(self.body(data))] + body
         return sign_body(body, kind=label.kind, window=label.window, signer=self._signer(label.uid, self.sign))
 
     def other_proposal(self, data: bytes) -> bytes | None:
-        """A second proposal of this node for the slot of its relay ``data``: signed, well-formed and without an update.
+        """Return a second, conflicting proposal for the slot of its relay ``data``: signed and well-formed, but empty.
 
-        None if that is no relay of a proposal by this node, or if it proposes no update.
+        None if ``data`` is not a relay of a proposal by this node, or if that proposes no update.
         """
         label = self.label(data)
         if label is None or label.kind != Relay.kind or self.sign is None:

@@ -1,4 +1,4 @@
-"""Miners that hold another model, or do not prove which they hold."""
+"""Miners that hold a different model, or publish no readable proof of their model."""
 
 from tplr.keys import debug_key
 from tplr.localnet.attackers.honest import Cheat
@@ -7,12 +7,12 @@ from tplr.schemas import DebugReport
 
 
 class OutOfSync(Cheat):
-    """Applies only its own updates, and so trains another model."""
+    """Applies only its own updates, so it trains a different model."""
 
     own_model = True
 
     async def act(self, world: World, window: int) -> None:
-        """Publish as an honest miner, then take a step of its own."""
+        """Publish like an honest miner, then apply only its own update."""
         body = self.body(world, window)
         assert body is not None
         await self.publish(world, window, body)
@@ -20,8 +20,8 @@ class OutOfSync(Cheat):
 
 
 class NoProof(OutOfSync):
-    """Trains another model, and publishes a report that is too large to be read."""
+    """Trains a different model, and publishes a report that is too large to be read."""
 
     async def report(self, world: World, window: int) -> None:
-        """One byte more than a report may have."""
+        """Publish a report that is one byte larger than allowed."""
         await self.store.put(debug_key(window, self.uid, world.hparams.version), b" " * (DebugReport.max_bytes + 1))

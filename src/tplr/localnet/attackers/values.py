@@ -1,4 +1,4 @@
-"""Updates that are no honest work: noise, nothing, the wrong sign, size, pages or window."""
+"""Miners whose updates are not honest work: noise, zeros, or the wrong sign, scale, pages or window."""
 
 from collections.abc import Callable
 
@@ -14,33 +14,33 @@ from tplr.training.loss import batch_loss
 
 
 class Changed(Cheat):
-    """Sends changed tensors."""
+    """Sends changed tensors of an honest update."""
 
     def __init__(self, name: str, effort: int, change: Callable[[torch.Tensor, torch.Generator], torch.Tensor]) -> None:
         super().__init__(name, effort)
         self._change = change
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
-        """The honest tensors, changed."""
+        """Return the changed tensors."""
         random = torch.Generator().manual_seed(derive("changed", self.uid, window) >> 1)
         return {name: self._change(one, random) for name, one in super().tensors(world, window).items()}
 
 
 class Noise(Cheat):
-    """Sends random values at random indices, ``scale`` times as large as an honest miner's; costs nothing."""
+    """Sends random values at random indices, ``scale`` times as large as an honest miner's, without training."""
 
     def __init__(self, name: str, scale: float = 1.0) -> None:
         super().__init__(name, 0)
         self._scale = scale
 
     def body(self, world: World, window: int) -> bytes | None:
-        """Noise with the norms of the last update of uid 1."""
+        """Return noise with the norms of the last update of uid 1."""
         kept = noise_like(world.updates[1], self._scale, derive("noise", self.uid, window))
         return self.addressed(kept, world, window)
 
 
 def noise_like(update: Update, scale: float, seed: int) -> dict[str, Coefficients]:
-    """Random indices and signs with ``scale`` times the values of an update."""
+    """Return coefficients with random indices and signs, and ``scale`` times the values of an update."""
     random, kept = torch.Generator().manual_seed(seed >> 1), {}
     for name, tensor in update.spec.tensors.items():
         indices, values = update.coefficients(name)
@@ -53,14 +53,14 @@ def noise_like(update: Update, scale: float, seed: int) -> dict[str, Coefficient
 
 
 class Scaled(Cheat):
-    """Sends an honest update, ``scale`` times as large: its codebooks are multiplied, so nothing else changes."""
+    """Sends an honest update multiplied by ``scale``: it multiplies the codebooks, so nothing else changes."""
 
     def __init__(self, name: str, effort: int, scale: float) -> None:
         super().__init__(name, effort)
         self._scale = scale
 
     def body(self, world: World, window: int) -> bytes | None:
-        """The honest update, scaled."""
+        """Return the scaled honest update."""
         honest = super().body(world, window)
         assert honest is not None
         update = world.parse(honest, window, self.uid)
@@ -72,13 +72,13 @@ class Scaled(Cheat):
 
 
 class Zeros(Cheat):
-    """Sends zeros; costs nothing."""
+    """Sends zeros, without training."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, 0)
 
     def body(self, world: World, window: int) -> bytes | None:
-        """Zeros at the first indices."""
+        """Return an update with zeros at the first indices."""
         kept = {}
         for name, tensor in world.spec.tensors.items():
             kept[name] = select(torch.zeros(tensor.grid.chunks, tensor.grid.entries), tensor.k, grouped=tensor.grouped)
@@ -93,7 +93,7 @@ class Repeater(Cheat):
         self._first: Update | None = None
 
     def body(self, world: World, window: int) -> bytes | None:
-        """The first update with this window's header."""
+        """Return its first update with this window's header."""
         if self._first is None:
             body = super().body(world, window)
             assert body is not None
@@ -104,15 +104,15 @@ class Repeater(Cheat):
 
 
 class Overfitter(Cheat):
-    """Overfits one batch of its pages: best on its own pages, of little use on others.
+    """Overfits one batch of its pages: its update is best on its own pages, and of little use on others.
 
-    With SparseLoCo its norm is some 10 times as large as an average miner's, below what rules refuse.
+    With SparseLoCo its norm is about 10 times an average miner's, which is below the rules' limit.
     """
 
     steps, rate, norm = 10, 5e-3, 1.5
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
-        """Weights before many steps on one batch, minus those after."""
+        """Return the weights before many steps on one batch minus the weights after them."""
         model = self.train_state.model
         before = {name: one.detach().clone() for name, one in model.named_parameters()}
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.0)
@@ -129,8 +129,8 @@ class Overfitter(Cheat):
 
 
 class WrongPages(Cheat):
-    """Trains on pages of its own choice, and names those that it was assigned."""
+    """Trains on pages of its own choice, but names its assigned pages."""
 
     def batches(self, world: World, window: int) -> np.ndarray:
-        """Pages that no miner was assigned."""
+        """Return pages that are assigned to no miner."""
         return self._share(world, world.pages_of_seed(derive("elsewhere", self.uid, window)).batches)

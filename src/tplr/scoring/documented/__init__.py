@@ -1,1 +1,1 @@
-"""The scores of documented networks: ratings of ranks, moving averages and penalties, as those networks define them."""
+"""The scores of documented networks, as those networks define them: ratings of ranks, moving averages, penalties."""

@@ -1,4 +1,4 @@
-"""The peer scores that a documented validator keeps, and the function that updates them from a window's evidence."""
+"""The peer scores of a documented validator, and the function that updates them from a window's evidence."""
 
 import json
 import math
@@ -25,9 +25,9 @@ def step(
     window: int,
     hparams: HParams,
 ) -> tuple[dict[int, DocumentedScore], dict[int, tuple[str, ...]]]:
-    """Peer scores after a window, and the rules that struck in it, by uid.
+    """Return the peer scores after a window, and the rules that struck in it, by uid.
 
-    A pure function; the order of its arguments' entries does not matter.
+    This is a pure function; the order of its arguments' entries does not matter.
 
     Args:
         peer_scores: before the window.
@@ -55,7 +55,7 @@ def step(
 
 
 def _measure(peer_score: DocumentedScore, seen: PeerObservation, window: int, hparams: HParams) -> DocumentedScore:
-    """Averages and counters after this window; neither rating nor penalties."""
+    """Return the score with updated averages and counters, but without rating and penalties."""
     changed: dict[str, Any] = {"waiting": peer_score.waiting + 1}
     if seen.evaluation is not None:
         alpha = hparams.documented_scores.binary_score_ma_alpha
@@ -76,7 +76,7 @@ def _measure(peer_score: DocumentedScore, seen: PeerObservation, window: int, hp
 def _punish(
     peer_score: DocumentedScore, seen: PeerObservation, hparams: HParams
 ) -> tuple[DocumentedScore, tuple[str, ...]]:
-    """The score with penalties, base and final score, and the codes of the rules that struck."""
+    """Return the score with penalties, base and final score, and the codes of the rules that struck."""
     evaluated = seen.evaluation is not None
     multipliers, struck = strike(seen, peer_score, hparams, evaluated=evaluated)
     if peer_score.inactive >= hparams.documented_scores.reset_inactive_windows:
@@ -115,11 +115,11 @@ class DocumentedBoard:
         return power_normalise(self.finals, self.hparams.power_normalisation)
 
     def proven(self, uid: int) -> bool:
-        """Whether a miner has a positive score."""
+        """Return whether a miner has a positive score."""
         return uid in self.peer_scores and self.peer_scores[uid].final > 0
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
-        """The uids to evaluate in ``window``, ascending."""
+        """Return the uids to evaluate in ``window``, ascending."""
         return choose_evaluated(
             pool,
             self.finals,
@@ -131,7 +131,7 @@ class DocumentedBoard:
         )
 
     def see(self, evidence: Evidence) -> Outcome:
-        """Take the step of a window."""
+        """Update the scores with a window's evidence."""
         observations = {int(uid): seen for uid, seen in evidence.observations.items()}
         self.peer_scores, struck = step(self.peer_scores, observations, evidence.window, self.hparams)
         self.follows_from = (self.newest,) if self.newest >= 0 else ()
@@ -147,12 +147,12 @@ class DocumentedBoard:
             self.follows_from, self.newest = report.follows_from, report.window
 
     def state_dict(self) -> dict[str, Any]:
-        """``version``, the last ``window``, and ``peer_scores`` by uid."""
+        """Return ``version``, the last ``window``, and ``peer_scores`` by uid."""
         scores = {str(uid): one.model_dump(mode="json") for uid, one in sorted(self.peer_scores.items())}
         return {"version": VERSION, "window": self.newest, "peer_scores": scores}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state. Raises StateError for another version or shape; then nothing has changed."""
+        """Load a saved state. Raises StateError for another version or shape; then nothing has changed."""
         if set(state) != {"version", "window", "peer_scores"} or state["version"] != VERSION:
             raise StateError(f"scores: expected version {VERSION} with peer scores, got {sorted(state)}")
         try:

@@ -1,21 +1,21 @@
-"""Finds updates that repeat another one of the same window."""
+"""Finds updates that copy another update of the same window."""
 
 from collections.abc import Mapping
 
 from tplr.scoring.documented.overlap import Traits, overlap
 
-# Overlap from which an update is a copy. Honest miners stay below 0.65, even in a run's first windows, when all send
-# nearly the same. A copy has 1, and 0.76 if a fifth of its coordinates is its own.
+# Overlap from which an update is a copy. Honest miners stay below 0.65, even in a run's first windows, when all updates
+# are nearly equal. A copy has 1, or 0.76 if a fifth of its coordinates are its own.
 COPIED = 0.7
 
 
 def find_copies(now: Mapping[int, Traits], fixed: Mapping[int, float | None]) -> dict[int, int]:
-    """The copies among the updates of a window: by uid, the uid whose update is repeated.
+    """Return the copies among a window's updates: by uid, the uid whose update is copied.
 
     Args:
-        now: traits by uid, all of one sample of chunks.
-        fixed: when the bytes of each were fixed, in unix seconds, None if not known. Of two similar updates the later
-            one is the copy; both, if the times are equal; none, if a time is not known.
+        now: traits by uid, all from one sample of chunks.
+        fixed: time at which each update's bytes were fixed, unix seconds, None if not known. Of two similar updates the
+            later one is the copy; if the times are equal, both are; if a time is not known, neither is.
     """
     uids = sorted(now)
     shared = overlap([now[uid] for uid in uids]).fill_diagonal_(0)

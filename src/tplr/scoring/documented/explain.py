@@ -12,7 +12,7 @@ from tplr.scoring.measures import measured_gain
 def explain_score(
     peer_score: DocumentedScore, struck: Collection[str], measured: Evaluation | None
 ) -> Iterator[tuple[str, str]]:
-    """Rows of name and text."""
+    """Yield rows of name and text."""
     if measured is not None:
         yield "gradient score", f"{measured_gain(measured):+.5f}, the improvement on held-out pages"
         yield "binary indicator", f"{binary_indicator(measured):+.0f}: assigned pages against held-out ones"

@@ -1,9 +1,9 @@
-"""Overlap of the coordinates that updates send, over all pairs, in sampled chunks that nobody knows beforehand.
+"""Computes the overlap of all pairs of updates' coordinates, in sampled chunks that nobody knows in advance.
 
-Honest miners share what all data has in common; a copy also shares its source's chance. A coordinate weighs
-``log((n + 1) / senders)**2``, as rare words of a text tell who copied it (inverse document frequency). X has a row of
-zeros and ones for each update. The shared weight of all pairs is ``(X * weights) Xᵀ``: one matrix product for 256
-miners, in blocks of bounded memory.
+Honest miners share coordinates that all data have in common; a copy also shares its source's random ones. A coordinate
+has weight ``log((n + 1) / senders)**2``, because rare words identify a copied text (inverse document frequency). X has
+a row of zeros and ones for each update. The shared weight of all pairs is ``(X * weights) Xᵀ``: one matrix product for
+256 miners, in blocks of bounded memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ from tplr.pcg64 import PCG64Stream
 SAMPLED_CHUNKS = 256
 # Entries of a block of X.
 BLOCK_ENTRIES = 2**24
-# Less than any coordinate weighs.
+# Less than the weight of any coordinate.
 TINY = 1e-9
 
 
 class Traits(NamedTuple):
-    """What is compared of an update.
+    """The coordinates of an update for comparison.
 
     Attributes:
         columns: int64, ascending: its coordinates in the concatenated sampled chunks.
@@ -34,7 +34,7 @@ class Traits(NamedTuple):
 
 
 def sample_chunks(spec: PayloadSpec, seed: int) -> dict[str, tuple[int, ...]]:
-    """``SAMPLED_CHUNKS`` different chunks of the sparse tensors, or all; each equally likely.
+    """Sample ``SAMPLED_CHUNKS`` different chunks of the sparse tensors with equal probability, or return all.
 
     Returns:
         Their ascending numbers by tensor name.
@@ -52,7 +52,7 @@ def sample_chunks(spec: PayloadSpec, seed: int) -> dict[str, tuple[int, ...]]:
 
 
 def traits(update: Update, sample: Mapping[str, tuple[int, ...]]) -> Traits:
-    """Traits of an update in the chunks of ``sample``; decodes one tensor at a time."""
+    """Return an update's traits in the chunks of ``sample``; decodes one tensor at a time."""
     columns, start = [torch.empty(0, dtype=torch.int64)], 0
     for name, tensor in update.spec.tensors.items():
         picked = list(sample.get(name, ()))
@@ -66,7 +66,7 @@ def traits(update: Update, sample: Mapping[str, tuple[int, ...]]) -> Traits:
 
 
 def overlap(found: Sequence[Traits]) -> torch.Tensor:
-    """Shared weight of each pair over the lesser of its two updates' weights: float32 [n, n], in [0, 1].
+    """Return each pair's shared weight over the lesser of the two updates' weights: float32 [n, n], in [0, 1].
 
     Args:
         found: traits of one sample.
@@ -79,7 +79,7 @@ def overlap(found: Sequence[Traits]) -> torch.Tensor:
     )
     weights = ((n + 1) / counts).log().square()
     sent = [float(weights[row].sum()) for row in numbers.split([len(one.columns) for one in found])]
-    # A coordinate with one sender is shared by no pair; the others are numbered again.
+    # No pair shares a coordinate with one sender, so the other coordinates are renumbered.
     common = counts > 1
     weights, columns = weights[common], common.cumsum(0) - 1
     rows = [columns[row[common[row]]] for row in numbers.split([len(one.columns) for one in found])]

@@ -1,7 +1,7 @@
-"""All penalties in one table: when a rule strikes, and its factor.
+"""All penalties in one table: the condition of each rule, and its factor.
 
-A rule that strikes multiplies the miner's multiplier of that rule by its factor, at most once a window. A multiplier
-returns to 1 with the next evaluation. A rule that could not be tested changes nothing.
+A rule that strikes multiplies the miner's multiplier for that rule by its factor, at most once per window. A multiplier
+returns to 1 at the next evaluation. A rule that could not be tested changes nothing.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tplr.hparams import HParams
 from tplr.schemas import OUT_OF_SYNC, UNREAD, DocumentedScore, PeerObservation, Reason
 
-# Whether a rule strikes; None if it could not be tested.
+# Returns whether a rule strikes; None if it could not be tested.
 Test = Callable[[PeerObservation, HParams], bool | None]
 
 
@@ -20,8 +20,8 @@ class Rule:
 
     Attributes:
         code: its name in reports.
-        meaning: what the miner did, for readers of reports.
-        factor: of its multiplier.
+        meaning: the miner's breach in words, for readers of reports.
+        factor: factor of its multiplier.
         test: the reasons of refusal for which the rule strikes, or a function.
         binary: whether the binary average is multiplied too.
     """
@@ -33,7 +33,7 @@ class Rule:
     binary: bool = False
 
     def strikes(self, seen: PeerObservation, hparams: HParams) -> bool | None:
-        """Whether the rule strikes; None if it could not be tested."""
+        """Return whether the rule strikes; None if it could not be tested."""
         if callable(self.test):
             return self.test(seen, hparams)
         return None if seen.verdict in (None, Reason.UNAVAILABLE) else seen.verdict in self.test
@@ -77,7 +77,7 @@ BY_CODE = {rule.code: rule for rule in RULES}
 def strike(
     seen: PeerObservation, peer_score: DocumentedScore, hparams: HParams, *, evaluated: bool
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """The multipliers below 1 after a window, and the codes of the rules that struck in it."""
+    """Return the multipliers below 1 after a window, and the codes of the rules that struck in it."""
     multipliers, struck = {}, []
     for rule in RULES:
         multiplier = 1.0 if evaluated else peer_score.multipliers.get(rule.code, 1.0)

@@ -1,8 +1,8 @@
-"""Ratings from rankings: the Plackett–Luce model with Bayesian updates, as OpenSkill computes them.
+"""Computes ratings from rankings: the Plackett–Luce model with Bayesian updates, as in OpenSkill.
 
-Weng, Lin, "A Bayesian Approximation Method for Online Ranking", JMLR 12 (2011), algorithm 4, with one player for each
-team. ``math.fsum`` rounds exact sums, so the order of the players changes no bit. The library's sums run in the order
-of its arguments.
+Weng, Lin, "A Bayesian Approximation Method for Online Ranking", JMLR 12 (2011), algorithm 4, with one player per team.
+``math.fsum`` rounds exact sums, so the result does not depend on the order of the players. The library sums in the
+order of its arguments.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 MU, SIGMA = 25.0, 25.0 / 3.0
-# Smallest part of a variance that is left after a match.
+# Smallest share of a variance that remains after a match.
 KAPPA = 1e-4
 
 
@@ -22,15 +22,15 @@ class Rating(NamedTuple):
 
     @property
     def ordinal(self) -> float:
-        """Skill that is almost surely reached: ``mu - 3 * sigma``."""
+        """Conservative skill: ``mu - 3 * sigma``."""
         return self.mu - 3 * self.sigma
 
 
 def rate(ratings: Mapping[int, Rating], scores: Mapping[int, float], *, beta: float, tau: float) -> dict[int, Rating]:
-    """Ratings after one match; with fewer than two players they stay.
+    """Return the ratings after one match; with fewer than two players they do not change.
 
     Args:
-        scores: of the players, the higher the better; equal scores share a rank.
+        scores: the players' scores, higher is better; equal scores share a rank.
         beta: standard deviation of one performance.
         tau: growth of a player's deviation before the match: ``sigma**2 + tau**2``.
     """
@@ -39,7 +39,7 @@ def rate(ratings: Mapping[int, Rating], scores: Mapping[int, float], *, beta: fl
     variance = {player: ratings[player].sigma ** 2 + tau**2 for player in scores}
     c = math.sqrt(math.fsum(value + beta**2 for value in variance.values()))
     strength = {player: math.exp(ratings[player].mu / c) for player in scores}
-    # For each score: total strength of the players with at most this score, and how many have it.
+    # For each score: total strength of the players with at most this score, and the number of players with it.
     below = {
         score: math.fsum(strength[player] for player in scores if scores[player] <= score)
         for score in set(scores.values())
@@ -51,7 +51,7 @@ def rate(ratings: Mapping[int, Rating], scores: Mapping[int, float], *, beta: fl
         for other, total in below.items():
             if other >= score:
                 chance = strength[player] / total
-                # Each of those who share a rank counts with its part of it: together, once.
+                # Players that share a rank each count with an equal part, so the rank counts once.
                 omega.append(-chance)
                 delta.append(chance * (1 - chance))
         gain = variance[player] / c * math.fsum(omega)

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from tplr.pcg64 import PCG64Stream
 from tplr.seeds import derive
 
-# With fewer miners than this for each bin there is one bin: a bin of one or two would be evaluated all the time.
+# With fewer miners per bin than this there is one bin: a bin of one or two miners would be evaluated all the time.
 FEWEST_IN_BIN = 4
 
 
 def evaluation_bins(pool: Iterable[int], finals: Mapping[int, float], bins: int) -> list[tuple[int, ...]]:
-    """The pool by falling final score, in bins of nearly equal size; one bin while the pool is small."""
+    """Divide the pool, by falling final score, into bins of nearly equal size; one bin while the pool is small."""
     ranked = sorted(set(pool), key=lambda uid: (-finals.get(uid, 0.0), uid))
     if len(ranked) < FEWEST_IN_BIN * bins:
         return [tuple(ranked)] if ranked else []
@@ -29,10 +29,10 @@ def choose_evaluated(
     bins: int,
     seed: int,
 ) -> tuple[int, ...]:
-    """``count`` uids of the pool, ascending: sampled by waiting time from the window's bin.
+    """Return ``count`` uids of the pool, ascending, sampled by waiting time from the window's bin.
 
-    A bin holds miners of similar score, so that their ranks carry information. Uids that have waited for more than two
-    rounds of the whole pool come first, whatever their bin.
+    A bin holds miners with similar scores, so that their ranks carry information. Uids that have waited for more than
+    two rounds of the whole pool come first, regardless of their bin.
 
     Args:
         finals: final scores by uid.

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-# Imported on first access, as each imports heavy modules.
+# Imported on first access, because each imports heavy modules.
 _PLACES = {
     "PipelineConfig": "tplr.stores.preprocess.config",
     "prepare": "tplr.stores.preprocess.pipeline",

@@ -1,5 +1,5 @@
-"""Renders conversations whole and finds the characters that are trained on: by the template's generation markers, or by
-differences between renderings."""
+"""Renders whole conversations and finds the characters that are trained on: by the template's generation markers, or
+by differences between renderings."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -15,7 +15,7 @@ _PROBE = "\ufdd0"  # a noncharacter: no text holds it
 
 
 class NoMask(DataError):
-    """The trained part of a conversation can't be told from the rest."""
+    """The trained part of a conversation can't be distinguished from the rest."""
 
 
 class TextSpan(NamedTuple):
@@ -36,10 +36,10 @@ def chat_spans(
     train: Sequence[bool] | None,
     context: Sequence[Message] = (),
 ) -> list[TextSpan]:
-    """The text of ``messages``, which follow ``context``; those with ``train`` are trained on. None: all.
+    """Return the text of ``messages``, which follow ``context``; those with ``train`` are trained on. None: all.
 
-    The header of a trained assistant message is not trained on, and no default system prompt. A template that renders a
-    conversation as its messages one by one gives one span for each message, any other a single one.
+    Neither the header of a trained assistant message nor a default system prompt is trained on. A template that renders
+    a conversation message by message gives one span per message, any other template a single span.
 
     Raises:
         NoMask: trained and masked messages can't be separated.
@@ -73,7 +73,7 @@ class _Conversation:
 
     @cached_property
     def edges(self) -> list[int]:
-        """Where each message begins, and the end, if the messages rendered alone and joined are the text; or empty."""
+        """Return each message's begin, and the end, if the text equals the joined single renderings; else []."""
         if len(self._messages) == 1:
             return []  # a default system prompt may come first
         alone: list[str] = []
@@ -85,7 +85,7 @@ class _Conversation:
         return edges if edges[-1] == len(self.text) else []
 
     def boundary(self, i: int) -> int | None:
-        """Where message ``i`` begins, None if the renderings don't tell."""
+        """Return the begin of message ``i``; None if the renderings don't show it."""
         if self.edges:
             return self.edges[i]
         if i == len(self._messages):
@@ -94,7 +94,7 @@ class _Conversation:
         return len(before) if before and self.text.startswith(before) else None
 
     def ranges(self, train: Sequence[bool]) -> Ranges:
-        """The trained ranges of characters."""
+        """Return the trained ranges of characters."""
         trained = [i for i, verdict in enumerate(train) if verdict]
         assistants = [i for i, message in enumerate(self._messages) if message["role"] == "assistant"]
         if trained and {*trained} <= {*assistants}:
@@ -106,7 +106,7 @@ class _Conversation:
         return tuple((self._start(i), self._end(i)) for i in trained)
 
     def no_mask(self, i: int) -> NoMask:
-        """The error for message ``i``."""
+        """Return the error for message ``i``."""
         return NoMask(
             f"{self._tokenizing.template_name} does not render the first messages of a conversation as it begins (at "
             f"message {i + 1}); mark what the assistant writes with {{% generation %}} and {{% endgeneration %}} in "
@@ -114,7 +114,7 @@ class _Conversation:
         )
 
     def _start(self, i: int) -> int:
-        """Where the trained text of message ``i`` begins: after its header, if the assistant writes it."""
+        """Return the begin of the trained text of message ``i``: after its header, for an assistant message."""
         begin = self.boundary(i)
         if self._messages[i]["role"] == "assistant":
             if prompt := self._prompt(i):
@@ -130,14 +130,14 @@ class _Conversation:
         return begin
 
     def _prompt(self, i: int) -> str | None:
-        """The text that asks the assistant for message ``i``."""
+        """Return the prompt for the assistant's message ``i``."""
         if not self.edges:
             return self._attempt(self._messages[:i], prompt=True) if i else _common(self.text, self._probed(0))
         asking = self._attempt(self._messages, prompt=True) or ""
         return self.text[: self.edges[i]] + asking.removeprefix(self.text) if asking.startswith(self.text) else None
 
     def _header(self, role: str) -> str:
-        """What the template writes before the content of a message in the middle; empty if it can't be told."""
+        """Return the template's text before the content of a message in the middle; empty if it can't be determined."""
         opening = [{"role": role, "content": "?"}, {"role": "assistant", "content": "?"}]
         for messages in (opening[:1], opening):  # some templates demand alternating roles
             before, text = self._attempt(messages), self._attempt([*messages, {"role": role, "content": _PROBE}])
@@ -146,10 +146,10 @@ class _Conversation:
         return ""
 
     def _end(self, i: int) -> int:
-        """Where message ``i`` ends."""
+        """Return the end of message ``i``."""
         if (end := self.boundary(i + 1)) is not None:
             return end
-        # As the last message it is rendered differently: what follows its content there must follow it here too.
+        # The last message may be rendered differently: the text after its content there must follow it here, too.
         probe, last = self._probed(i), self._probed(i, last=True)
         rest = _common(self.text[::-1], probe[::-1])[::-1]
         tail = last.rpartition(_PROBE)[2]
@@ -158,7 +158,7 @@ class _Conversation:
         return len(self.text) - len(rest) + len(tail)
 
     def _probed(self, i: int, *, last: bool = False) -> str:
-        """The text with another content of message ``i``; ``last``: without what follows."""
+        """Return the text with another content of message ``i``; ``last``: without the following messages."""
         probe = {"role": self._messages[i]["role"], "content": _PROBE}
         text = self._attempt([*self._messages[:i], probe, *([] if last else self._messages[i + 1 :])])
         if text is None:
@@ -173,6 +173,6 @@ class _Conversation:
 
 
 def _common(*texts: str) -> str:
-    """The longest prefix of all."""
+    """Return the longest common prefix."""
     low, high = min(texts), max(texts)
     return low[: next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))]

@@ -129,12 +129,12 @@ class Preprocessing(_Strict):
             a ``list_field`` are not counted, and a record of nothing else has no limit.
         max_chars: limit for each sequence that is trained on completely; records with longer ones are left out.
         max_items: number of records to use; None for all.
-        packing_strategy: ``simple``: documents as they come; ``bfd``: best-fit decreasing, within a shard, into
-            sequences of up to ``max_packed_len``; ``bfd_split``: the same, after longer ones were split.
+        packing_strategy: ``simple``: documents in input order; ``bfd``: best-fit decreasing, within a shard, into
+            sequences of up to ``max_packed_len``; ``bfd_split``: the same, after splitting longer documents.
         max_packed_len: in tokens; longer documents are cut off, or with ``bfd_split`` split.
         truncation_mode: which end is kept when tokens are cut off.
-        append_eos: end every document with the tokenizer's EOS, if it does not end so. EOS is trained on if the token
-            before it is.
+        append_eos: end every document with the tokenizer's EOS, unless it ends with it already. EOS is trained on if
+            the previous token is.
     """
 
     max_seq_len: _Positive = 2048
@@ -158,10 +158,10 @@ class Output(_Strict):
 
     Attributes:
         domain_key: field whose text names the folder of a record; records without it go to ``__default__``.
-        max_tokens_per_shard: shards are written when all domains together hold so many tokens.
+        max_tokens_per_shard: shards are written when all domains together hold this many tokens.
         dtype: dtype by key; default: int32 for tokens, bool for masks, float32 for values.
-        position_ids_mode: ``doc_reset``: from 0 in each document; ``continuous``: from 0 in each packed sequence, and
-            with ``simple``, which makes one of all, in each shard; ``none``: no such key.
+        position_ids_mode: ``doc_reset``: from 0 in each document; ``continuous``: from 0 in each packed sequence, or in
+            each shard with ``simple``, which packs a shard into one sequence; ``none``: no such key.
     """
 
     domain_key: str | None = None

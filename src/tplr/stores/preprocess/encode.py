@@ -51,7 +51,7 @@ class Encoded:
         tokens: number of tokens of each, without masks.
         columns: all keys but ``position_ids``.
         skipped: index in the chunk, reason and detail of every other record.
-        cut: number of tokens of each that ``max_seq_len`` cut off.
+        cut: number of tokens that ``max_seq_len`` cut off, one for each usable record.
     """
 
     places: npt.NDArray[np.int64]
@@ -73,7 +73,7 @@ class RecordEncoder:
         self._sources: Mapping[str, SourceConfig] = sources
 
     def encode(self, chunk: Chunk) -> Encoded:
-        """The usable records of a chunk, and the reasons for the others."""
+        """Encode the usable records of a chunk, and collect the reasons for skipping the others."""
         drafts: list[tuple[int, Draft]] = []
         skipped: list[tuple[int, str, str]] = []
         for index, body in enumerate(chunk.bodies):
@@ -118,7 +118,7 @@ class RecordEncoder:
         return Encoded(places, domains, tokens, columns, sorted(skipped), cut)
 
     def _dtype(self, key: str) -> np.dtype[Any]:
-        """In which a key of numbers is stored."""
+        """Return the dtype in which a key of numbers is stored."""
         return np.dtype(self._config.output.dtype.get(key, "float32"))
 
     # --- from a record to texts -------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class RecordEncoder:
         return draft
 
     def _spans(self, record: Any, sections: Sequence[Section], *, continues: bool = False) -> list[TextSpan]:
-        """The spans of one sequence; one that ``continues`` another gets no BOS and no special tokens by default."""
+        """Return a sequence's spans; if it ``continues`` another, it gets no BOS and no special tokens by default."""
         pieces: list[TextSpan] = []
         for number, (template, group) in enumerate(groupby(sections, key=lambda section: section.template)):
             first = number == 0 and not continues
@@ -179,7 +179,7 @@ class RecordEncoder:
             raise UnusableRecord("more characters than max_chars")
 
     def _chat(self, record: Any, sections: Sequence[Section], *, continues: bool) -> list[TextSpan]:
-        """The spans of one conversation. One that ``continues`` another is rendered as the answer to a question."""
+        """Return a conversation's spans. If it ``continues`` another, it is rendered as the answer to a question."""
         messages: list[Message] = []
         train: list[bool] = []
         config = self._config

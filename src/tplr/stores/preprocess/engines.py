@@ -1,4 +1,4 @@
-"""Where chunks are encoded: in this process, in several, or on Ray. Results are in the chunks' order."""
+"""Engines that encode chunks: in this process, in several processes, or on Ray. Results are in chunk order."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -20,11 +20,11 @@ EngineName = Literal["local", "ray"]
 Results = Iterator[tuple[Chunk, Encoded]]
 Engine = Callable[[Iterable[Chunk]], Results]
 
-AHEAD = 3  # chunks under way for each worker
+AHEAD = 3  # chunks in progress for each worker
 
 
 class Worker:
-    """Encodes chunks. It is sent to its process as text, and loads the tokenizer there at the first chunk."""
+    """Encodes chunks. It is sent to its process as text, and loads the tokenizer there for the first chunk."""
 
     def __init__(self, config: str, tokenizer_path: str) -> None:
         self._config, self._tokenizer_path = config, tokenizer_path
@@ -42,14 +42,14 @@ class Worker:
 def open_engine(
     name: EngineName, config: PipelineConfig, tokenizer_path: str, workers: int | None, tokenizing: RecordTokenizer
 ) -> Iterator[Engine]:
-    """An engine that ends its workers with the block.
+    """Open an engine whose workers end with the block.
 
     Args:
         tokenizing: the tokenizer at ``tokenizer_path``, for work in this process.
-        workers: number of processes, or of actors on Ray; default one process, or an actor for each of Ray's CPUs.
+        workers: number of processes, or of actors on Ray; default: one process, or one actor per CPU of Ray.
 
     Raises:
-        ConfigError: Ray is asked for and not installed.
+        ConfigError: Ray is requested but not installed.
         DataError: a worker process died; raised by the engine.
     """
     text = config.model_dump_json(exclude_unset=True)

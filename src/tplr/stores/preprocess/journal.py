@@ -1,4 +1,4 @@
-"""The journal of a preparation, written after every shard, from which an interrupted one resumes."""
+"""The journal of a preparation, written after every shard; an interrupted preparation resumes from it."""
 
 import json
 import shutil
@@ -70,13 +70,13 @@ class Journal:
         self._identity = identity
 
     def finished(self) -> Progress | None:
-        """The progress of the report; None if there is none. Raises ConfigError: the folder holds something else."""
+        """Return the report's progress; None without a report. Raises ConfigError if the folder holds other output."""
         if progress := self._read(REPORT):
-            (self._folder / JOURNAL).unlink(missing_ok=True)  # of a process that was killed between the two
+            (self._folder / JOURNAL).unlink(missing_ok=True)  # left by a process killed between writing and removing
         return progress
 
     def begin(self) -> Progress:
-        """The saved progress, or a new one. No other process writes the folder now, and there is no report.
+        """Return the saved progress, or a new one. No other process may write the folder, and there must be no report.
 
         Raises:
             ConfigError: the folder holds something else.
@@ -102,7 +102,7 @@ class Journal:
         return Progress.of(value["progress"])
 
     def _problem(self, value: dict[str, Any]) -> str | None:
-        """How the identity in a journal or report differs from this one."""
+        """Return how the identity in a journal or report differs from this one; None if it does not."""
         if "sources" not in value:
             return "an earlier version made it, and did not note what its sources held"
         for name in ("config", "tokenizer"):
@@ -111,7 +111,7 @@ class Journal:
         return difference(value["sources"], self._identity["sources"])
 
     def _remove_drafts(self) -> None:
-        """Remove what processes left that were killed while they wrote."""
+        """Remove the drafts of processes that were killed while writing."""
         for draft in self._folder.glob("*/.shard_*.tmp"):
             shutil.rmtree(draft, ignore_errors=True)
         for name in (REPORT, JOURNAL):

@@ -1,4 +1,4 @@
-"""Lets one process at a time write an output folder. The lock ends with its process, however that ends."""
+"""Lets one process at a time write an output folder. The lock ends with its process, even if that is killed."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ LOCK = ".prepare.lock"
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """Hold ``folder``, which is made if absent, while the block runs.
+    """Lock ``folder``, created if absent, while the block runs.
 
     Raises:
         ConfigError: another process holds it, or it can't be written.
@@ -38,7 +38,7 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
 
 def _locked(path: Path) -> TextIO | None:
-    """The lock file, locked; None if its holder removed it before it was locked. Raises ConfigError if it is held."""
+    """Open and lock the lock file; None if its holder removed it meanwhile. Raises ConfigError if another holds it."""
     file = path.open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,10 +1,10 @@
 """Plans which documents, or parts of them, are packed into one sequence; one plan serves every key of a document.
 
-Best-fit decreasing: documents by falling length, each into the sequence with the least room that holds it. It uses at
-most 11/9 of the fewest sequences possible, plus one (D. S. Johnson, "Near-optimal bin packing algorithms", 1973).
+Best-fit decreasing: places documents by falling length, each into the sequence with the least sufficient room. It uses
+at most 11/9 of the fewest sequences possible, plus one (D. S. Johnson, "Near-optimal bin packing algorithms", 1973).
 
-``TokenBuffer``, which cuts everywhere else, takes tokens in the order they come. A plan sees all documents of a shard
-first and reorders them, so nothing is shared.
+``TokenBuffer``, which cuts tokens everywhere else, takes them in input order. A plan needs all documents of a shard
+first and reorders them, so the two share no code.
 """
 
 import heapq
@@ -79,7 +79,7 @@ def best_fit_decreasing(lengths: Indices, capacity: int) -> list[list[int]]:
     Ties: of equal lengths the first is placed first; of bins with equal room the oldest is filled.
     """
     bins: list[list[int]] = []
-    by_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # bins with so much room left, as heaps
+    by_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # heaps of bins, by the room they have left
     rooms = 0  # bit r is set where by_room[r] is not empty
     for index in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[index])

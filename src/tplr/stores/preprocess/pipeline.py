@@ -75,8 +75,8 @@ def prepare(
     are counted by reason; the log names the first of each reason.
 
     Args:
-        inputs: paths and URLs of files that streams read (see ``FromFiles``), with braces and patterns, or of folders
-            of such.
+        inputs: paths and URLs of files that streams can read (see ``FromFiles``), with braces and patterns, or of
+            folders of such files.
         workers: see ``engines.open_engine``.
         batch_size: records that a worker gets at a time.
         on_progress: called with bytes read, total bytes, and the counts.
@@ -84,11 +84,11 @@ def prepare(
     Raises:
         ConfigError: the arguments are invalid, ``out`` holds something else or is being written by another process, or
             h5py is missing for format ``h5``.
-        DataError: an input can't be read, no record is usable, an input changes meanwhile, or a shard that was
-            written is gone.
+        DataError: an input can't be read, no record is usable, an input changes meanwhile, or a written shard is
+            missing.
     """
     if config.output.storage_format == "h5":
-        import_h5py()  # its absence is noticed now, not at the first shard
+        import_h5py()  # fails now instead of at the first shard
     folder = Path(out)
     with closing(PipelineContext()) as context:
         files = [SourceFile(context, url) for url in input_files(inputs, context)]
@@ -126,7 +126,7 @@ class _Run:
         self._named = Counter[str]()
 
     def write(self, sources: Sources, encode: Engine, batch_size: int, on_progress: OnProgress | None) -> None:
-        """Encode and write all records that are not written yet. Raises DataError if none of all is usable."""
+        """Encode and write all records that are not written yet. Raises DataError if no record is usable."""
         progress, sizes = self._progress, sources.sizes
         if progress.shards:
             logger.info("resuming after %d shards, %d records", len(progress.shards), progress.counts.read)
@@ -160,7 +160,7 @@ class _Run:
             count = min(count, wanted - self._progress.counts.used)
         begin = raw = 0
         while begin < count:
-            # Up to the record that fills the shard, so that the output does not depend on chunks.
+            # Only up to the record that fills the shard, so that the output does not depend on chunks.
             end = min(count, int(np.searchsorted(totals[1:], totals[begin] + limit - self._waiting_tokens)) + 1)
             self._take(encoded, np.arange(begin, end))
             raw = self._pass(chunk, encoded, raw, int(encoded.places[end - 1]) + 1)

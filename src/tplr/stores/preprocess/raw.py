@@ -42,11 +42,11 @@ DEFAULT_INPUTS: Mapping[str, Mapping[str, Any]] = {
 def raw_transform(
     train_type: str, config_path: Path, tokenizer_path: str | Path | None, max_len: int
 ) -> Callable[[Mapping[str, Any]], Mapping[str, Any] | None]:
-    """The transform of ``JsonlStore``: by the config at ``config_path``, or else by the default for ``train_type``.
+    """Return the transform for ``JsonlStore``, by the config at ``config_path`` or the default for ``train_type``.
 
     Args:
-        tokenizer_path: default: the config's own folder.
-        max_len: tokens of the longest sequence.
+        tokenizer_path: default: the config's folder.
+        max_len: maximum number of tokens of a sequence.
 
     Raises:
         ConfigError: the config or the tokenizer is not usable.

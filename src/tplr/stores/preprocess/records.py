@@ -1,7 +1,7 @@
-"""Raw records of files in chunks, from any position on.
+"""Reads raw records of files in chunks, from any position on.
 
-``streams.sources`` opens the files and tells their formats, as for a pipeline. Unlike a pipeline this module parses no
-line: the workers do, and they report an invalid one with the chunk that holds it.
+``streams.sources`` opens the files and detects their formats, as for a pipeline. Unlike a pipeline this module does not
+parse lines: the workers do, and they report an invalid line with its chunk.
 """
 
 import json
@@ -26,7 +26,7 @@ from tplr.streams.sources.records import SUFFIXES, Cbor, format_of, json_element
 from tplr.streams.sources.source_file import SourceFile, expand_pattern
 from tplr.urls import Url, expand_braces, file_name, local_path, scheme_of
 
-_BLANK = frozenset(b" \t\n\r\v\f\xef")  # what a blank line may begin with
+_BLANK = frozenset(b" \t\n\r\v\f\xef")  # possible first bytes of a blank line
 
 
 class RecordPosition(NamedTuple):
@@ -48,7 +48,7 @@ class Chunk:
     Attributes:
         bodies: each a line of JSON, or an object.
         offsets, numbers: the position behind each, as in ``RecordPosition``.
-        bytes_read: of the file as it is stored, to the end of these records or further; None if not known.
+        bytes_read: number of stored bytes of the file up to at least the end of these records; None if not known.
     """
 
     path: str
@@ -69,11 +69,11 @@ class Chunk:
 
 
 def input_files(inputs: Iterable[Url], context: PipelineContext) -> list[str]:
-    """Paths and URLs of the given files, with braces and patterns expanded; of folders (a URL that ends in ``/`` is
-    one) the readable files below them in natural order.
+    """Return paths and URLs of the given files, with braces and patterns expanded; for folders (URLs that end in ``/``)
+    the readable files below them in natural order.
 
     Raises:
-        ConfigError: there is none, one has an unknown suffix, or one is given twice.
+        ConfigError: there is no file, a file has an unknown suffix, or one is given twice.
         StoreError, OSError: a bucket can't be listed.
     """
     suffixes = tuple(kind + packed for kind in SUFFIXES for packed in ("", *COMPRESSIONS))
@@ -106,8 +106,8 @@ def chunks(sources: Sources, start: RecordPosition, size: int) -> Iterator[Chunk
     """All records from ``start`` on, up to ``size`` at a time; blank lines are skipped.
 
     Raises:
-        DataError: a file can't be read at all: it is not UTF-8, a ``.json`` file is no JSON, or a file is damaged or
-            has changed.
+        DataError: a file is unreadable: it is not UTF-8, a ``.json`` file is not JSON, or a file is damaged or has
+            changed.
         StoreError, OSError: a file can't be read.
     """
     for number in range(start.file, len(sources.files)):
@@ -135,10 +135,10 @@ def _chunks(
 
 
 def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
-    """A raw record as an object.
+    """Parse a raw record to an object.
 
     Raises:
-        DataError: why it is none.
+        DataError: it is not an object; the message says why.
     """
     if not isinstance(body, bytes):
         return body
@@ -152,7 +152,7 @@ def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _lines(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
-    """Unparsed, as the workers parse them."""
+    """Yield unparsed lines; the workers parse them."""
     number, offset = begin.number, begin.offset
     reader = LineReader(pieces.read)
     while lines := reader.read_lines():
@@ -167,7 +167,7 @@ def _lines(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]
 
 def _json(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
     for number, record in enumerate(json_elements(pieces, url)[begin.offset :], begin.offset + 1):
-        # The encoder refuses a value that is no object, with its number.
+        # The encoder refuses a value that is not an object, and reports its number.
         yield record if isinstance(record, dict) else json.dumps(record).encode(), number, number
 
 

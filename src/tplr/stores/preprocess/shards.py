@@ -12,7 +12,7 @@ from tplr.stores.writer import Column
 
 
 def shard_columns(documents: Mapping[str, Column], config: PipelineConfig) -> tuple[dict[str, Column], int]:
-    """All keys of a shard, and the number of tokens that packing cut off.
+    """Return all keys of a shard, and the number of tokens that packing cut off.
 
     Raises:
         ConfigError: a number does not fit the dtype that the config gives its key.
@@ -32,7 +32,7 @@ def shard_columns(documents: Mapping[str, Column], config: PipelineConfig) -> tu
 
 
 def _as(values: Array, dtype: str, key: str) -> Array:
-    """The same numbers as ``dtype``; floats may be rounded, nothing else may change."""
+    """Convert numbers to ``dtype``; floats may be rounded, nothing else may change."""
     kind = np.dtype(dtype).kind
     with np.errstate(invalid="ignore", over="ignore"):
         cast = values.astype(dtype)

@@ -17,18 +17,18 @@ Source = dict[str, Any]
 
 
 class Sources:
-    """The input files as they are when this is made.
+    """The input files as of this object's creation.
 
     Args:
-        cache_folder: of this machine. A file is hashed once for all preparations.
+        cache_folder: this machine's cache folder. A file is hashed once for all preparations.
 
     Attributes:
-        identity: name, size in bytes and SHA-256 of each. A file that is not on this machine has the version (ETag, or
-            the like) that its server gives in place of the SHA-256.
+        identity: name, size in bytes and SHA-256 of each file. For a file that is not on this machine, the server's
+            version (such as an ETag) replaces the SHA-256.
     """
 
     def __init__(self, files: Sequence[SourceFile], cache_folder: Path) -> None:
-        # A file's hash is cached by what changes with its content.
+        # A file's hash is cached by attributes that change with its content.
         cache = DiskCache(cache_folder / "source_hashes", max_bytes=CACHE_BYTES)
         self.files = files
         self._stamps = [*map(_stamp, files)]
@@ -36,12 +36,12 @@ class Sources:
 
     @property
     def sizes(self) -> list[int]:
-        """In bytes, as they are stored; 0 if unknown."""
+        """Stored size of each file in bytes; 0 if unknown."""
         return [stamp[0] for stamp in self._stamps]
 
     @property
     def versions(self) -> list[str]:
-        """What each file that is not on this machine is read with."""
+        """Version with which each file is read that is not on this machine."""
         return ["" if file.scheme == "file" else stamp[1] for file, stamp in zip(self.files, self._stamps, strict=True)]
 
     def check_unchanged(self) -> None:
@@ -56,7 +56,7 @@ class Sources:
 
 
 def difference(old: Sequence[Source], new: Sequence[Source]) -> str | None:
-    """The first source that differs, and how; None if all are equal."""
+    """Return the first source that differs, and how; None if all are equal."""
     names = [[source["name"] for source in sources] for sources in (old, new)]
     if names[0] != names[1]:
         return f"the sources were {', '.join(names[0])}; now they are {', '.join(names[1])}"
@@ -68,7 +68,7 @@ def difference(old: Sequence[Source], new: Sequence[Source]) -> str | None:
 
 
 def _stamp(file: SourceFile) -> tuple[Any, ...]:
-    """Size, and what changes whenever a file is written or replaced; ``touch`` can set back the mtime only."""
+    """Return size and attributes that change when a file is written or replaced; ``touch`` can reset only mtime."""
     if file.scheme != "file":
         return file.status()
     stat = local_path(file.url).stat()

@@ -26,7 +26,7 @@ class RecordTokenizer:
     """A tokenizer of ``transformers`` in a local folder.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder has no tokenizer.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -44,7 +44,7 @@ class RecordTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that decides ids, and of the chat template."""
+        """Hash of everything that determines ids, and of the chat template."""
         template = self._tokenizer.chat_template
         return f"{self._with_special.fingerprint}-{derive(json.dumps(template)):016x}"
 

@@ -1,4 +1,4 @@
-"""Reads a file in pieces from any offset: from disk, or from elsewhere with one piece of read-ahead."""
+"""Reads a file in pieces from any offset: from disk, or from a remote source with one piece of read-ahead."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class Pieces(ABC):
     """``read`` returns the next bytes; at the end empty bytes, at every call.
 
     Attributes:
-        version: identifies the file's content, as ``tplr.urls.version_of`` has it. Empty until it is known.
-        position: where in the file the bytes end that were read; of a compressed file, in its compressed bytes.
+        version: identifies the file's content, as in ``tplr.urls.version_of``. Empty until it is known.
+        position: offset in the file after the bytes read so far; for a compressed file, in its compressed bytes.
     """
 
     version: str = ""
@@ -74,11 +74,11 @@ class LocalPieces(Pieces):
 
 
 class FetchedPieces(Pieces):
-    """Pieces from elsewhere; the next one is fetched while the present one is used.
+    """Pieces of a remote file; the next piece is fetched while the current one is used.
 
     Args:
         submit: starts to fetch the next piece; after a failure, the same piece again.
-        offset: where the first piece begins.
+        offset: offset of the first piece.
         ahead: fetch before ``read`` is called.
     """
 
@@ -107,7 +107,7 @@ class FetchedPieces(Pieces):
 
 
 class InflatedPieces(Pieces):
-    """Decompressed content of a file from a decompressed offset on; what is before it is read and discarded."""
+    """Decompressed content of a file from a decompressed offset on; preceding bytes are read and discarded."""
 
     def __init__(self, pieces: Pieces, kind: Compression, url: str, offset: int) -> None:
         self._pieces = pieces

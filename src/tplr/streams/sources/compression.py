@@ -1,4 +1,4 @@
-"""Streaming decompression of gz, bz2, xz and zst, also of several members."""
+"""Streaming decompression of gz, bz2, xz and zst files, including files with several members."""
 
 import bz2
 import lzma
@@ -25,7 +25,7 @@ COMPRESSIONS = tuple(f".{kind}" for kind in _KINDS)
 
 
 def compression_of(name: str) -> tuple[str, Compression | None]:
-    """A file's name without the suffix of its compression, and that compression."""
+    """Return a file's name without its compression suffix, and the compression."""
     stem, _, suffix = name.rpartition(".")
     return (stem, _KINDS[suffix]) if suffix in _KINDS else (name, None)
 

@@ -1,4 +1,4 @@
-"""from_files: records of many files; several files are open at a time and are read in turn."""
+"""from_files: records of many files; several files are open at a time and are read alternately."""
 
 import contextlib
 from collections import deque
@@ -20,10 +20,10 @@ from tplr.urls import Url, expand_braces, relative_names, version_of_copy
 
 
 class FromFiles(Transform):
-    """Reads one record from each of ``n_active_shards`` open files in turn.
+    """Reads one record from each of ``n_active_shards`` open files in each round.
 
-    When a file ends, the next file joins at the end of the turn. Files of two epochs are never open together. The order
-    of records depends only on the files, on ``n_active_shards`` and on ``seed``.
+    When a file ends, the next file joins at the end of the round. Files of two epochs are never open together. The
+    order of records depends only on the files, on ``n_active_shards`` and on ``seed``.
 
     Args:
         urls: one or several, with braces (``{00..99}``) and globs (``*``, ``**``; not with http).
@@ -32,15 +32,15 @@ class FromFiles(Transform):
         format: ``auto`` takes it from the names. The suffixes ``.gz``, ``.bz2``, ``.xz`` and ``.zst`` always count.
         n_standby_shards: number of files that are fetched before they join.
         timeout: seconds of retries for a file that fails or does not answer.
-        max_bad_fraction: largest share of records of a file that may be no JSON objects and are left out. It holds once
-            100 records of a file were read, and at its end. A file without any usable record is always an error.
-        n_prefetch_samples: 0 turns read-ahead of remote files off. Its unit is pieces, not records.
+        max_bad_fraction: largest share of a file's records that may be invalid (no JSON objects) and are skipped. It is
+            enforced after 100 records of a file, and at its end. A file without any usable record is always an error.
+        n_prefetch_samples: 0 turns off read-ahead of remote files. Its unit is pieces, not records.
 
-    A state holds for each open file the end of its last record, as a byte offset (JSONL, CBOR) or a row (parquet), and
-    the file's size and ETag. A resume reads on from there. The offset in a compressed file is that of the decompressed
+    A state has, for each open file, the end of its last record, as a byte offset (JSONL, CBOR) or a row (parquet), and
+    the file's size and ETag. A resume continues from there. The offset in a compressed file is that of the decompressed
     data, so a resume reads the file again up to it. The state also has the names of all files below their common
-    folder. The folder may move, also to another kind of store: then the sizes must be equal, the ETags need not. The
-    version of a local file is its size and a hash of its first and last 64 KiB, which stays when the file moves.
+    folder. The folder may move, even to another kind of store: then the sizes must be equal, but not the ETags. The
+    version of a local file is its size and a hash of its first and last 64 KiB, which does not change when it moves.
 
     ``shard_by_rank`` gives each share whole files. If there are fewer files than shares, and all are parquet, it gives
     each share some row groups of a file.
@@ -83,7 +83,7 @@ class FromFiles(Transform):
         self.max_bad_fraction = max_bad_fraction
 
     def urls(self, context: PipelineContext) -> list[str]:
-        """All files; globs are expanded at the first call."""
+        """Return all files; globs are expanded at the first call."""
         if self._expanded is None:
             self._expanded = [found for url in self._given for found in expand_pattern(context, url, self.timeout)]
         return self._expanded
@@ -92,13 +92,13 @@ class FromFiles(Transform):
         return _FilesIterator(self, context, self.reader(state))
 
     def parts(self, urls: Sequence[str], count: int) -> int:
-        """Into how many parts each file is divided, so that each of ``count`` shares has one; only parquet can be."""
+        """Return the number of parts per file, so that each of ``count`` shares has one; only parquet is divisible."""
         if len(urls) >= count or any(format_of(url, self.format) != "parquet" for url in urls):
             return 1
         return -(-count // len(urls)) if urls else 1
 
     def divide(self, parts: Sequence[Part], share: Share) -> State:
-        """Files that are open anywhere go to the new shares with their positions; the others as in any epoch."""
+        """See ``Transform``. Open files go to the new shares with their positions, the others as in any epoch."""
         begun = [(part, self.reader(part.state)) for part in parts]
         saved = [one for _, one in begun if one]
         if saved:
@@ -192,7 +192,7 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
         }
 
     def report(self) -> dict[str, int]:
-        """``counts``, the epoch, and the files of this share in it."""
+        """Return ``counts``, the epoch, and the files of this share in it."""
         ended = max(0, self._share_size - len(self._places.left()) - len(self._active))
         return {**self.counts, "epoch": self._places.epoch, "files": self._share_size, "files_ended": ended}
 
@@ -253,7 +253,7 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
 
 
 class _Active(NamedTuple):
-    """An open file: its number in the list, and which part, of how many, is read."""
+    """An open file: its number in the list, the part to read, and the number of parts."""
 
     number: int
     part: tuple[int, int]
@@ -261,7 +261,7 @@ class _Active(NamedTuple):
 
 
 def _other_files(saved_root: str, saved: list[str], root: str, names: list[str]) -> StateError:
-    """The error for a list of other files than the state's, which names the first that differs."""
+    """Return the error for a list of files that differs from the state's; it names the first difference."""
     here = [root + name for name in names]
     folder = _folder_now(saved_root, saved, here)
     before = [folder + name for name in saved]
@@ -283,7 +283,7 @@ def _other_files(saved_root: str, saved: list[str], root: str, names: list[str])
 
 
 def _folder_now(saved_root: str, saved: list[str], here: list[str]) -> str:
-    """Where the common folder of ``saved`` is now: that of another list may be higher or lower."""
+    """Return the current location of the common folder of ``saved``; that of another list may be higher or lower."""
     found = set(here)
     first = (url[: -len(saved[0])] for url in here if url.endswith(f"/{saved[0]}"))
     last = (url[: -len(saved[-1])] for url in reversed(here) if url.endswith(f"/{saved[-1]}"))

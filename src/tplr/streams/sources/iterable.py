@@ -10,9 +10,9 @@ from tplr.streams.state import StateReader
 
 
 class FromIterable(Transform):
-    """Items of an iterable, for one epoch or without end. A resume reads and skips the items before its position.
+    """Items of an iterable, for one epoch or endlessly. A resume reads and skips the items before its position.
 
-    An iterator, such as a generator, works for one pass.
+    An iterator, such as a generator, works for one pass only.
     """
 
     divisible = False  # a rank would read the items of all others
@@ -50,7 +50,7 @@ class _IterableIterator(StreamIterator[Any]):
             try:
                 item = next(self._items)
             except StopIteration:
-                # An empty iterable would be repeated for ever.
+                # An empty iterable would be repeated forever.
                 self._ended = not self._transform.repeat or not self._index
                 if not self._ended:
                     self._items, self._index = iter(self._transform.iterable), 0

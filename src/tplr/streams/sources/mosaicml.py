@@ -10,7 +10,7 @@ from tplr.streams.state import StateReader
 
 
 class FromMosaicML(Transform):
-    """Its samples in its order. A StreamingDataset supports one iterator at a time: a second one disturbs the first.
+    """Samples of a StreamingDataset in its order. It supports one iterator at a time: a second one disturbs the first.
 
     It ignores a state after its first iteration, so a resume needs a new StreamingDataset.
     """

@@ -16,7 +16,7 @@ from tplr.urls import scheme_of
 _HTTP = ("http", "https")
 _THREADS = 8
 _PAUSE_SECONDS, _LONGEST_PAUSE = 0.5, 20.0
-# Errors that a retry can't fix. All others are retried: each transport has its own exceptions for a broken connection.
+# Errors that a retry can't fix. All others are retried, because each transport has its own connection errors.
 _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ImportError, ConfigError, ValueError, TypeError)
 
 
@@ -77,7 +77,7 @@ class OtherPieces(FetchedPieces):
 
 
 def open_at(url: str, offset: int) -> BinaryIO:
-    """The file from ``offset`` on, not decompressed."""
+    """Open the file from ``offset`` on, without decompression."""
     opened = open_other(url)
     if offset:
         try:
@@ -92,7 +92,7 @@ def open_at(url: str, offset: int) -> BinaryIO:
 
 
 def open_other(url: str) -> BinaryIO:
-    """The file, not decompressed. Raises ConfigError as ``_file_system``."""
+    """Open the file without decompression. Raises ConfigError as ``_file_system``."""
     if scheme_of(url) in _HTTP:
         import smart_open
 
@@ -102,7 +102,7 @@ def open_other(url: str) -> BinaryIO:
 
 
 def other_status(url: str) -> tuple[int, str]:
-    """Size, and ETag or the like; 0 and empty if unknown."""
+    """Return the size, and the ETag or an equivalent; 0 and empty if unknown."""
     if scheme_of(url) in _HTTP:
         with open_other(url) as file:
             headers: Mapping[str, str] = cast(Any, file).response.headers
@@ -113,7 +113,7 @@ def other_status(url: str) -> tuple[int, str]:
 
 
 def other_matches(url: str) -> list[str]:
-    """Files that match a pattern, sorted. Raises FileNotFoundError if there is none."""
+    """Return the files that match a pattern, sorted. Raises FileNotFoundError if there is none."""
     system, path = _file_system(url)
     found = sorted(system.unstrip_protocol(name) for name in system.glob(path) if system.isfile(name))
     if not found:
@@ -122,7 +122,7 @@ def other_matches(url: str) -> list[str]:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """fsspec's file system for a URL, and the path in it.
+    """Return fsspec's file system for a URL, and the path in it.
 
     Raises:
         ConfigError: fsspec does not know the scheme, or needs a package that is not installed.

@@ -19,13 +19,16 @@ from tplr.streams.order import Order
 from tplr.streams.shared_places import Former, SharedPlaces, divide_places
 from tplr.streams.state import StateReader
 
-_AHEAD = 3  # pages that are fetched while one is in use
+_AHEAD = 3  # pages that are fetched while another one is in use
 
 
 def page_order(
     manifest: DatasetManifest, seed: int | str, offset: int, n_pages: int, rows_per_page: int
 ) -> Order[PageRef]:
-    """The pages of a draw as an order: to be shared between ranks, mixed, taken. Raises DataError as ``next_pages``."""
+    """Return the pages of a draw as an ``Order``, which can be shared, mixed and taken from.
+
+    Raises DataError as ``next_pages``.
+    """
     pages = next_pages(
         manifest.configs.values(), offset=offset, n_pages=n_pages, seed=seed, rows_per_page=rows_per_page
     )
@@ -35,8 +38,8 @@ def page_order(
 class FromPages(Transform):
     """Rows ``{"text", "page"}`` of ``n_pages`` seeded pages, in order; ``page`` is ``config_row_split``.
 
-    Read from all replicas of the dataset bucket that the environment tells of, each page by a few bounded requests. A
-    state is a page and a row of it, and the manifest's hash: a dataset that has changed since is refused.
+    Pages are read from all replicas of the environment's dataset bucket, each by a few bounded requests. A state is a
+    page, a row in it, and the manifest's hash; a dataset that has changed since is refused.
     """
 
     def __init__(self, seed: int | str, n_pages: int, offset: int, rows_per_page: int, subfolder: str | None) -> None:
@@ -49,7 +52,7 @@ class FromPages(Transform):
         return _PagesIterator(self, context, self.reader(state))
 
     def divide(self, parts: Sequence[Part], share: Share) -> State:
-        """Pages that are open anywhere go to the new shares with their rows; the others as at the beginning."""
+        """See ``Transform``. Open pages go to the new shares with their rows, the others as at the beginning."""
         begun = [(part, self.reader(part.state)) for part in parts]
         former = [
             Former(part.share, StateReader(one.stage, one.child("places")) if one else None, part.ended)
@@ -118,7 +121,7 @@ class _PagesIterator(StreamIterator[dict[str, Any]]):
             self.close()  # it does not know the pages of the new run
 
     def _load(self, order: Order[PageRef], reader: PageReader) -> list[str]:
-        """The texts of the present page; after an error the next call fetches it again."""
+        """Return the texts of the current page; after an error the next call fetches it again."""
         if self._ahead is None:
             stores = self._context.shared(BucketConnections)
             pages = chain([page for page, _ in self._open], self._places.left())

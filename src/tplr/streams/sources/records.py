@@ -1,7 +1,7 @@
 """Records of a stream's file, each with the position behind it: JSONL, JSON, CBOR, parquet.
 
-``tplr.records`` reads JSONL and parquet. This module adds what a stream wants: invalid records are counted and left
-out, as one of a billion must not end a run, and a file of which too much is invalid is noticed.
+``tplr.records`` reads JSONL and parquet. This module adds the handling of invalid records in streams: they are counted
+and skipped, because one in a billion must not end a run, but a file with too many of them is refused.
 """
 
 import io
@@ -21,7 +21,7 @@ FORMATS = ("auto", "jsonl", "json", "cbor", "parquet")
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".cbor", ".parquet")
 
 BAD_IN_A_ROW = 10
-MIN_RECORDS = 100  # from so many on ``max_bad_fraction`` holds within a file, too
+MIN_RECORDS = 100  # from this number of records on, ``max_bad_fraction`` is enforced within a file
 _LOGGED = 10  # bad records of one file that the log names; all are counted
 
 
@@ -58,13 +58,13 @@ def format_of(url: str, given: FileFormat = "auto") -> KnownFormat:
 
 
 class BadRecords:
-    """Counts the records of one file that are left out, and refuses a file of which too much is.
+    """Counts the skipped records of one file, and refuses a file with too many of them.
 
     Args:
-        unit: what a record is in this format.
-        limit: largest share of bad ones among all, once there are ``MIN_RECORDS`` and at the end.
-        count: those of an earlier reader of this file.
-        whole: the file is read from its start, so it is known whether any record was usable.
+        unit: name of a record in this format.
+        limit: largest share of bad records, enforced from ``MIN_RECORDS`` records on and at the end.
+        count: counts of an earlier reader of this file.
+        whole: whether the file is read from its start, so that it is known if any record was usable.
     """
 
     def __init__(self, url: str, unit: str, limit: float, count: int, *, whole: bool) -> None:
@@ -75,7 +75,7 @@ class BadRecords:
         self._last_read = 0
 
     def add(self, where: str, read: int) -> None:
-        """Count one, the last of the ``read`` records so far. Raises DataError."""
+        """Count a bad record, the last of the ``read`` records so far. Raises DataError."""
         self.count += 1
         self._new += 1
         self._in_a_row = self._in_a_row + 1 if read == self._last_read + 1 else 1
@@ -105,11 +105,11 @@ class BadRecords:
 
 
 class JsonLines(Records):
-    """One JSON object per line. Blank lines are skipped, invalid ones counted and left out as ``BadRecords`` says.
+    """One JSON object per line. Blank lines are skipped; invalid lines are counted and skipped by ``BadRecords``.
     A file that is not UTF-8 from the first line on raises DataError.
 
     Args:
-        counts: as ``counts`` of an earlier reader, which ended at ``offset``.
+        counts: the ``counts`` of an earlier reader, which ended at ``offset``.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Json(Records):
 
 
 def json_elements(pieces: Pieces, url: str) -> list[Any]:
-    """The elements of a file that holds a JSON list; a list of the value if it is none. Raises DataError."""
+    """Return the elements of a file with a JSON list; for another value, a list with that value. Raises DataError."""
     text = b"".join(iter(pieces.read, b""))
     try:
         value = parse_json(text)
@@ -218,7 +218,7 @@ class Cbor(Records):
             self._more()
 
     def _more(self) -> None:
-        """Double the buffered bytes, so that a long item is decoded a few times only."""
+        """Double the buffered bytes, so that a long item is decoded only a few times."""
         held = [self._held.read()]
         size = len(held[0])
         wanted = 2 * size + 1
@@ -236,7 +236,7 @@ class Parquet(Records):
     """Rows of a parquet file as dictionaries; a position is a row group and a row in it.
 
     Args:
-        part: which part, of how many, of the row groups to read.
+        part: number of the part of the row groups to read, and the number of parts.
 
     Raises:
         DataError: it is no parquet file, or is truncated or damaged.

@@ -11,7 +11,7 @@ from tplr.streams.shared_places import ENDLESS, Former, SharedPlaces, divide_pla
 
 
 class FromOrder(Transform):
-    """Items of an order. Its state fits other numbers of ranks, as ``Order.share`` says."""
+    """Items of an order. Its state fits other numbers of ranks, as described in ``Order.share``."""
 
     def __init__(self, order: Order[Any]) -> None:
         self.order = order
@@ -37,7 +37,7 @@ class FromOrder(Transform):
 
 
 class FromSequence(Transform):
-    """Items of anything with ``len`` and ``[i]``, for one epoch or without end; ``EpochShuffle`` orders an epoch."""
+    """Items of anything with ``len`` and ``[i]``, for one epoch or endlessly; ``EpochShuffle`` orders an epoch."""
 
     def __init__(self, sequence: Sequence[Any], repeat: bool, shuffle: bool, seed: int) -> None:
         if not len(sequence) and repeat:

@@ -26,7 +26,7 @@ TIMEOUT = 60.0  # seconds of retries
 
 
 class FileStatus(NamedTuple):
-    """Size in bytes, and what changes with the content (ETag, or the like); 0 and empty if a server does not say."""
+    """Size in bytes, and a version that changes with the content (such as an ETag); 0 and empty if unknown."""
 
     size: int
     version: str
@@ -46,10 +46,10 @@ class SourceFile:
         self.compression: Compression | None = compression_of(file_name(url))[1]
 
     def pieces(self, offset: int = 0, version: str = "") -> Pieces:
-        """The decompressed bytes from ``offset`` on.
+        """Return the decompressed bytes from ``offset`` on.
 
         Raises, also when they are read:
-            DataError: the file's version is not ``version``, or it is not of its compression.
+            DataError: the file's version is not ``version``, or it does not have its suffix's compression.
             StoreError, OSError: it can't be read.
         """
         start = 0 if self.compression else offset
@@ -65,7 +65,7 @@ class SourceFile:
         return InflatedPieces(pieces, self.compression, self.url, offset) if self.compression else pieces
 
     def seekable(self, version: str = "") -> tuple[BinaryIO, str]:
-        """The decompressed file, and its version. What can't seek is first copied to an anonymous temporary file.
+        """Return the decompressed file and its version. A file that can't seek is first copied to a temporary file.
 
         Raises:
             DataError, StoreError, OSError: as ``pieces``.
@@ -95,7 +95,7 @@ class SourceFile:
         return file, ""
 
     def status(self) -> FileStatus:
-        """Size, as it is stored, and version of a file that is not on this machine. Raises StoreError, OSError."""
+        """Return stored size and version of a file that is not on this machine. Raises StoreError, OSError."""
         if self.scheme in STORE_SCHEMES:
             from tplr.storage.blocking import StoreObject
 
@@ -131,7 +131,7 @@ class SourceFile:
 
 
 def expand_pattern(context: PipelineContext, url: str, timeout: float = TIMEOUT) -> list[str]:
-    """The files that a pattern matches, sorted, or else ``url`` itself.
+    """Return the files that a pattern matches, sorted; without a pattern, ``url`` itself.
 
     Raises:
         DataError: it is a folder.

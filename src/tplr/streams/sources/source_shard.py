@@ -14,11 +14,11 @@ class SourceShard:
 
     Args:
         max_bad_fraction: see ``BadRecords``; below 1 the state holds the file's counts.
-        part: which part, of how many, of a parquet file to read.
+        part: number of the part of a parquet file to read, and the number of parts.
 
     Raises, when read:
-        DataError: the file is not of its format, is truncated, has too many bad records, or has another version than
-            the state says.
+        DataError: the file does not have its format, is truncated, has too many bad records, or has another version
+            than in the state.
         StoreError, OSError: the file can't be read.
     """
 
@@ -57,7 +57,7 @@ class SourceShard:
             self._pieces.prepare()
 
     def read(self) -> dict[str, Any]:
-        """The next record; StopIteration at the end."""
+        """Return the next record; raise StopIteration at the end."""
         if self._records is None:
             self._records = self._open()
         return self._records.read()
@@ -76,7 +76,7 @@ class SourceShard:
                 opened.close()
 
     def _end(self) -> int | None:
-        """The last position in a file of the state's version; None if it is not known."""
+        """Return the last position in a file of the state's version; None if it is not known."""
         size = self._version.partition(":")[0]
         in_bytes = self._format in ("jsonl", "cbor") and not self._source.compression
         return int(size) if in_bytes and size.isdecimal() else None

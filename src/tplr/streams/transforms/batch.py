@@ -1,4 +1,4 @@
-"""batch: collates several samples to one."""
+"""batch: collates several samples into one."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -18,8 +18,8 @@ class _BatchIterator(StreamIterator[Any]):
         self._as_arrays = transform.collate is None and source.arrays_for_tensors
         if self._as_arrays:
             source.use_arrays()
-        # Empty between two batches, unless the source failed within one. A state of another size, or of more ranks, may
-        # hold more than one batch.
+        # Empty between two batches, unless the source failed within a batch. A state with another batch size, or from
+        # more ranks, may hold more than one batch.
         self._samples: list[Any] = saved.items("samples") if saved else []
         if saved:
             self.counts = saved.counts()
@@ -73,4 +73,4 @@ class Batch(Transform):
         return {"samples": divided_items(saved, "samples", share), "counts": divided_counts(saved, share)}
 
     def describe(self, *, pinned: bool) -> str:
-        return "batch"  # a state is between two batches, so the next ones may have another size
+        return "batch"  # a state is between two batches, so later batches may have another size

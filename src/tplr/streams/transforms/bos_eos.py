@@ -30,7 +30,7 @@ class BosEos(TokenTransform):
 
 
 def missing_bos_eos(tokenizer: Any) -> tuple[int | None, int | None]:
-    """BOS and EOS, each None if the tokenizer adds it by itself.
+    """Return BOS and EOS, each None if the tokenizer adds it itself.
 
     If both are the same token, a document needs it once: at the end, unless the tokenizer adds it anywhere.
 

@@ -13,7 +13,7 @@ class Cache(Transform):
     def __init__(self, source: Transform) -> None:
         self.sources = (source,)
         self.samples: dict[int, Any] = {}
-        self.length: int | None = None  # of the source; known after the first whole pass
+        self.length: int | None = None  # length of the source; known after the first complete pass
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         return _CacheIterator(self, context, self.reader(state))
@@ -49,7 +49,7 @@ class _CacheIterator(StreamIterator[Any]):
         return copy.copy(kept[self._index - 1])  # later transforms must not change the cached sample
 
     def state(self) -> State:
-        # Samples between the two numbers came from memory; another process reads them again.
+        # Samples between the two numbers are from memory; another process reads them again.
         source = self._source_state if self.source is None else self.source.state()
         return {"index": self._index, "source_index": self._source_index, "source": source}
 

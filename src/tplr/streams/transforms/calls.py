@@ -1,4 +1,4 @@
-"""map, filter and filter_map: call a function of the user for each sample."""
+"""map, filter and filter_map: call a user function for each sample."""
 
 import reprlib
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ CallKind = Literal["map", "filter", "filter_map"]
 
 
 def outcome(kind: CallKind, sample: Any, answer: Any) -> Any:
-    """The resulting sample; None if it is filtered out.
+    """Return the resulting sample; None if it is filtered out.
 
     Raises:
         ValueError: the function of a map returned None, which would drop the sample.
@@ -28,7 +28,7 @@ def outcome(kind: CallKind, sample: Any, answer: Any) -> Any:
 
 
 def fail(kind: CallKind, sample: Any, error: Exception) -> NoReturn:
-    """Raise what the function raised, with a note that names the sample.
+    """Raise the function's error with a note that names the sample.
 
     Raises:
         RuntimeError: the function raised StopIteration, which would end the data.

@@ -1,4 +1,4 @@
-"""chunk, concat_chunk and pack_chunk: columns of tokens in, tensors out, every dropped token counted."""
+"""chunk, concat_chunk and pack_chunk: convert columns of tokens to tensors, and count every dropped token."""
 
 from abc import abstractmethod
 from collections import deque
@@ -17,10 +17,10 @@ DOCUMENT_COLUMNS = ("document_ids", "position_ids")
 
 
 class Chunking(Transform):
-    """Cuts documents to ``length`` tokens; the iterators tell how, and what ``option`` is.
+    """Cuts documents to ``length`` tokens; the iterators define how, and the meaning of ``option``.
 
     Args:
-        document_ids: of a pack: also return ``DOCUMENT_COLUMNS``.
+        document_ids: for packs, also return ``DOCUMENT_COLUMNS``.
 
     Raises:
         ValueError: ``length`` is below 1, there is no column, or one of the names of ``DOCUMENT_COLUMNS`` is taken.
@@ -55,8 +55,8 @@ class Chunking(Transform):
 
 
 class ChunkingIterator(StreamIterator[dict[str, Any]]):
-    """Buffers documents. Counts ``dropped_tokens`` (per column) and ``dropped_samples``: what went in and
-    did not come out.
+    """Buffers documents. Counts ``dropped_tokens`` (per column) and ``dropped_samples``: input that is not in the
+    output.
 
     Attributes:
         option: see the subclasses.
@@ -71,7 +71,7 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
         self.columns = transform.columns
         self.option = transform.option
         self._buffers = {column: TokenBuffer() for column in transform.columns}
-        self._documents: deque[Any] = deque()  # of a state: read before the source
+        self._documents: deque[Any] = deque()  # documents of a state, which are read before the source
         if saved:
             self.counts = saved.counts()
             self._documents.extend(_checked(document, saved, self.columns) for document in saved.items("held"))
@@ -85,7 +85,7 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
 
     @property
     def held(self) -> int:
-        """Tokens of each column in the buffer."""
+        """Number of tokens of each column in the buffer."""
         return self._buffers[self.columns[0]].length
 
     def put(self, columns: Columns, length: int) -> None:
@@ -97,7 +97,7 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
         return {column: buffer.take(length) for column, buffer in self._buffers.items()}
 
     def peek(self) -> list[Columns]:
-        """The documents, or what is left of them, that a state keeps of the buffer."""
+        """Return the buffered documents, or their remaining parts, for a state."""
         return [{column: buffer.peek() for column, buffer in self._buffers.items()}] if self.held else []
 
     def count_dropped(self, tokens: int) -> None:
@@ -110,7 +110,7 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
         self.take(self.held)
 
     def documents(self) -> Iterator[tuple[Columns, int]]:
-        """The token columns of the samples, and their length."""
+        """Yield the token columns of the samples, and their length."""
         while self._documents:
             yield token_columns(self._documents.popleft(), self.columns)
         for sample in self.source.items():
@@ -123,7 +123,7 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
 class _ChunkIterator(ChunkingIterator):
     """Chunks of exactly ``length`` tokens of one document each; ``option`` drops its shorter tail.
 
-    Empty documents leave nothing. One document is cut at a time by slices: a ``TokenBuffer`` takes twice as long.
+    Empty documents yield no chunk. Slices cut one document at a time, because a ``TokenBuffer`` takes twice as long.
     """
 
     _document: Columns = {}  # noqa: RUF012 - never changed
@@ -165,9 +165,9 @@ class _ConcatChunkIterator(ChunkingIterator):
 
 
 class _PackChunkIterator(ChunkingIterator):
-    """Packs of at most ``length`` tokens, unpadded: whole documents, as many as fit, in the order they come.
+    """Packs of at most ``length`` tokens, unpadded: as many whole documents as fit, in input order.
 
-    No document is in two packs. A document over ``length`` is cut off there, or with ``option`` discarded.
+    No document is in two packs. A document longer than ``length`` is truncated, or with ``option`` discarded.
     """
 
     def __init__(self, transform: Chunking, source: StreamIterator[Any], saved: StateReader | None) -> None:
@@ -206,8 +206,8 @@ class _PackChunkIterator(ChunkingIterator):
 
 
 def document_columns(lengths: Sequence[int]) -> Columns:
-    """``DOCUMENT_COLUMNS`` of documents of these lengths: the number of each token's document, without counting empty
-    ones, and its place there; both from 0."""
+    """Return ``DOCUMENT_COLUMNS`` for documents of these lengths: the number of each token's document, without counting
+    empty ones, and the token's position in it; both from 0."""
     sizes = np.array([length for length in lengths if length], np.int64)
     ends = np.cumsum(sizes)
     return {

@@ -42,7 +42,7 @@ class Take(Transform):
         return {"taken": only(saved, "taken")}
 
     def describe(self, *, pinned: bool) -> str:
-        return "take"  # the state holds how many were taken; the limit may change
+        return "take"  # the state holds the number of samples taken; the limit may change
 
 
 class _EnumerateIterator(StreamIterator[dict[str, Any]]):

@@ -1,4 +1,4 @@
-"""parallel_map, parallel_filter and parallel_filter_map: map and its kin in threads or processes."""
+"""parallel_map, parallel_filter and parallel_filter_map: map, filter and filter_map in threads or processes."""
 
 import copy
 from collections import deque
@@ -14,12 +14,12 @@ from tplr.streams.read_ahead import MAX_GROUP, ReadAheadBuffer, SampleGroup
 from tplr.streams.state import StateReader
 from tplr.streams.transforms.calls import CallKind, fail, outcome
 
-_BATCH_SECONDS = 0.01  # a batch of samples that takes longer is too large: the first of them waits for the last
-_PROCESS_BATCH = 64  # samples, with which the transfer of a batch is a small part of the transfer of its samples
+_BATCH_SECONDS = 0.01  # a batch that takes longer is too large, because its first sample waits for its last
+_PROCESS_BATCH = 64  # samples, enough to make the overhead of a batch's transfer small
 
 
 class _EachSample:
-    """The answers of ``function`` to a batch of samples; ``Failed`` where it raised."""
+    """Returns the results of ``function`` for a batch of samples; ``Failed`` for samples for which it raised."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
@@ -44,7 +44,7 @@ class _Batch:
     """Samples that are sent to a worker together.
 
     Attributes:
-        numbers: of the samples, from the position at which the pass began.
+        numbers: numbers of the samples, counted from the position at which the pass began.
         done: number of samples that were returned, or filtered out.
         noted: number of ``done`` samples that the iterator's position includes.
     """
@@ -57,7 +57,7 @@ class _Batch:
 
 
 class _Group(NamedTuple):
-    """Number of its first sample, position of the source before it, and its samples if they came with a state."""
+    """Number of its first sample, the source's position before it, and its samples if they are from a state."""
 
     first: int
     position: State
@@ -65,7 +65,7 @@ class _Group(NamedTuple):
 
 
 class _ParallelIterator(StreamIterator[Any]):
-    """Numbers samples from the beginning, or from the position that it resumed at."""
+    """Numbers samples from the beginning, or from the position at which it resumed."""
 
     def __init__(self, transform: "ParallelCall", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
@@ -81,7 +81,7 @@ class _ParallelIterator(StreamIterator[Any]):
         self._pulled = 0
         self._size = 1  # samples of the next batch
         self._batch: _Batch | None = None  # in use
-        self._failed: BaseException | None = None  # of a whole batch: a worker died
+        self._failed: BaseException | None = None  # error of a whole batch, because a worker died
         self._carried: list[Any] = saved.items("carried") if saved else []  # read before the source
 
     def items(self) -> Iterator[Any]:
@@ -92,7 +92,7 @@ class _ParallelIterator(StreamIterator[Any]):
                 batch.done += 1
                 if isinstance(answer, Failed):
                     fail(kind, sample, answer.error)
-                # A filter's samples: the caller may change them, too.
+                # A filter returns the samples themselves, and the caller may change them.
                 result = outcome(kind, copy.copy(sample) if kind == "filter" else sample, answer)
                 if result is not None:
                     yield result
@@ -124,7 +124,7 @@ class _ParallelIterator(StreamIterator[Any]):
         self._note()
         self._batch = None
         for batch, _ in self._ahead:
-            # Nobody knows which sample it is of: the position stays before the whole batch.
+            # The sample at fault is unknown, so the position stays before the whole batch.
             if error := batch.job.exception():
                 error.add_note(f"it had {len(batch.samples)} samples, of which the first is {batch.samples[0]!r:.200}")
                 self._failed = error
@@ -137,7 +137,7 @@ class _ParallelIterator(StreamIterator[Any]):
         return None
 
     def _resize(self, seconds: float) -> None:
-        """Choose the size of the next batches, for samples that take so many seconds."""
+        """Choose the size of the next batches for samples that take ``seconds`` each."""
         transform = self._transform
         self._size = max(1, min(int(_BATCH_SECONDS / seconds), 2 * self._size, transform.largest_batch))
         self._ahead.depth = max(transform.room // self._size, 2 * transform.workers)
@@ -170,7 +170,7 @@ class _ParallelIterator(StreamIterator[Any]):
         return group
 
     def _note(self) -> None:
-        """Include what was returned of the batch in use in the position."""
+        """Update the position with the returned samples of the batch in use."""
         if batch := self._batch:
             self._also.update(batch.numbers[batch.noted : batch.done])
             batch.noted = batch.done
@@ -182,12 +182,12 @@ class _ParallelIterator(StreamIterator[Any]):
 class ParallelCall(Transform):
     """Calls ``function`` in ``workers`` workers.
 
-    Workers get batches: of as many samples as take about 10 ms, with the transfer to a process, and at most
-    ``largest_batch``. At most ``workers * prefetch_factor`` samples, or two batches for each worker, are computed at a
-    time.
+    Workers get batches of samples that take about 10 ms including the transfer to a process, with at most
+    ``largest_batch`` samples. At most ``workers * prefetch_factor`` samples, or two batches per worker, are computed at
+    a time.
 
-    ``ordered`` returns results in the order of the samples; otherwise in order of completion, which differs from run to
-    run. A state then lists which samples after its position were returned.
+    ``ordered`` returns results in the order of the samples; otherwise in order of completion, which differs between
+    runs. A state then lists the samples after its position that were returned.
     """
 
     iterator = _ParallelIterator
@@ -212,7 +212,7 @@ class ParallelCall(Transform):
         self.executor_type: ExecutorType = executor_type
 
     def without_read_ahead(self, context: PipelineContext, state: State) -> State:
-        """The state carries the samples that were not returned although later ones were."""
+        """See ``Transform``. The state carries the samples that were not returned although later ones were."""
         saved = StateReader(self.describe(pinned=False), state)
         done, also, carried = saved.integer("done", high=MAX_GROUP), set(saved.integers("also")), saved.items("carried")
         source = self.sources[0].open(context, saved.child())

@@ -46,14 +46,14 @@ class _ShuffleIterator(StreamIterator[Any]):
     def _drawn(self, samples: Iterator[Any]) -> Iterator[Any]:
         buffer, size, random_bits = self._buffer, self._size, self._random.getrandbits
         bits, last = size.bit_length(), size - 1
-        checked = -(-size // _CHECK_EVERY)  # indices with which a sample is checked: to check all takes a tenth longer
+        checked = -(-size // _CHECK_EVERY)  # indices with which a sample is checked; checking all takes a tenth longer
         # Values that need no check. Token arrays come from transforms that check them.
         plain = PLAIN | {np.ndarray} if self._narrow else PLAIN
         for sample in islice(samples, max(0, last - len(buffer))):
             check_sample(sample, "shuffle", plain)
             buffer.append(sample)
         for sample in samples:
-            # As ``randrange(size)``, the sample being the buffer's last: that method takes longer than all the rest.
+            # Equal to ``randrange(size)``, which takes longer than all the rest; the sample is the buffer's last one.
             while (index := random_bits(bits)) >= size:
                 pass
             if index < checked:
@@ -74,8 +74,8 @@ class _ShuffleIterator(StreamIterator[Any]):
 
 
 class Shuffle(Transform):
-    """Fills a buffer of ``buffer_size`` samples and returns one drawn by ``random.Random(seed)``; the buffer's last
-    sample takes its place. The state holds the buffer, so no sample is lost or read twice.
+    """Fills a buffer of ``buffer_size`` samples, and returns a sample drawn by ``random.Random(seed)``; the buffer's
+    last sample replaces it. The state holds the buffer, so no sample is lost or read twice.
 
     Raises, when a sample is read:
         StateError: a state can't store it. Every sample of the first buffer is checked, and about every 16th later one;

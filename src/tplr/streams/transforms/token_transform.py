@@ -1,4 +1,4 @@
-"""What pad and add_bos_eos share: token columns of each sample are replaced, and no state is kept."""
+"""Base class of pad and add_bos_eos: replaces token columns of each sample, without a state."""
 
 from abc import abstractmethod
 from collections.abc import Iterator

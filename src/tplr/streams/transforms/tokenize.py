@@ -21,8 +21,8 @@ from tplr.streams.state import StateReader
 if TYPE_CHECKING:
     from tplr.tokenize import Encoder
 
-# Characters of a batch: enough for all cores, few enough to be done soon. The first batches are smaller, so that the
-# first sample comes soon. Each text counts as TEXT_WEIGHT characters more than it has.
+# Characters of a batch: enough for all cores, but few enough to finish soon. The first batches are smaller, so that the
+# first sample is ready soon. Each text counts TEXT_WEIGHT characters more than it has.
 FIRST_CHARACTERS, MAX_CHARACTERS, TEXT_WEIGHT = 2**14, 2**18, 2**9
 # With any other argument a text's columns may depend on its batch, so each text is encoded alone.
 _ALIKE_IN_BATCHES = {
@@ -31,7 +31,7 @@ _ALIKE_IN_BATCHES = {
 
 
 class Encode:
-    """Encodes texts to a dictionary of columns each. Can be pickled.
+    """Encodes each text to a dictionary of columns. Can be pickled.
 
     Attributes:
         arrays: columns are int64 arrays instead of lists.
@@ -45,7 +45,7 @@ class Encode:
         self.arrays = is_ours and not kwargs and columns <= {"input_ids", "attention_mask"}
         self._mask = "attention_mask" in columns
         self._is_ours = is_ours
-        self._encoder: Encoder | None = None  # made at the first text: that takes part of a second
+        self._encoder: Encoder | None = None  # created at the first text, as that takes part of a second
         self._in_batches = is_ours and _ALIKE_IN_BATCHES.issuperset(kwargs)
 
     def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ class Encode:
         return [dict(self._tokenizer(text, **self._kwargs)) for text in texts]
 
     def describe(self) -> str:
-        """The tokenizer, by its fingerprint, and its arguments."""
+        """Return the tokenizer's fingerprint and its arguments as text."""
         name = self._engine().fingerprint if self._is_ours else type(self._tokenizer).__qualname__
         return f"{name}, {json.dumps(self._kwargs, sort_keys=True, default=repr)}" if self._kwargs else name
 
@@ -88,9 +88,9 @@ class _Batch:
     """Samples that are tokenized together.
 
     Attributes:
-        position: of the source, before the first sample.
+        position: the source's position before the first sample.
         done: number of samples that were returned; their texts are not encoded.
-        columns: of each sample; None if the batch failed, so that each text is encoded alone.
+        columns: columns of each sample; None if the batch failed, so that each text is encoded alone.
     """
 
     position: State
@@ -99,7 +99,7 @@ class _Batch:
     columns: list[Any] | None = None
 
     def left(self) -> Iterator[tuple[Any, Any]]:
-        """Samples that were not returned, with their columns."""
+        """Yield the samples that were not returned, with their columns."""
         return zip(self.samples[self.done :], islice(self.columns or repeat(None), self.done, None), strict=False)
 
 
@@ -154,7 +154,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
             if isinstance(error, WorkerDied):
                 self._failed = error
                 raise error
-            if error is None:  # otherwise each text is encoded alone, which tells the one at fault
+            if error is None:  # otherwise each text is encoded alone, which finds the one at fault
                 batch.columns = future.result()
             return batch
         if self._buffer.error:
@@ -189,7 +189,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         return future
 
     def _encode_alone(self, text: str) -> Any:
-        """The columns of a text whose batch failed."""
+        """Return the columns of a text whose batch failed."""
         try:
             return self._transform.encode([text])[0]
         except Exception as error:

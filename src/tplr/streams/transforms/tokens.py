@@ -13,8 +13,8 @@ Columns = dict[str, Tokens]
 
 
 def token_array(value: Any, column: str = "input_ids") -> Tokens:
-    """Tokens as one-dimensional int64: of an integer, a list of such, an integer array or tensor, also of shape
-    ``(1, n)``; None has no token. May share memory with ``value``.
+    """Convert tokens to one-dimensional int64: an integer, a list of integers, an integer array or tensor, also of
+    shape ``(1, n)``; None has no tokens. May share memory with ``value``.
 
     Raises:
         ValueError: it is anything else, such as floats or several rows.
@@ -43,7 +43,7 @@ def token_array(value: Any, column: str = "input_ids") -> Tokens:
 
 
 def token_columns(sample: Mapping[str, Any], columns: Sequence[str]) -> tuple[Columns, int]:
-    """The token arrays of some columns and their common length.
+    """Return the token arrays of some columns and their common length.
 
     Raises:
         KeyError: a column is missing.
@@ -62,32 +62,32 @@ def token_columns(sample: Mapping[str, Any], columns: Sequence[str]) -> tuple[Co
 
 
 def tensors(columns: Columns) -> dict[str, Any]:
-    """The same columns as ``torch.long`` tensors, which share their memory."""
+    """Return the columns as ``torch.long`` tensors that share their memory."""
     import torch
 
     return {column: torch.from_numpy(array) for column, array in columns.items()}
 
 
 def with_tensors(sample: dict[str, Any]) -> dict[str, Any]:
-    """``sample`` with tensors, which share their memory, in place of its arrays."""
+    """Return ``sample`` with its arrays replaced by tensors that share their memory."""
     import torch
 
     return {column: torch.from_numpy(value) if type(value) is np.ndarray else value for column, value in sample.items()}
 
 
 def narrowed(columns: Columns) -> dict[str, npt.NDArray[Any]]:
-    """The same numbers in the smallest dtype that holds all of a column."""
+    """Return the same numbers, each column in the smallest dtype that holds it."""
     return {column: array.astype(smallest([array])) for column, array in columns.items()}
 
 
 class NarrowColumns:
-    """Holds token arrays in two bytes a token while all of a column fit, in four or eight from then on."""
+    """Stores token arrays with two bytes per token while a column's tokens fit, then with four or eight."""
 
     def __init__(self) -> None:
         self._dtypes: dict[str, np.dtype[Any]] = {}  # of columns that do not fit two bytes
 
     def narrow(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """``sample`` with its arrays of tokens narrowed; other values stay."""
+        """Return ``sample`` with narrowed token arrays; other values do not change."""
         return {
             column: self._narrowed(column, value) if type(value) is np.ndarray else value
             for column, value in sample.items()
@@ -99,7 +99,7 @@ class NarrowColumns:
         }
 
     def with_one_dtype(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The same samples; each column has one dtype, also where a later sample needed a larger one."""
+        """Return the samples with one dtype for each column, even if a later sample needed a larger one."""
         if not self._dtypes:
             return samples
         return [

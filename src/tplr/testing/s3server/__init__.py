@@ -3,8 +3,8 @@
     async with serve(root, keys) as server:
         ...  # any S3 client on server.endpoint; server.faults.add(...) scripts failures
 
-A request passes these files: ``app`` (order of checks) → ``sigv4`` and ``keys`` (who asks, with which rights) →
-``operations`` (what is asked) → ``rules`` (R2's limits), ``body`` and ``checksums``, ``preconditions``, ``listing`` →
+A request passes these files: ``app`` (order of checks) → ``sigv4`` and ``keys`` (identity and rights) → ``operations``
+(the operation) → ``rules`` (R2's limits), ``body`` and ``checksums``, ``preconditions``, ``listing`` →
 ``objects`` and ``multipart`` (on disk; each object is one ``blobfile``).
 """
 

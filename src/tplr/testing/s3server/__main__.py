@@ -17,7 +17,7 @@ from tplr.testing.s3server.server import serve
 
 
 def main() -> int:
-    """Returns 0 after SIGTERM or SIGINT, 2 if it could not start; each reason is one line on stderr."""
+    """Run the server. Returns 0 after SIGTERM or SIGINT, 2 if it could not start; each reason is one line on stderr."""
     parser = argparse.ArgumentParser(prog="python -m tplr.testing.s3server", description=__doc__)
     parser.add_argument("--root", type=Path, required=True, help="folder of the objects; created if missing")
     parser.add_argument(

@@ -37,7 +37,7 @@ from tplr.testing.s3server.xmltext import error_document
 # Query parameters that choose an operation; and one that some clients add, which has no effect.
 SELECTORS = ("list-type", "uploads", "delete", "uploadId")
 IGNORED_PARAMETERS = frozenset({"x-id"})
-# Every other x-amz- header asks for something that is not done here: ACLs, tags, locks, encryption, copies.
+# Every other x-amz- header requests an unsupported feature: ACLs, tags, locks, encryption, copies.
 UNDERSTOOD_HEADERS = frozenset({
     "x-amz-date", "x-amz-security-token", "x-amz-content-sha256", "x-amz-user-agent", "x-amz-api-version",
     "x-amz-checksum-mode",
@@ -62,7 +62,7 @@ class S3App:
         clock: Callable[[], float],
         requests: TextIO | None = None,
     ) -> None:
-        """``requests``: gets a line of JSON for each request that was answered."""
+        """``requests``: file that gets a line of JSON for each answered request."""
         self._requests = requests
         self._storage = storage
         self._keys = keys
@@ -100,7 +100,7 @@ class S3App:
             return await _send(request, reply, action, self._clock())
 
     async def _answer(self, request: web.Request, action: Action | None) -> Reply:
-        """The reply; refusals and failures of this server are replies too."""
+        """Return the reply; refusals and failures of this server are also replies."""
         try:
             s3 = S3Request.of(request)
             if isinstance(action, FlipSentBit):
@@ -108,7 +108,7 @@ class S3App:
             elif isinstance(action, IgnoreDigests):
                 s3 = replace(s3, digests_count=False)
             key = self._identify(s3)
-            if isinstance(action, Instead):  # the signature is that of the key which was asked for
+            if isinstance(action, Instead):  # the signature is for the requested key
                 s3 = replace(s3, key=s3.key + action.suffix)
             operation = _choose(s3)
             await self._check_right(key, s3, operation)
@@ -127,7 +127,7 @@ class S3App:
             return Reply.error(S3Error("InternalError", "A bug in this server; its log says more."), request.raw_path)
 
     def _identify(self, request: S3Request) -> AccessKey:
-        """The key that signed the request. Raises Unauthorized, SignatureDoesNotMatch, RequestTimeTooSkewed."""
+        """Return the key that signed the request. Raises Unauthorized, SignatureDoesNotMatch, RequestTimeTooSkewed."""
         if request.bucket in self._storage.rules.public_buckets and "Authorization" not in request.headers:
             return AccessKey("", {request.bucket: GRANTS["read"]})
         claim = read_claim(request)
@@ -165,12 +165,12 @@ def _choose(request: S3Request) -> Operation:
 
 
 def _check_understood(request: S3Request, operation: Operation) -> None:
-    """Refuses what is not understood: a caller whose header was ignored would think that it had an effect."""
+    """Refuse unsupported headers and parameters: if they were ignored, the caller would assume an effect."""
     if (
         request.headers.get("x-amz-content-sha256", "").startswith("STREAMING-")
         or "aws-chunked" in request.headers.get("Content-Encoding", "")
     ):  # fmt: skip
-        # What R2 answers (August 2026) to the trailing checksums that AWS SDKs send over https by default.
+        # R2's answer (August 2026) to the trailing checksums that AWS SDKs send over https by default.
         raise S3Error(
             "Unauthorized", "R2 takes no aws-chunked body: set request_checksum_calculation to when_required."
         )
@@ -202,7 +202,7 @@ async def _send(request: web.Request, reply: Reply, action: Action | None, now: 
 
 
 async def _send_file(request: web.Request, part: FileSlice) -> None:
-    """Sends the file with sendfile(2), which copies nothing into this process."""
+    """Send the file with sendfile(2), which copies nothing into this process."""
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError

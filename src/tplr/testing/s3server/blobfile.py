@@ -23,7 +23,7 @@ TAIL = struct.Struct(">I8s")
 
 
 class Draft:
-    """A file that is being written under a name that nobody reads. It is discarded unless it is published.
+    """A file that is being written under a hidden name. It is discarded unless it is published.
 
     The methods block: call them in a worker thread.
     """
@@ -67,7 +67,7 @@ class Draft:
             sync_folder(path.parent)
 
     def discard(self) -> None:
-        """Deletes the draft; does nothing once it is published."""
+        """Deletes the draft; does nothing after it was published."""
         with contextlib.suppress(OSError):  # a full disk: the buffered rest is lost, the file is closed
             self._file.close()
         self._path.unlink(missing_ok=True)
@@ -92,10 +92,10 @@ class FileSlice:
 
 
 def read_record(file: BinaryIO) -> dict[str, Any]:
-    """The record at the end of an open blob file.
+    """Read the record at the end of an open blob file.
 
     Raises:
-        ValueError: this is not such a file, or it is torn.
+        ValueError: this is not such a file, or it is incomplete.
     """
     size = os.fstat(file.fileno()).st_size
     tail = os.pread(file.fileno(), TAIL.size, max(0, size - TAIL.size))

@@ -1,4 +1,4 @@
-"""A request's body on its way in: bounded memory, and every checksum that the client sent is checked."""
+"""Receives a request's body with bounded memory, and checks every checksum that the client sent."""
 
 import asyncio
 import base64
@@ -98,7 +98,7 @@ async def receive_document(request: S3Request) -> bytes:
 
 
 async def _batches(content: Content) -> AsyncIterator[list[bytes]]:
-    """The stream in batches of at least 1 MiB (but the last), so that a thread's work is worth the switch to it."""
+    """Yield the stream in batches of at least 1 MiB (except the last), so that a switch to a thread pays off."""
     try:
         async for batch in batches(content.iter_any()):
             yield batch

@@ -35,7 +35,7 @@ class Crc32:
         return self._value.to_bytes(4, "big")
 
 
-# R2 knows CRC32C and CRC64NVME too. Python has neither, so they are refused.
+# R2 also supports CRC32C and CRC64NVME. Python has neither, so they are refused.
 ALGORITHMS: Mapping[str, Callable[[bytes], Hash]] = {"crc32": Crc32, "sha1": hashlib.sha1, "sha256": hashlib.sha256}
 PREFIX = "x-amz-checksum-"
 CHECKSUM_HEADERS = frozenset({"x-amz-sdk-checksum-algorithm", *(PREFIX + name for name in ALGORITHMS)})

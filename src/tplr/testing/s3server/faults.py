@@ -1,4 +1,4 @@
-"""Faults on demand: failures of a network or a server, scripted by request and number of times.
+"""Faults on demand: failures of a network or a server, scripted by request and count.
 
 server.faults.add(r"^GET /bucket/key", Status(503), times=2)
 server.faults.add(r"^PUT ", LoseResponse())
@@ -83,7 +83,7 @@ class Drip:
 
 @dataclass(frozen=True)
 class Instead:
-    """Serves the object whose key is longer by ``suffix``: the owner of a bucket shows readers what it likes."""
+    """Serves the object whose key is longer by ``suffix``, like a bucket owner that shows readers different objects."""
 
     suffix: str
 
@@ -104,9 +104,9 @@ class Fault:
     """One rule.
 
     Attributes:
-        left: the number of requests that it still applies to; None: all.
-        every: it applies to the last of each so many requests that match.
-        seen: requests that matched.
+        left: number of requests to which it still applies; None: all.
+        every: it applies to every ``every``-th matching request.
+        seen: number of matching requests.
     """
 
     pattern: re.Pattern[str]
@@ -116,7 +116,7 @@ class Fault:
     seen: int = 0
 
     def applies(self, request: str) -> bool:
-        """Whether it applies to this request, which is counted."""
+        """Count this request, and return whether the rule applies to it."""
         if self.left == 0 or not self.pattern.search(request):
             return False
         self.seen += 1
@@ -130,10 +130,10 @@ class Faults:
     """The rules of one server. The first one that applies to a request is used.
 
     Args:
-        file: more rules, as ``parse_faults`` takes them.
+        file: JSON file with more rules, see ``parse_faults``.
 
     Raises:
-        ConfigError: the file can't be used. A later invalid one is logged, and the last valid one stays.
+        ConfigError: the file can't be used. If it becomes invalid later, that is logged, and the last valid rules stay.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -146,7 +146,7 @@ class Faults:
         Args:
             pattern: regular expression, searched for in ``METHOD /bucket/key?query`` as sent (percent-encoded).
             times: number of requests it applies to; None: all.
-            every: 2 leaves out the first, the third … of the requests that match, and so on.
+            every: 2 skips the first, the third … of the matching requests, and so on.
         """
         fault = Fault(re.compile(pattern), action, times, every)
         self._rules.append(fault)
@@ -196,7 +196,7 @@ class DamagedContent:
 
 
 async def damage(blocks: AsyncIterator[bytes], action: Action | None) -> AsyncIterator[bytes]:
-    """The body with the fault applied; raises ConnectionCut where it ends early."""
+    """Yield the body with the fault applied; raise ConnectionCut at an early end."""
     sent = 0
     async for block in blocks:
         match action:

@@ -12,12 +12,12 @@ from tplr.testing.s3server.storage import Storage
 
 @dataclass(frozen=True)
 class Operation:
-    """How a request is served.
+    """An operation of the server.
 
     Attributes:
         right: the right that the key needs in the bucket.
         parameters: accepted query parameters; any other is refused.
-        headers: accepted x-amz- headers, beside those of every operation.
+        headers: accepted x-amz- headers, in addition to those of every operation.
         conditional: whether If-Match and the other conditional headers are honoured; if not, they are refused.
     """
 

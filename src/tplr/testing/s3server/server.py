@@ -19,8 +19,8 @@ from tplr.testing.s3server.objects import ObjectFiles
 from tplr.testing.s3server.rules import Rules
 from tplr.testing.s3server.storage import Storage
 
-# More than the rules allow (keys of 1024 bytes, three times as long when encoded; 8 KiB of metadata), so that the
-# rules refuse and not the HTTP parser.
+# Above the limits of the rules (keys of 1024 bytes, three times as long when encoded; 8 KiB of metadata), so that the
+# rules refuse a request, and not the HTTP parser.
 MAX_LINE = 16 * 1024
 
 
@@ -64,10 +64,10 @@ async def serve(
             that it names exists.
         port: 0 takes a free port.
         fsync: objects survive a power cut, not only a crash of the process.
-        faults: a JSON file of rules (``faults.parse_faults``), beside those that ``Server.faults`` gets.
+        faults: a JSON file of rules (``faults.parse_faults``), in addition to those of ``Server.faults``.
         clock: unix seconds; sets LastModified, and signatures are checked against it.
-        requests: a file that gets a line of JSON for each request: when it came (``time``, unix seconds) and how long
-            it took (``seconds``), ``method``, ``path`` with query, ``status``, ``bytes`` of the response's body.
+        requests: a file that gets a line of JSON for each request: arrival (``time``, unix seconds), duration
+            (``seconds``), ``method``, ``path`` with query, ``status``, ``bytes`` of the response's body.
 
     Raises:
         FolderInUse: another server uses ``root``.
@@ -102,7 +102,7 @@ async def serve(
 
 @contextmanager
 def _sole_owner(root: Path) -> Iterator[None]:
-    """Locks ``root``: two servers on one folder would each miss the other's writes in their index."""
+    """Lock ``root``: the index of each of two servers on one folder would miss the other's writes."""
     root.mkdir(parents=True, exist_ok=True)
     with (root / "lock").open("w") as lock:
         try:

@@ -20,7 +20,7 @@ class WatchedJson(Generic[T]):
         parse: raises ConfigError for content that can't be used.
 
     Raises:
-        ConfigError: the file can't be read or used. Later that is logged, and the last valid content stays.
+        ConfigError: the file can't be read or used. Later failures are logged, and the last valid content stays.
     """
 
     def __init__(self, path: Path, parse: Callable[[Any], T]) -> None:
@@ -52,7 +52,7 @@ class WatchedJson(Generic[T]):
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes whenever the file does: a replaced file has another inode even within one tick of its clock."""
+    """Return a stamp that changes when the file does: a replaced file has another inode even within one clock tick."""
     try:
         stat = path.stat()
     except OSError:

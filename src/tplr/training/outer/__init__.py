@@ -1,1 +1,1 @@
-"""Outer schemes: how gradients become updates, and updates a step of the model."""
+"""Outer schemes: convert gradients to updates, and updates to a step of the model."""

@@ -1,4 +1,4 @@
-"""The outer scheme: from a miner's tensors to its update, and from everyone's updates to a step of the model."""
+"""The outer scheme: converts a miner's tensors to its update, and all miners' updates to a step of the model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,19 +20,19 @@ from tplr.training.outer.owners import TensorOwners
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows, together
 from tplr.training.saved import checked_copies
 
-# Prefixes of the tensors of a state that are equal on all nodes.
+# Name prefixes of the state tensors that are equal on all nodes.
 MOMENTUM = "shared.momentum."
 CAPS = "shared.caps."
-# An entry above it is as useless as an infinite one; nothing below it overflows while it is packed.
+# Larger entries are as useless as infinite ones; smaller ones never overflow while they are packed.
 LARGEST_ENTRY = 2.0**60
 
 
 class OuterScheme(ABC):
     """Holds the model's live parameters, the outer momentum and, on a miner, its error feedback.
 
-    Over several ranks, parameters and a miner's tensors are shards; each tensor's error feedback and momentum are whole
-    on the rank that owns it, and the tensor itself is whole there while it is worked on (``owners.py``). All ranks call
-    all methods in the same order.
+    Over several ranks, parameters and a miner's tensors are shards. Each tensor has an owner rank, which holds its
+    error feedback and momentum whole, and gathers the tensor itself to work on it (``owners.py``). All ranks call all
+    methods in the same order.
 
     ``step`` counts the outer steps of the run, from 0. A window in which no update was applied is not a step.
 
@@ -69,8 +69,8 @@ class OuterScheme(ABC):
         self._owners = TensorOwners(self.spec, self._device, parallel)
         self._owned = {name: self._parameters[name] for name in self._owners.mine}
         self._error_feedback = self._new_error_feedback()
-        self._momentum: dict[str, torch.Tensor] = {}  # the outer one, where a scheme has it
-        self._cap_history: dict[str, torch.Tensor] = {}  # norm caps of the last windows, where a scheme clips
+        self._momentum: dict[str, torch.Tensor] = {}  # outer momentum, if the scheme has one
+        self._cap_history: dict[str, torch.Tensor] = {}  # norm caps of the last windows, if the scheme clips
         self._configure(hparams)
 
     @torch.no_grad()
@@ -84,9 +84,9 @@ class OuterScheme(ABC):
         pages_digest: str,
         batches: int,
     ) -> bytes:
-        """A miner's update: ``e = accumulate(e, tensors)``; send the largest of ``e``; ``e -= decode(sent)``.
+        """Return a miner's update: ``e = accumulate(e, tensors)``; send the largest of ``e``; ``e -= decode(sent)``.
 
-        What is subtracted is decoded from the bytes, as every receiver decodes it. The parameters stay as they are.
+        The subtracted value is decoded from the bytes, as every receiver decodes it. The parameters do not change.
 
         Args:
             tensors: of the miner's ``LocalWork``: float32, by parameter name, in its parameter's shape.
@@ -109,7 +109,7 @@ class OuterScheme(ABC):
         return self._join(body)
 
     def _add_to_errors(self, update: Update, *, sign: int) -> None:
-        """``errors += sign * decode(update)``, for the tensors that this rank owns."""
+        """Compute ``errors += sign * decode(update)`` for the tensors that this rank owns."""
         for group in self._owners.groups(self._parallel.rank):
             with self._error_feedback.on_device([one.name for one in group.tensors]) as errors:
                 self._add_decoded(group, errors, update, sign=sign)
@@ -118,7 +118,7 @@ class OuterScheme(ABC):
         return ErrorFeedback(self._owned, self._stale_after, offload=self._settings.offload_error_feedback)
 
     def _join(self, body: bytearray) -> bytes:
-        """One body of the sections that each rank has filled, on every rank."""
+        """Join the sections that each rank has filled; return the whole body on every rank."""
         sections = [self.spec.tensors[name].sections for name in self._owners.mine]
         mine = b"".join(body[section] for of_tensor in sections for section in of_tensor)
         for rank, data in enumerate(self._parallel.gather_bytes(mine)):
@@ -131,9 +131,9 @@ class OuterScheme(ABC):
 
     @torch.no_grad()
     def restore(self, body: bytes, *, window: int, uid: int) -> None:
-        """Add the last packed update, which nobody got, to the error feedback again, up to float32's rounding.
+        """Add the last packed update, which nobody received, back to the error feedback, up to float32 rounding.
 
-        Not after a reset since: the update holds what the reset dropped.
+        Does nothing if the error feedback was reset since: the update contains the values that the reset dropped.
         """
         if not self._error_feedback.may_restore():
             return
@@ -142,14 +142,14 @@ class OuterScheme(ABC):
         self._error_feedback.restored(window)
 
     def own_applied(self, window: int) -> None:
-        """Tell that everyone applied this node's update of a window; see ``ErrorFeedback.applied``."""
+        """Record that all nodes applied this node's update of a window; see ``ErrorFeedback.applied``."""
         self._error_feedback.applied(window)
 
     @torch.no_grad()
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
         """Take the outer step in place. The same updates give the same bytes, in any order.
 
-        Without updates nothing changes, decay and momentum included: all nodes keep what they have.
+        Without updates nothing changes, including decay and momentum: all nodes keep their state.
 
         Raises:
             ValueError: updates of different windows, of one uid twice, or of another layout.
@@ -160,9 +160,9 @@ class OuterScheme(ABC):
                 self._apply(group, parameters, updates, step)
 
     def set_caps(self, updates: Sequence[Update], *, step: int) -> None:
-        """Tell of which updates a window consists, before they are applied: ``trial_step`` clips as their step will.
+        """Set the norm caps of a window from its updates before they are applied, so that ``trial_step`` uses them.
 
-        It holds until ``apply``. Without it, a trial step is clipped to the largest norm that may count.
+        They remain until ``apply``. Without them, a trial step is clipped to the largest possible cap.
 
         Raises:
             ValueError: as ``apply``.
@@ -171,38 +171,38 @@ class OuterScheme(ABC):
 
     @torch.no_grad()
     def trial_step(self, update: Update, *, step: int, share: float | None = None) -> None:
-        """Take a part of the step along this update alone, clipped as the outer step clips it.
+        """Take a part of the step along this update alone, clipped like the outer step.
 
-        In place; momentum and caps stay.
+        Changes the parameters in place; momentum and caps do not change.
 
         Args:
-            share: of the step; by default ``eval_lr_factor``.
+            share: share of the step; by default ``eval_lr_factor``.
         """
         share = self._eval_lr_factor if share is None else share
         for group, parameters in self._owners.whole(self._parameters, write_back=True):
             self._trial_step(group, parameters, update, step, share)
 
     def whole(self, shards: Mapping[str, torch.Tensor]) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
-        """Each tensor that this rank owns, whole. A collective: every rank iterates to the end."""
+        """Yield each tensor that this rank owns, whole. A collective: every rank must iterate to the end."""
         for group, tensors in self._owners.whole(shards):
             yield from ((tensor, tensors[tensor.name]) for tensor in group.tensors)
 
     @abstractmethod
     def in_basis(self, chunks: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-        """Entries of chunks in the orthonormal basis of an update's coordinates: [chunks, entries] each."""
+        """Transform chunks to the orthonormal basis of an update's coordinates; both are [chunks, entries]."""
 
     @abstractmethod
     def step_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
-        """The factors with which updates count in the step of one tensor, up to a number that all have in common.
+        """Return the updates' factors in the step of one tensor, up to a common factor.
 
         Args:
-            name: of a tensor that this rank owns.
+            name: name of a tensor that this rank owns.
             lengths: L2 norms of the tensor's values in each update.
         """
 
     @abstractmethod
     def _configure(self, hparams: HParams) -> None:
-        """Take the constants of the scheme, and make the tensors that it alone has."""
+        """Set the constants of the scheme, and create its own tensors."""
 
     @abstractmethod
     def _accumulate(
@@ -212,35 +212,35 @@ class OuterScheme(ABC):
         tensors: Mapping[str, torch.Tensor],
         step: int,
     ) -> dict[str, Coefficients]:
-        """Add a miner's tensors to its error feedback, in place; returns the coefficients to send, by name."""
+        """Add a miner's tensors to its error feedback, in place; return the coefficients to send, by name."""
 
     @abstractmethod
     def _add_decoded(
         self, group: TensorGroup, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int
     ) -> None:
-        """``errors += sign * decode(update)``, for one group."""
+        """Compute ``errors += sign * decode(update)`` for one group."""
 
     @abstractmethod
     def _apply(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int
     ) -> None:
-        """The step of one group along these updates, at least one, in the order of their uids."""
+        """Take the step of one group along these updates, at least one, in uid order."""
 
     @abstractmethod
     def _trial_step(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int, share: float
     ) -> None:
-        """The trial step of one group."""
+        """Take the trial step of one group."""
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """What must survive a restart: ``version``, ``window``, ``taken_back``, and ``tensors`` by name.
+        """Return the state that must survive a restart: ``version``, ``window``, ``taken_back``, ``tensors`` by name.
 
         ``shared.momentum.NAME`` is the outer momentum and ``shared.caps.NAME`` the last windows' norm caps, both equal
         on all nodes; the other tensors are this miner's error feedback.
 
         Args:
-            copies: tensors are the caller's own copies on the CPU; without, the live ones, to be written before they
-                change.
+            copies: return tensors as independent copies on the CPU; otherwise the live tensors, which must be written
+                before they change.
         """
         state = self._error_feedback.state_dict(copies=copies)
         shared = {MOMENTUM + name: one for name, one in self._momentum.items()}
@@ -249,10 +249,10 @@ class OuterScheme(ABC):
         return {"version": self.state_version, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state; ``tensors`` are those that this rank owns.
+        """Load a saved state; ``tensors`` are those that this rank owns.
 
         Raises:
-            StateError: it is of another version, scheme or model, or not finite; nothing has changed.
+            StateError: it belongs to another version, scheme or model, or is not finite; nothing has changed.
         """
         error_feedback = self._new_error_feedback()
         with together(self._parallel):
@@ -266,24 +266,24 @@ class OuterScheme(ABC):
         self._error_feedback, self._momentum, self._cap_history = error_feedback, momentum, history
 
     def load_shared(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over outer momentum and norm caps, by their names in ``state_dict``, of the tensors that this rank owns.
+        """Load outer momentum and norm caps, by their names in ``state_dict``, of the tensors that this rank owns.
 
         Raises:
-            StateError: they are of another model, or not finite; nothing has changed.
+            StateError: they belong to another model, or are not finite; nothing has changed.
         """
         with together(self._parallel):
             momentum, history = self._checked_shared(tensors)
         self._momentum, self._cap_history = momentum, history
 
     def reset_shared(self) -> None:
-        """Set outer momentum and norm caps to their values at the run's start."""
+        """Reset outer momentum and norm caps to their values at the run's start."""
         self._momentum = {name: torch.zeros_like(one) for name, one in self._momentum.items()}
         self._cap_history = {name: torch.zeros_like(one) for name, one in self._cap_history.items()}
 
     def _checked_shared(
         self, shared: Mapping[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Copies of a saved momentum and cap history. Raises StateError."""
+        """Check a saved momentum and cap history, and return copies. Raises StateError."""
         momentum, history = (
             {name.removeprefix(prefix): one for name, one in shared.items() if name.startswith(prefix)}
             for prefix in (MOMENTUM, CAPS)
@@ -302,13 +302,13 @@ class OuterScheme(ABC):
 
     @property
     def shared_shapes(self) -> dict[str, torch.Size]:
-        """Of the tensors that are equal on all nodes, on whichever rank."""
+        """Shapes of the tensors that are equal on all nodes, over all ranks."""
         shapes = {MOMENTUM + name: one.shape for name, one in self._parameters.items() if self._momentum}
         return shapes | {CAPS + name: torch.Size([HISTORY]) for name in self._parameters if self._cap_history}
 
     @property
     def others(self) -> set[str]:
-        """The names in ``state_dict`` that other ranks have."""
+        """Names in the other ranks' ``state_dict``."""
         names = self._parameters.keys() - self._owned.keys()
         return {prefix + name for name in names for prefix in ("", MOMENTUM, CAPS)}
 
@@ -324,7 +324,7 @@ def _check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
 
 
 def _check_work(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
-    """Check what a miner is about to pack.
+    """Check the tensors that a miner is about to pack.
 
     Raises:
         TrainingError: an entry is not finite.
@@ -345,10 +345,10 @@ def _check_work(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, to
 
 
 def _in_order(updates: Sequence[Update], spec: PayloadSpec) -> list[Update]:
-    """One window's updates by ascending uid.
+    """Return one window's updates by ascending uid.
 
     Raises:
-        ValueError: they are of different windows, of one uid twice, or of another layout than ``spec``.
+        ValueError: updates are from different windows, from one uid twice, or have another layout than ``spec``.
     """
     updates = sorted(updates, key=lambda update: update.uid)
     identities = [(update.window, update.uid, update.spec.layout) for update in updates]

@@ -1,8 +1,8 @@
-"""DeMo: momentum whose largest DCT coefficients are sent, and a step along the sign of their sum.
+"""DeMo: miners send the largest DCT coefficients of their momentum; the model steps along the sign of their sum.
 
 Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization", arXiv 2411.19870, with two differences:
 
-- What was sent leaves the momentum in every window, so a restart changes nothing.
+- The sent part is subtracted from the momentum in every window, so a restart changes nothing.
 - A coordinate is divided by the number of peers, not by the number of its senders: sending indices that nobody else
   sends gives no advantage.
 """
@@ -50,7 +50,7 @@ class DemoOuter(OuterScheme):
         tensors: Mapping[str, torch.Tensor],
         step: int,
     ) -> dict[str, Coefficients]:
-        """``m = decay * m + lr * gradient``; the largest DCT coefficients of ``m`` are sent."""
+        """Compute ``m = decay * m + lr * gradient``; return the largest DCT coefficients of ``m``."""
         lr = learning_rate(step, self._constants.learning_rate)
         row_blocks: list[Coefficients] = []
         for rows, _ in group.grid.row_blocks(self._device):
@@ -72,10 +72,10 @@ class DemoOuter(OuterScheme):
     def _apply(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int
     ) -> None:
-        """``p = p * (1 - lr * weight_decay) - lr * sign(sum over peers of decode(update) / norm(update))``.
+        """Compute ``p = p * (1 - lr * weight_decay) - lr * sign(sum over peers of decode(update) / norm(update))``.
 
-        Updates have unit norm for each tensor: a larger one has no more influence. The common divisor, the number of
-        peers, does not change a sign and is left out.
+        Updates are scaled to unit norm for each tensor, so a larger one has no more influence. The common divisor, the
+        number of peers, does not change a sign and is left out.
         """
         lr = learning_rate(step, self._constants.learning_rate)
         indices, values = decode_all(updates, group.tensors, self._device)
@@ -86,29 +86,29 @@ class DemoOuter(OuterScheme):
                 for parameter in group.row_views(parameters, rows):
                     parameter.mul_(1 - lr * self._constants.weight_decay)
             group.add(parameters, rows, signs, alpha=-lr)
-            del signs  # the next row block's are allocated in the same memory, which is in the cache
+            del signs  # so that the next row block uses the same memory, which is in the cache
 
     def _trial_step(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int, share: float
     ) -> None:
-        """``p -= lr * share * sign(decode(update))``."""
+        """Compute ``p -= lr * share * sign(decode(update))``."""
         lr = learning_rate(step, self._constants.learning_rate) * share
         for rows, signs in signs_of_sum(decode_all([update], group.tensors, self._device), group.grid):
             group.add(parameters, rows, signs, alpha=-lr)
 
 
 def _divisors(lengths: torch.Tensor) -> torch.Tensor:
-    """What updates of these norms (float64) are divided by, float32: the norm, and a little more for one of 0."""
+    """Return the divisors (float32) for updates of these norms (float64): the norm plus a tiny number, for norm 0."""
     return (lengths + NORM_EPSILON).float()
 
 
 def largest_coefficients(tensors: Mapping[str, torch.Tensor], group: TensorGroup, rows: slice) -> Coefficients:
-    """The k DCT coefficients of each chunk of a row block that are sent: [chunks, k] each."""
+    """Return the k largest DCT coefficients of each chunk of a row block, which are sent: [chunks, k] each."""
     dtype = working_dtype(tensors[group.tensors[0].name].device)
     return select(transform(group.cut(tensors, rows).to(dtype), group.grid), group.k, grouped=group.grouped)
 
 
 def by_tensor(row_blocks: Sequence[Coefficients], group: TensorGroup) -> dict[str, Coefficients]:
-    """Coefficients of each tensor of a group, from those of its row blocks."""
+    """Join the coefficients of a group's row blocks to those of each tensor."""
     indices, values = (group.split(torch.cat(each)) for each in zip(*row_blocks, strict=True))
     return {tensor.name: (indices[i], values[i]) for i, tensor in enumerate(group.tensors)}

@@ -1,10 +1,11 @@
-"""Error feedback: what a miner has not sent yet, a tensor for each parameter, and the window it belongs to.
+"""Error feedback: the part of a miner's tensors that it has not sent yet, one tensor per parameter, and its window.
 
 DeMo calls it momentum. It is reset, both live and after a restart,
 
-- when it is older than ``stale_after_windows``: it belongs to a model of long ago;
-- when an update of this miner was applied that it still holds, and would send twice. That update was sent right before
-  a crash, so the saved tensors do not know of it; or it was restored, because its upload seemed to fail.
+- when it is older than ``stale_after_windows``: it belongs to a much older model;
+- when all nodes applied an update of this miner that it still contains, so the miner would send that part twice. That
+  update was sent right before a crash, so the saved tensors still contain it; or it was restored because its upload
+  seemed to fail.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,8 +24,8 @@ class ErrorFeedback:
     """The buffers and the rules that reset them.
 
     Args:
-        parameters: that this rank owns, float32; their shapes and their device are used.
-        offload: the tensors are in host memory outside of ``on_device``.
+        parameters: those that this rank owns, float32; only their shapes and their device are used.
+        offload: keep the tensors in host memory outside of ``on_device``.
 
     Attributes:
         tensors: whole, float32, by parameter name; empty until the first update.
@@ -38,10 +39,10 @@ class ErrorFeedback:
         self._stale_after = stale_after_windows
         self._offload = offload
         self._window: int | None = None
-        self._taken_back: set[int] = set()  # windows whose updates were restored, and may have got through
+        self._taken_back: set[int] = set()  # windows whose updates were restored, but may have been received
 
     def begin(self, window: int) -> dict[str, torch.Tensor]:
-        """The tensors as they are kept, for the update of a window; zeros after a reset."""
+        """Begin the update of a window; return the tensors where they are kept, zeros after a reset."""
         if self._window is not None and window - self._window > self._stale_after:
             self._reset(f"it is {window - self._window} windows old, stale_after_windows is {self._stale_after}")
         if not self.tensors:
@@ -53,9 +54,9 @@ class ErrorFeedback:
 
     @contextmanager
     def on_device(self, names: Iterable[str]) -> Iterator[dict[str, torch.Tensor]]:
-        """In this context, these tensors are on the parameters' device, to be changed in place.
+        """Hold these tensors on the parameters' device for the duration of the block, to be changed in place.
 
-        Name one group's: all of an offloaded error feedback may not fit there.
+        Pass one group's names: a whole offloaded error feedback may not fit there.
         """
         there = {name: self.tensors[name].to(self._parameters[name].device, non_blocking=True) for name in names}
         try:
@@ -65,27 +66,27 @@ class ErrorFeedback:
             for name in moved:
                 self.tensors[name].copy_(there[name], non_blocking=True)
             if moved:
-                torch.cuda.current_stream().synchronize()  # before anybody reads the host's
+                torch.cuda.current_stream().synchronize()  # before the host tensors are read
 
     def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor where it is kept between updates."""
+        """Return the tensor in the memory in which it is kept between updates."""
         if not self._offload:
             return tensor
         host = host_copy(tensor)
         if tensor.is_cuda:
-            torch.cuda.current_stream(tensor.device).synchronize()  # before anybody reads it
+            torch.cuda.current_stream(tensor.device).synchronize()  # before the copy is read
         return host
 
     def may_restore(self) -> bool:
-        """Whether there was no reset since the last ``begin``: its update may be added again."""
+        """Return whether the last update may be added back: there was no reset since ``begin``."""
         return self._window is not None
 
     def restored(self, window: int) -> None:
-        """Tell that the tensors hold the update of a window again: nobody else seems to have it."""
+        """Record that the tensors contain the update of a window again, because no node seems to have received it."""
         self._taken_back.add(window)
 
     def applied(self, window: int) -> None:
-        """Tell that everyone applied this miner's update of a window."""
+        """Record that all nodes applied this miner's update of a window; reset if the tensors still contain it."""
         known = self._window is not None and window <= self._window and window not in self._taken_back
         if self.tensors and not known:
             self._reset("an update was applied that it still holds: sent right before a restart, or taken back")
@@ -95,12 +96,12 @@ class ErrorFeedback:
         self.tensors, self._window, self._taken_back = {}, None, set()
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """``window`` (or None), ``taken_back`` (the restored windows) and ``tensors``; see ``OuterScheme``."""
+        """Return ``window`` (or None), ``taken_back`` (the restored windows) and ``tensors``; see ``OuterScheme``."""
         tensors = {name: one.to("cpu", copy=True) if copies else one for name, one in self.tensors.items()}
         return {"window": self._window, "taken_back": sorted(self._taken_back), "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state.
+        """Load a saved state.
 
         Raises:
             StateError: other keys or tensors than expected, or not finite; nothing has changed.
@@ -110,6 +111,6 @@ class ErrorFeedback:
         found = checked_copies(state["tensors"], self._parameters, "error feedback")
         self.tensors = {name: self._kept(one) for name, one in found.items()}
         self._window, taken_back = state["window"], state["taken_back"]
-        if isinstance(taken_back, bool):  # of earlier versions: whether the last window was
+        if isinstance(taken_back, bool):  # earlier versions saved whether the last window was restored
             taken_back = [state["window"]] if taken_back else []
         self._taken_back = set(taken_back)

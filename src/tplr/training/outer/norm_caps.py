@@ -1,11 +1,11 @@
-"""The largest norm with which an update counts, for each tensor: it moves as far as three quarters of updates agree.
+"""Norm caps: the largest norm with which an update counts, for each tensor. A cap moves if 3/4 of the updates agree.
 
-A window's median alone is in the hands of who sends in that window: one peer alone, or half of them, could choose any
-norm. So a window's cap is the usual one, the median of the last caps, unless more than three quarters of the window's
-norms are above it, or below it; then it is the quartile, within a factor of ``REACH``. As long as a quarter of the
-updates are honest, no number of others lifts a cap above, or lowers it below, both the usual one and all honest norms.
-It is never above a bound that follows from the hparams. Caps are kept in units of that bound, so that the growth of a
-run's first windows changes them little. They are equal on all nodes: they are part of saved states and of checkpoints.
+A window's median alone would be controlled by its senders: a single peer, or half of them, could choose any norm. So a
+window's cap is the usual one, the median of the last caps, unless more than three quarters of the window's norms are
+above it, or below it. Then it is the quartile, within a factor of ``REACH``. If a quarter of the updates are honest, no
+number of others can move a cap beyond both the usual cap and all honest norms. A cap never exceeds a bound that follows
+from the hparams. Caps are stored in units of that bound, so the growth in a run's first windows changes them little.
+They are equal on all nodes: they are part of saved states and of checkpoints.
 """
 
 import functools
@@ -23,26 +23,26 @@ from tplr.training.schedule import learning_rate
 
 HISTORY = 8  # windows whose caps count
 REACH = 2.0
-# No cap is below this part of the bound: what a majority of tiny updates has lowered is soon up again.
+# Smallest cap, as a share of the bound, so that a cap recovers soon after a majority of tiny updates has lowered it.
 LOWEST = 2.0**-10
-# Of Muon's step: 0.2, times the largest singular value that its iterations leave, about 1.2.
+# Bound of the RMS of Muon's step: 0.2 times the largest singular value after its iterations, about 1.2.
 MUON_RMS = 0.25
-# Work that is older than this leaves no more than a trace in error feedback.
+# Work older than this has a negligible share in error feedback.
 MOST_WINDOWS = 100
 
 
 def no_history() -> torch.Tensor:
-    """Caps of the last windows of one tensor, at the run's start: float32 [HISTORY], newest last; 0 for none yet."""
+    """Return one tensor's cap history at the run's start: float32 [HISTORY], newest last; 0 stands for no cap."""
     return torch.zeros(HISTORY)
 
 
 def norm_bound(tensor: TensorSpec, constants: SparselocoParams, step: int) -> float:
-    """The largest norm that the inner optimizer and error feedback explain at outer step ``step``.
+    """Return the largest norm that inner optimizer and error feedback can produce at outer step ``step``.
 
     AdamW moves an entry by about the learning rate at most, ``inner_steps`` times in a window. Muon can move a few
-    entries by more, but all entries of a matrix by no more than ``MUON_RMS`` times the learning rate in root mean
-    square. Error feedback holds what was not sent since the run's start. Of a schedule only the warm-up counts. Every
-    machine gets the same bits.
+    entries by more, but a matrix by no more than ``MUON_RMS`` times the learning rate in root mean square. Error
+    feedback contains everything not sent since the run's start. Only the warm-up of a schedule counts. Every machine
+    computes the same bits.
     """
     schedule = constants.inner_learning_rate
     last = (step + 1) * constants.inner_steps - 1
@@ -55,7 +55,7 @@ def norm_bound(tensor: TensorSpec, constants: SparselocoParams, step: int) -> fl
 
 @functools.cache
 def _windows_held(decay: float, windows: int) -> float:
-    """``1 + decay + decay**2 ...``, a term for each window; without the power, which libraries round differently."""
+    """Return ``1 + decay + decay**2 ...``, a term for each window; avoids powers, which libraries round differently."""
     total, part = 0.0, 1.0
     for _ in range(windows):
         total += part
@@ -64,11 +64,11 @@ def _windows_held(decay: float, windows: int) -> float:
 
 
 def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:
-    """The cap of a window in units of the bound, representable as float32; without norms, the largest that it can be.
+    """Return a window's cap in units of the bound, representable as float32; without norms, the largest possible one.
 
     Args:
         norms: of the window's updates, in units of the bound; zeros do not count.
-        history: caps of the last windows; without any, the median of the norms is usual.
+        history: caps of the last windows; if empty, the median of the norms is the usual cap.
     """
     lengths = sorted(norm for norm in norms if norm > 0)
     if not history and not lengths:
@@ -81,10 +81,10 @@ def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:
 
 
 def known(history: torch.Tensor) -> list[float]:
-    """The caps in a history, oldest first."""
+    """Return the caps in a history, oldest first."""
     return [one for one in history.tolist() if one > 0]
 
 
 def recorded(history: torch.Tensor, cap: float) -> torch.Tensor:
-    """The history after a window of this cap."""
+    """Return the history after a window with this cap."""
     return torch.cat([history[1:], torch.tensor([cap])])

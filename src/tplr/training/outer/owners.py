@@ -1,4 +1,4 @@
-"""Which rank works on which tensor as a whole, and the order in which all ranks pass through the tensors."""
+"""Assigns each tensor to the rank that works on it whole, and orders the work over all ranks."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from tplr.training.parallel import ParallelContext
 
 
 class TensorOwners:
-    """Each tensor of a run has an owner: the rank that keeps its error feedback and takes its outer step.
+    """The owner of each tensor of a run: the rank that keeps its error feedback and takes its outer step.
 
     Attributes:
         of_rank: for each rank, the names of the tensors that it owns.
@@ -31,19 +31,19 @@ class TensorOwners:
         return self.of_rank[self._parallel.rank]
 
     def groups(self, rank: int) -> Iterator[TensorGroup]:
-        """The groups of the tensors that a rank owns."""
+        """Yield the groups of the tensors that a rank owns."""
         return tensor_groups(self._spec, self._device, self.of_rank[rank])
 
     def whole(
         self, shards: Mapping[str, torch.Tensor], *, write_back: bool = False
     ) -> Iterator[tuple[TensorGroup, dict[str, torch.Tensor]]]:
-        """Each group of this rank's with its tensors whole; all ranks pass through their groups at the same time.
+        """Yield each group of this rank with its whole tensors; all ranks process their groups at the same time.
 
-        A collective: every rank iterates to the end. A single process gets the tensors themselves.
+        A collective: every rank must iterate to the end. A single process gets the tensors themselves.
 
         Args:
             shards: of all tensors, by name.
-            write_back: the caller changes the whole tensors in place, and the change goes into the shards.
+            write_back: the caller changes the whole tensors in place, and the changes are written to the shards.
         """
         rank = self._parallel.rank
         for groups in itertools.zip_longest(*map(self.groups, range(self._parallel.size))):
@@ -57,7 +57,7 @@ class TensorOwners:
                 mine = zip(names[rank], whole, strict=False)  # other ranks' groups may have more tensors
                 tensors = {name: one for name, one in mine if one is not None}
                 yield groups[rank], tensors
-                tensors.clear()  # before the next ones are gathered, although the caller still has the dictionary
+                tensors.clear()  # frees them before the next ones are gathered; the caller still has the dictionary
             while whole:
                 tensor, shard = whole.pop(), rounds.pop()
                 if write_back:
@@ -66,7 +66,7 @@ class TensorOwners:
 
 
 def assign_owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Rank by name: the largest tensor first, each to the rank with the fewest entries; equal ones in name order."""
+    """Return the owner rank by name. Tensors go, by falling size, to the rank with the fewest entries; ties by name."""
     owners, entries = {}, [0] * ranks
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         owners[name] = entries.index(min(entries))

@@ -1,9 +1,8 @@
-"""Signs of a decoded sum of updates: equal on every machine, although matrix products are not.
+"""Computes signs of a decoded sum of updates that are equal on every machine, although matrix products are not.
 
-Matrix products round differently on different processors and numbers of threads. An entry so near to zero that
-float32's rounding could change its sign is computed again in float64; an entry that float64's rounding could change
-counts as zero. What remains is an entry right at that limit: two machines differ in one of about 1e15 entries, not of
-1e7.
+Matrix products round differently on different processors and numbers of threads. An entry so near to zero that float32
+rounding could change its sign is computed again in float64. An entry that float64 rounding could change counts as zero.
+Machines can still differ for an entry right at that limit: in one of about 1e15 entries, instead of 1e7.
 """
 
 import math
@@ -17,19 +16,19 @@ from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import inverse, inverse_at, inverse_sparse, working_dtype
 from tplr.compress.payload import Coefficients
 
-# An entry below this part of the summed peers' largest coefficients counts as zero. Quantized values often cancel, and
-# float64 then leaves some 1e-16 of them, of either sign.
+# An entry below this share of the summed peers' largest coefficients counts as zero. Quantized values often cancel, and
+# float64 then leaves about 1e-16 of them, with either sign.
 CANCELLED = 1e-10
-# An entry below this part of the bound on a chunk's root mean square is computed in float64. The bound is that of the
-# peers' norms added up, as if nothing cancelled. The part is fifty standard deviations of float32's error or more, and
-# five times the largest error seen.
+# An entry below this share of the bound on a chunk's root mean square is computed in float64. The bound comes from the
+# sum of the peers' norms, as if nothing cancelled. The share is at least fifty standard deviations of float32's error,
+# and five times the largest observed error.
 UNCERTAIN = 2.0**-17
 # Below this float32 has fewer digits, so every entry is uncertain.
 SMALLEST = 2.0**-100
 
 
 def signs_of_sum(peers: Coefficients, grid: ChunkGrid) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Signs of the inverse DCT of the sum over peers, by row block.
+    """Compute the signs of the inverse DCT of the sum over peers, by row block.
 
     Args:
         peers: indices int64 and values float32, [peers, chunks, k] each.
@@ -53,13 +52,13 @@ def signs_of_sum(peers: Coefficients, grid: ChunkGrid) -> Iterator[tuple[slice, 
 
 
 def _signs(peers: Coefficients, cancelled: torch.Tensor, uncertain: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    """Signs of a row block on a CPU, float32 [chunks, entries].
+    """Compute the signs of a row block on a CPU, float32 [chunks, entries].
 
-    NumPy works on the few uncertain entries, as it starts an operation in less time.
+    The few uncertain entries are computed with NumPy, which has less overhead per operation.
 
     Args:
-        cancelled: an entry not above it counts as zero, float64 [chunks].
-        uncertain: an entry below it is computed in float64, float32 [chunks].
+        cancelled: entries not above it count as zero, float64 [chunks].
+        uncertain: entries below it are computed in float64, float32 [chunks].
     """
     indices, values = peers
     if len(indices) == 1:
@@ -69,7 +68,7 @@ def _signs(peers: Coefficients, cancelled: torch.Tensor, uncertain: torch.Tensor
     chunks, entries = below(rough.abs(), uncertain)
     signs = rough.sign_()
     if len(entries) > len(signs):
-        # One by one, this many entries would take more time than whole chunks.
+        # With this many entries, whole chunks take less time than single entries.
         some = torch.from_numpy(np.unique(chunks))
         signs[some] = _exact_signs((indices[:, some], values[:, some]), cancelled[some], grid)
     else:
@@ -87,9 +86,9 @@ def _exact_signs(peers: Coefficients, cancelled: torch.Tensor, grid: ChunkGrid) 
 
 
 def below(magnitudes: torch.Tensor, bounds: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns where ``magnitudes`` [rows, n] < ``bounds`` [rows]; CPU only.
+    """Return rows and columns where ``magnitudes`` [rows, n] < ``bounds`` [rows]; CPU only.
 
-    Fast where few rows have such an entry: a row's smallest entry is looked at first.
+    Fast if few rows have such an entry, because each row's smallest entry is compared first.
     """
     few = np.flatnonzero(magnitudes.amin(dim=1).numpy() < bounds.numpy())
     found = np.flatnonzero(magnitudes.numpy()[few] < bounds.numpy()[few, None])

@@ -1,10 +1,10 @@
-"""SparseLoCo: the largest entries of the change by inner steps are sent, and the model steps along their clipped mean.
+"""SparseLoCo: miners send the largest entries of their inner steps' change; the model steps along their clipped mean.
 
 "Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706. As there, a coordinate is divided by the
 number of peers, not by the number of its senders: sending indices that nobody else sends gives no advantage.
 
-All nodes must compute the same bits. Everything here is elementwise but for ``compress/aggregate.py``, whose sums do
-not depend on how a machine adds in parallel.
+All nodes must compute the same bits. All operations here are elementwise except ``compress/aggregate.py``, whose sums
+do not depend on the order in which a machine adds in parallel.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ class SparselocoOuter(OuterScheme):
         assert hparams.sparseloco is not None
         self._constants = hparams.sparseloco
         self._cap_history = {name: no_history() for name in self._owned}
-        self._caps: dict[str, float] = {}  # of the window that is about to be applied, by name; see ``set_caps``
+        self._caps: dict[str, float] = {}  # caps of the window to be applied next, by name; see ``set_caps``
         if self._constants.outer_momentum:
             self._momentum = {name: torch.zeros(one.shape, device=self._device) for name, one in self._owned.items()}
 
@@ -47,7 +47,7 @@ class SparselocoOuter(OuterScheme):
         tensors: Mapping[str, torch.Tensor],
         step: int,
     ) -> dict[str, Coefficients]:
-        """``e = decay * e + difference``; the largest entries of ``e`` are sent."""
+        """Compute ``e = decay * e + difference``; return the largest entries of ``e``."""
         for name, tensor in tensors.items():
             errors[name].mul_(self._constants.error_feedback_decay).add_(tensor)
         return {tensor.name: _largest(errors[tensor.name], tensor) for tensor in group.tensors}
@@ -76,16 +76,16 @@ class SparselocoOuter(OuterScheme):
             _, self._caps[name] = self._cap(name, norms(values).tolist(), step)
 
     def step_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
-        """See ``OuterScheme``: those of the step that ``set_caps`` told of."""
+        """See ``OuterScheme``: the factors of the step with the caps of ``set_caps``."""
         cap = self._caps.get(name) or self._cap(name, (), step)[1]
         return clip(lengths, cap)
 
     def _apply(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int
     ) -> None:
-        """``m = momentum * m + mean; p -= lr * m``; with Nesterov ``p -= lr * (mean + momentum * m)``.
+        """Compute ``m = momentum * m + mean; p -= lr * m``; with Nesterov ``p -= lr * (mean + momentum * m)``.
 
-        For each parameter, a peer whose update is longer than the window's cap is scaled down to it.
+        For each parameter, an update with a norm above the window's cap is scaled down to the cap.
         """
         c = self._constants
         for tensor in group.tensors:
@@ -104,7 +104,7 @@ class SparselocoOuter(OuterScheme):
     def _trial_step(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int, share: float
     ) -> None:
-        """``p -= lr * share * clipped(decode(update))``."""
+        """Compute ``p -= lr * share * clipped(decode(update))``."""
         for tensor in group.tensors:
             grid, parameter = tensor.grid, tensor.grid.matrix(parameters[tensor.name])
             indices, values = decode_all([update], [tensor], self._device)
@@ -117,7 +117,7 @@ class SparselocoOuter(OuterScheme):
     def _clipped_mean(
         self, updates: Sequence[Update], tensor: TensorSpec, step: int
     ) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The clipped mean of one tensor's updates, by row block: rows of the matrix, float64 [rows, cols]."""
+        """Yield the clipped mean of one tensor's updates by row block: rows of the matrix, float64 [rows, cols]."""
         peers = decode_all(updates, [tensor], self._device)
         lengths = norms(peers[1]).tolist()
         relative, cap = self._cap(tensor.name, lengths, step)
@@ -128,14 +128,14 @@ class SparselocoOuter(OuterScheme):
             yield rows, tensor.grid.join(total)
 
     def _cap(self, name: str, lengths: Sequence[float], step: int) -> tuple[float, float]:
-        """The cap of one tensor in a window of updates of these norms: in units of its bound, and as a norm."""
+        """Return one tensor's cap in a window of updates with these norms: in units of its bound, and as a norm."""
         bound = norm_bound(self.spec.tensors[name], self._constants, step)
         cap = window_cap([one / bound for one in lengths], known(self._cap_history[name]))
         return cap, cap * bound
 
 
 def _largest(errors: torch.Tensor, tensor: TensorSpec) -> Coefficients:
-    """The k entries of each chunk that are sent: [chunks, k] each."""
+    """Return the k largest entries of each chunk, which are sent: [chunks, k] each."""
     matrix, blocks = tensor.grid.matrix(errors), tensor.grid.row_blocks(errors.device)
     picked = [select(tensor.grid.cut(matrix[rows]), tensor.k, grouped=tensor.grouped) for rows, _ in blocks]
     indices, values = zip(*picked, strict=True)
