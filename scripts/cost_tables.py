@@ -58,11 +58,11 @@ An aggregator has no model. Its host memory holds the fetched updates of a windo
 another half GB, which is not in the table. Its disk holds the aggregates of two windows that are not published yet.
 
 """
-ALONE = (COLUMNS[0], *COLUMNS[5:]) # columns of the aggregators' table
+ALONE = (COLUMNS[0], *COLUMNS[5:])  # columns of the aggregators' table
 
 
 def fitting_plan(path: Path, role: Role) -> Plan:
-    """The plan on the GPUs that a file is made for. Raises ConfigError if it does not fit."""
+    """Return the plan on the GPUs that a file is made for. Raises ConfigError if it does not fit."""
     gpu, ranks, settings = MACHINES.get(path.name, ("h100", 1, DeviceSettings.of("cuda")))
     host = Host(accelerator=ACCELERATORS[gpu], ranks=ranks, host_memory=2**50, disk=2**50, down=DOWN, up=UP)
     plan = make_plan(load_hparams(path), host, role=role, settings=settings)
@@ -71,7 +71,7 @@ def fitting_plan(path: Path, role: Role) -> Plan:
 
 
 def row(path: Path, role: Role) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     plan = fitting_plan(path, role)
     cells = [
         f"`{path.name}`",
@@ -87,7 +87,7 @@ def row(path: Path, role: Role) -> str:
 
 
 def aggregator_row(path: Path) -> str:
-    """One line of the table of aggregators."""
+    """Return one line of the table of aggregators."""
     plan = fitting_plan(path, "validator")
     hparams, update = plan.load.hparams, plan.load.update_bytes
     cells = [
@@ -100,7 +100,7 @@ def aggregator_row(path: Path) -> str:
 
 
 def _flow(flow: Traffic, seconds: float) -> list[str]:
-    """The cells of a bucket's traffic, and its price."""
+    """Return the cells of a bucket's traffic and its price."""
     days = SECONDS_PER_DAY / seconds
     return [
         f"{flow.uploaded * days / 1e9:.0f}",
@@ -116,7 +116,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     roles: tuple[Role, ...] = ("miner", "validator")
     rows = [row(path, role) for path in sorted(ROOT.glob("hparams*.json")) for role in roles]
     alone = [aggregator_row(path) for path in sorted(ROOT.glob("hparams*.json"))]
