@@ -1,4 +1,4 @@
-"""For all tests: stable failure reports, a small parquet dataset, a byte tokenizer and a served bucket."""
+"""Fixtures of all tests: stable failure reports, a small parquet dataset, a byte tokenizer and a served bucket."""
 
 import gc
 import io

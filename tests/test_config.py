@@ -1,4 +1,4 @@
-"""Environments good and bad; no secret may appear in anything that could be printed."""
+"""Valid and invalid environments; no secret may appear in anything that could be printed."""
 
 import json
 import re

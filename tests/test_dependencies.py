@@ -1,4 +1,4 @@
-"""Declared dependencies: what ``src`` imports is declared, what is declared is imported, extras are optional."""
+"""Declared dependencies: all imports of ``src`` are declared, all declared ones are imported, extras are optional."""
 
 import ast
 import functools

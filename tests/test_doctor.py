@@ -1,4 +1,4 @@
-"""``tplr doctor`` with good and bad settings against a real server: what it says, and its exit status."""
+"""``tplr doctor`` with valid and invalid settings against a real server: output and exit status."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A file is whole or absent, whatever happens while it is written."""
+"""A file is complete or absent, for any failure during the write."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Importing the package costs nobody anything: no environment, no network, no wallet, no heavy SDK."""
+"""Importing the package has no side effects: no environment, no network, no wallet, no heavy SDK."""
 
 import subprocess
 import sys

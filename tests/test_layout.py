@@ -1,4 +1,4 @@
-"""Every source file with logic has its test of the same name, or ``tests/README.md`` says where it is tested."""
+"""Every source file with logic has a test of the same name, or ``tests/README.md`` says where it is tested."""
 
 import ast
 import re

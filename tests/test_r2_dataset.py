@@ -1,4 +1,4 @@
-"""The loader as its users know it, against an R2-like server: the environment gives everything."""
+"""The loader's public interface against an R2-like server: all settings come from the environment."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""``scripts/release.sh`` tags what was checked, and nothing else; building and installing are replaced."""
+"""``scripts/release.sh`` tags exactly the checked commit; building and installing are replaced."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Tokens come out as they went in, whatever the sizes; the position is that of the next token."""
+"""Tokens come out unchanged for all sizes; the position is that of the next token."""
 
 import numpy as np
 from hypothesis import given, settings

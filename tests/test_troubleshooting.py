@@ -1,7 +1,7 @@
-"""The table of troubles has every warning and worse that a running node logs, and no line that none logs.
+"""The troubleshooting table has every line of level warning or above that a running node logs, and no other.
 
-``docs/troubleshooting.md`` is written from it. That each of its lines is in the source is ``test_docs.py``'s check on
-the page; here is the other direction.
+``docs/troubleshooting.md`` is written from it. ``test_docs.py`` checks that each line of the page is in the source;
+this file checks the other direction.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The border for other people's JSON: damaged documents of every kind end in one error, at a bounded price."""
+"""The border for untrusted JSON: damaged documents of every kind end in one error, at bounded cost."""
 
 import random
 import typing

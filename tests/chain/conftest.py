@@ -1,4 +1,4 @@
-"""A chain file in virtual time, and hotkeys registered on it; and the same subnet on every kind of chain."""
+"""A chain file in virtual time with registered hotkeys, and the same subnet on every kind of chain."""
 
 from pathlib import Path
 

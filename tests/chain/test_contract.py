@@ -1,6 +1,6 @@
-"""What every chain promises, on each implementation: in virtual time, between processes, and through the real SDK.
+"""The contract of every chain, on each implementation: in virtual time, between processes, and through the real SDK.
 
-With ``CHAIN_URL`` set, what can be asked of any chain is also asked of the node there.
+With ``CHAIN_URL`` set, the tests that suit any chain also run on the node at that address.
 """
 
 import asyncio

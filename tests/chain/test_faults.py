@@ -1,7 +1,7 @@
-"""A bad network, seen from a node: windows stay right, nothing is written twice, and everything recovers.
+"""Chain faults as a node sees them: windows stay right, no duplicate writes, full recovery.
 
-Each test runs on ``LocalChain`` behind ``FaultyChain``, in virtual time, and on ``SubtensorChain`` at a node whose
-faults are real ones: broken sockets, mute answers, a pool that refuses or forgets.
+Each test runs on ``LocalChain`` behind ``FaultyChain``, in virtual time, and on ``SubtensorChain`` at a node with real
+faults: broken sockets, missing answers, a pool that refuses or forgets.
 """
 
 import asyncio

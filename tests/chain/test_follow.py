@@ -1,4 +1,4 @@
-"""Streams that break, fall silent, skip and repeat; and deadlines over calls that do not want to end."""
+"""Block streams that break, go silent, skip and repeat, and deadlines over calls that do not end."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The embedded chain in virtual time: every rule of the real one that nodes may run into."""
+"""The embedded chain in virtual time: every rule of the real chain that nodes may meet."""
 
 import asyncio
 import dataclasses

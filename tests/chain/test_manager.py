@@ -1,4 +1,4 @@
-"""What a node knows of the chain, and writes whose fate is unknown."""
+"""A node's view of the chain, and writes with an unknown result."""
 
 import asyncio
 import logging

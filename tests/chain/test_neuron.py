@@ -1,4 +1,4 @@
-"""A whole miner on a subtensor node: wallet from disk, the SDK, checks, its bucket on chain, and a clean end."""
+"""A whole miner on a subtensor node: wallet from disk, the SDK, checks, its bucket on chain, and a clean exit."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Nodes that go and come back, that take connections and say nothing, and runtimes that lack something."""
+"""Nodes that disconnect and return, that accept connections and do not answer, and runtimes with missing parts."""
 
 import asyncio
 import gc

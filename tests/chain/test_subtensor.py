@@ -1,7 +1,7 @@
-"""The adapter of the SDK, through the SDK's own seam for other backends: a substrate made of an embedded chain.
+"""The adapter of the SDK, through the SDK's interface for other backends: a substrate on an embedded chain.
 
-What this proves: the calls we make, the values we take out, errors and their names. Not the wire: encoding and
-signing happen below that seam.
+The tests cover the SDK calls, the values read from them, and errors with their names. They do not cover the wire:
+encoding and signing happen below that interface.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The unmodified SDK at nodes of ours: what only a real connection can show."""
+"""The unmodified SDK at test nodes: behaviour that only a real connection shows."""
 
 import asyncio
 import json

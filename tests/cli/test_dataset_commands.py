@@ -1,4 +1,4 @@
-"""``docs/datasets.md`` is true: its commands run in order, on a real server; and what verbs say when they fail."""
+"""The commands of ``docs/datasets.md`` run in order on a real server; the output of commands that fail."""
 
 import asyncio
 import gzip

@@ -1,4 +1,4 @@
-"""A node's own buckets, and what is deleted from them."""
+"""A node's own buckets, and the deletion of old objects from them."""
 
 import asyncio
 

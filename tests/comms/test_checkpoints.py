@@ -1,4 +1,4 @@
-"""Checkpoints of nodes and programs: where they are published, and in which order they are found."""
+"""Checkpoints of nodes and programs: where they are published, and the order in which they are found."""
 
 import io
 from collections.abc import Iterable, Mapping

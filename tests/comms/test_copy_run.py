@@ -1,4 +1,4 @@
-"""What a validator copies of the run from the electors, so that it has it when it is one."""
+"""A validator copies a run's documents from the electors, so that it has them when it becomes an elector."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Decisions that a node has read: how many it remembers, and what it forgets."""
+"""Decisions that a node has read: how many it keeps, and which ones it drops."""
 
 from types import SimpleNamespace
 from typing import Any

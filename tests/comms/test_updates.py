@@ -1,4 +1,4 @@
-"""Packed updates: gathered with their commits, and by the rules of a run."""
+"""Packed updates are gathered with their commits, by the rules of a run."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""Adding up peers: against a plain sum, exact in its order, and nobody heavier than the cap."""
+"""Aggregation against a plain sum: exact in its order, and no peer counts more than the cap."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The transform against SciPy's, chunk by chunk, and the type it is done in."""
+"""The transform against SciPy's, chunk by chunk, and its data type."""
 
 import numpy as np
 import pytest

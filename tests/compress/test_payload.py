@@ -1,7 +1,7 @@
-"""The trust boundary: what is built is read back, and what anyone else invents is refused with one error.
+"""The trust boundary: built updates are read back, and any other bytes are refused with one error.
 
-400 mutated objects are tried for each width of values; the long tests try as many as ``TPLR_FUZZ_CASES`` says (2000:
-10,000 in all).
+400 mutated objects are tried for each width of values; the long tests try ``TPLR_FUZZ_CASES`` of them (default 2000:
+10,000 in total).
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Few bits are near the values, and exactly the same for everyone."""
+"""Quantized values are near the originals, and identical on every node."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is loaded when, in which order it comes, and that nothing outlives it."""
+"""``load_ahead``: when items are loaded, the order of results, and no task that outlives the iterator."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The container's entrypoint, run as a shell script: processes, signals, and what each exit status leads to."""
+"""The container's entrypoint as a shell script: processes, signals, and the effect of each exit status."""
 
 import os
 import signal

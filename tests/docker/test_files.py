@@ -1,4 +1,4 @@
-"""Dockerfile, compose file and scripts: linters that need no daemon, and the promises that a linter does not know."""
+"""Dockerfile, compose file and scripts: linters without a daemon, and guarantees that linters do not check."""
 
 import os
 import re

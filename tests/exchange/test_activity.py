@@ -1,4 +1,4 @@
-"""Who counts as active, and how that sorts the peers."""
+"""Which peers count as active, and how activity sorts the peers."""
 
 from tplr.errors import AccessDenied, StoreError, StoreUnavailable
 from tplr.exchange import activity

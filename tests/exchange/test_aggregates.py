@@ -1,4 +1,4 @@
-"""Included sets and aggregates: written once, read back exactly, anything else refused before it is fetched."""
+"""Included sets and aggregates: written once, read back exactly, any other object refused before it is fetched."""
 
 import hashlib
 import time

@@ -1,4 +1,4 @@
-"""The answer of most electors: nobody is asked without need, and nobody is waited for."""
+"""The answer of most electors: no needless requests, and no waiting for a slow elector."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Ballots in buckets: each is on disk before it is published, published once, and the same after a restart."""
+"""Ballots in buckets: each is on disk before it is published, published once, and unchanged after a restart."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Documents of electors, really signed: every embedded signature is checked, and nothing else is believed."""
+"""Signed documents of electors: every embedded signature is checked, and nothing unsigned is accepted."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""Checkpoints: what is published is whole; what a stranger publishes is what was asked for, or is refused unread."""
+"""Published checkpoints are complete; a stranger's checkpoint is the requested one or is refused unread."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""A document is written once, however often its answer gets lost on the way; what it is, its signature says."""
+"""A document is written once, even if responses get lost; its signature identifies its kind."""
 
 from collections.abc import Mapping
 

@@ -1,6 +1,6 @@
-"""Electors in discrete time, with an adversary: agreement, progress, and nobody honest is left out.
+"""Electors in discrete time, with an adversary: agreement, progress, and no honest peer left out.
 
-What each single rule is for: ``test_election_rules.py``.
+``test_election_rules.py`` tests each single rule.
 """
 
 import pytest

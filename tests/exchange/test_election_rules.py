@@ -1,6 +1,6 @@
-"""Each rule of an election on its own: what one elector says and looks for, after what it has read, at a time.
+"""Each rule of an election alone: an elector's output and requests, given its inputs and the time.
 
-With ``test_election.py``, which has networks of electors, these tests notice the change of any single rule.
+Together with ``test_election.py``, which has networks of electors, these tests detect a change of any single rule.
 """
 
 from collections.abc import Callable, Iterable

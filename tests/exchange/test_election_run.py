@@ -1,4 +1,4 @@
-"""Electors over a real S3 server: requests, restarts, and others that are silent, lie, hang or say two things."""
+"""Electors over a real S3 server: requests, restarts, and electors that are silent, lie, hang or equivocate."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The rules by which an election is run over buckets, each alone: scripted elections and boxes, no network."""
+"""The rules for running an election over buckets, each alone: scripted elections and boxes, no network."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The envelope of a document, with real key pairs: who signed what, in which run, about which window."""
+"""The envelope of a document, with real key pairs: signer, content, run and window."""
 
 import dataclasses
 import json

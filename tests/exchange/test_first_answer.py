@@ -1,4 +1,4 @@
-"""Who holds up a fetch without having the object; the other ways are tested with aggregates and updates."""
+"""Sources that delay a fetch without having the object; the tests of aggregates and updates have the other cases."""
 
 import asyncio
 from types import SimpleNamespace

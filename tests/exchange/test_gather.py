@@ -1,4 +1,4 @@
-"""Each peer is judged alone, by the store's time stamps, and one peer's garbage never costs another its place."""
+"""Each peer is judged alone, by the store's time stamps; one peer's invalid bytes do not affect other peers."""
 
 import asyncio
 import dataclasses

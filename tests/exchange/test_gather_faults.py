@@ -1,4 +1,4 @@
-"""Real packed updates over HTTP while buckets fail: each fault has its verdict, and nobody else loses a place."""
+"""Packed updates over HTTP while buckets fail: each fault has its verdict, and no other peer loses its place."""
 
 import asyncio
 import contextlib

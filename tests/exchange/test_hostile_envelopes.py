@@ -1,4 +1,4 @@
-"""Envelopes of every kind by hostile authors, in numbers: one error or a valid document, at a bounded price."""
+"""Many hostile envelopes of every kind: one error or a valid document, at bounded cost."""
 
 import dataclasses
 import random

@@ -1,4 +1,4 @@
-"""Snapshots: what is read is what was written, in whatever pieces; what is torn, foreign or senseless is refused."""
+"""Snapshots are read back as written, in pieces of any size; torn, foreign or invalid ones are refused."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Commits and updates are judged by when they were written: an answer that gets lost must not make them late."""
+"""Commits and updates are judged by their write time: a lost response must not make them late."""
 
 import hashlib
 import time

@@ -1,4 +1,4 @@
-"""From a run's owner to a newcomer's running service, by commands alone: a real chain file, storage and wallets."""
+"""Commands alone lead from a run's owner to a newcomer's running service: real chain file, storage and wallets."""
 
 import asyncio
 import io

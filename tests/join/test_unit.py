@@ -1,4 +1,4 @@
-"""The units: systemd accepts them, reads the command as it was meant, and restarts what can succeed."""
+"""The units: systemd accepts them, parses the command as intended, and restarts only after failures that may pass."""
 
 import os
 import re

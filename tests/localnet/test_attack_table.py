@@ -1,4 +1,4 @@
-"""The published table of attacks: it is made in parts, and has a row for each target."""
+"""The published table of attacks can be made in parts, and has a row for each target."""
 
 import runpy
 from pathlib import Path

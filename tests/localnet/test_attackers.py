@@ -1,4 +1,4 @@
-"""What the attackers of the simulation send, and what a validator sees of it."""
+"""The updates of the simulation's attackers, and a validator's view of them."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A chaos script has every fault, and follows from the seed."""
+"""A chaos script contains every fault, and follows from the seed."""
 
 import asyncio
 import os

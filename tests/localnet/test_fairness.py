@@ -1,4 +1,4 @@
-"""Whoever loses windows by faults is paid for those it delivered, and never more than who lost fewer."""
+"""A miner that loses windows to faults is paid for the delivered ones, and never more than one that lost fewer."""
 
 import json
 from pathlib import Path

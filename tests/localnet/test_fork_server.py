@@ -1,4 +1,4 @@
-"""A fork server: its processes share what it imported, are programs of their own, and die with it."""
+"""A fork server: its processes share its imports, are separate programs, and end with it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Three electors over a real S3 server, of which one lies as a hostile node does: the other two decide alike."""
+"""Three electors over a real S3 server, one of them hostile: the other two decide equally."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What readers find in a hostile node's bucket, by its behaviour in a window."""
+"""The content of a hostile node's bucket for readers, by its behaviour in a window."""
 
 import asyncio
 from functools import partial

@@ -1,4 +1,4 @@
-"""A newcomer joins a running network with ``tplr join``; its service's command trains, and its updates are applied."""
+"""A newcomer joins a running network with ``tplr join``; its service trains, and its updates are applied."""
 
 import json
 import re

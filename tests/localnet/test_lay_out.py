@@ -1,4 +1,4 @@
-"""A run's folder as its nodes will find it, read with the code that nodes use."""
+"""A run's folder, read with the code that nodes use."""
 
 import json
 from dataclasses import replace

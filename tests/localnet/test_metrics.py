@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a network of real processes: all that boards and alert rules ask for has data."""
+"""A real Prometheus scrapes a real network: every query of boards and alert rules has data."""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
-"""A whole network of real processes over HTTP: it trains, agrees, pays, and a killed miner finds its way back.
+"""A real network over HTTP trains, agrees and pays, and a killed miner recovers.
 
-Beside it stand three whom the chain refuses: each hears why, and the others neither stop nor pay them.
+Three other nodes are refused by the chain: each logs the reason, and the network neither stops nor pays them.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Arguments of a localnet: what is wrong is said all at once, each with what to do."""
+"""Arguments of a localnet: all problems are reported at once, each with its remedy."""
 
 import argparse
 import dataclasses

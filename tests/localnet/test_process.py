@@ -1,4 +1,4 @@
-"""Child processes: real ones, of a new interpreter and of a fork server, ended in every way there is."""
+"""Child processes of a new interpreter and of a fork server, ended in every possible way."""
 
 import asyncio
 import os

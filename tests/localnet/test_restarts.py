@@ -1,4 +1,4 @@
-"""A node that ends with status 3 is started again, and not for ever. Real processes."""
+"""A node that ends with status 3 is restarted a limited number of times. Real processes."""
 
 import asyncio
 import sys

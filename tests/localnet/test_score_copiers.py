@@ -1,4 +1,4 @@
-"""What a validator without a model can copy of another's weights, and when: with sealed reports, and in the clear."""
+"""Weights that a validator without a model can copy, and when: with sealed and with public reports."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A network changes its rules half-way: who has the new file changes at the announced window, the other one stops."""
+"""A network changes its rules half-way: nodes with the new file switch at the announced window, others stop."""
 
 import json
 from pathlib import Path

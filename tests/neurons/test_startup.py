@@ -1,4 +1,4 @@
-"""Start-up problems: all are listed in one table with their remedies, exit status 2. Real processes."""
+"""Start-up problems are listed in one table with their remedies; exit status 2. Real processes."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A chain file, an S3 server and a data set on which roles run in this process, each as often as a test wants."""
+"""A chain file, an S3 server and a data set, on which tests run any number of roles in this process."""
 
 import asyncio
 import contextlib

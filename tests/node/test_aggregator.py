@@ -1,4 +1,4 @@
-"""What an aggregator's own disk does to it: nothing that a later try does not repair; and it decides nothing."""
+"""Disk failures of an aggregator: a later attempt repairs all of them; and an aggregator decides nothing."""
 
 import hashlib
 from pathlib import Path

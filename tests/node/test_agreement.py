@@ -1,4 +1,4 @@
-"""When a node rolls back because of its model: twice in a row, whatever it replays in between."""
+"""When a node rolls back because of its model: at most twice in a row, also if it replays equal windows."""
 
 from types import SimpleNamespace
 from typing import Any

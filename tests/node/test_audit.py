@@ -1,4 +1,4 @@
-"""An audit recomputes what a validator published, and names the first thing that is not true."""
+"""An audit recomputes a validator's published scores, and names the first false statement."""
 
 import asyncio
 import hashlib

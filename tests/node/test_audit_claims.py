@@ -1,4 +1,4 @@
-"""What a validator says of miners' objects is compared with them; a miner that deletes some makes nobody a liar."""
+"""A validator's claims about miners' objects are compared with these; deleted objects do not incriminate it."""
 
 import asyncio
 from collections.abc import Iterator

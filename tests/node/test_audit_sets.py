@@ -1,7 +1,7 @@
-"""A set that one elector decided alone, when its miners deleted or replaced what was applied: it frames nobody.
+"""A set that one elector decided alone: miners that deleted or replaced applied updates can't incriminate it.
 
 A validator with a real key, bucket and chain, and three miners with commits and updates on a real S3 server, dated by
-the chain's clock. A validator that claims what never was is found out where buckets tell, and named where they do not.
+the chain's clock. A validator that claims false facts is detected if buckets contradict it, and named if they do not.
 """
 
 from collections.abc import AsyncIterator

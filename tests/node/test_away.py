@@ -1,6 +1,6 @@
-"""What electors decide although some were away: peer lists that these publish late, and windows that nobody can follow.
+"""Decisions of electors after some were absent: peer lists published late, and windows that no node can follow.
 
-Three electors with real keys, buckets and chain, which vote; time between windows is passed by hand.
+Three voting electors with real keys, buckets and chain; the tests advance the time between windows.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A node that joins late, was away or diverged ends with the network's bytes; recorded runs, real store and chain."""
+"""A node that joins late, was absent or diverged ends with the network's bytes; recorded runs, real store and chain."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Start-up checks: who is to blame decides the exit status, and nothing is waited for longer than said."""
+"""Start-up checks: the cause decides the exit status, and no check waits longer than its limit."""
 
 import asyncio
 import logging

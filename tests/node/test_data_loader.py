@@ -1,4 +1,4 @@
-"""What a node says of its pages depends on the pages and on the version of the dataset."""
+"""The pages' digest of a node depends on the pages and on the version of the dataset."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Ended at every named step and started again, each role comes back to the bytes of a node that never stopped."""
+"""Each role is killed at every named step and restarted; it recovers the bytes of a node that never stopped."""
 
 import asyncio
 

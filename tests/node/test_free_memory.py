@@ -1,4 +1,4 @@
-"""Memory that is freed in pieces goes back to the system."""
+"""Memory that is freed in pieces is returned to the system."""
 
 import subprocess
 import sys

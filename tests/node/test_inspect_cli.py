@@ -1,4 +1,4 @@
-"""``tplr explain`` and ``tplr audit`` as commands, on a chain file and a server: what they print, and how they end."""
+"""``tplr explain`` and ``tplr audit`` as commands on a chain file and a server: output and exit status."""
 
 import pytest
 from guides import from_guide

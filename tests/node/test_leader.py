@@ -1,6 +1,7 @@
-"""When the leading validator publishes peer lists, with which peers, and from which window they are effective.
+"""The leading validator's peer lists: when they are published, their peers, and the window of effect.
 
-Chain file, storage, buckets and score boards are real; everybody has a permit, the miners, too. Time is passed by hand.
+Chain file, storage, buckets and score boards are real; all nodes have a permit, including miners. Tests advance the
+time.
 """
 
 import asyncio

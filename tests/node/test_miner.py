@@ -1,4 +1,4 @@
-"""The error feedback after an update that did not get out; real training and packing, a store that refuses."""
+"""Error feedback after an update that was not published; real training and packing, and a store that refuses."""
 
 from types import SimpleNamespace
 

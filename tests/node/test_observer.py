@@ -1,4 +1,4 @@
-"""What a validator observes; and a failure on its own side is a line in ``faults``, and costs nobody."""
+"""A validator's observations; a failure on its own side is a line in ``faults`` and costs no miner."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Miners that train a window while the one before is gathered and applied (``outer_delay`` 1)."""
+"""Miners that train a window while the previous one is gathered and applied (``outer_delay`` 1)."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""``tplr page`` on a recorded run: what it reads from real buckets and a chain, honest and not, and what it keeps."""
+"""``tplr page`` on a recorded run: objects read from honest and hostile buckets and a chain, and data kept."""
 
 import argparse
 import asyncio

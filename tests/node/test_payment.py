@@ -1,4 +1,4 @@
-"""Weights on a real chain file: when they are set, retries after a refusal, and the events that follow."""
+"""Weights on a real chain file: when they are set, retries after a refusal, and the resulting events."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,7 +1,6 @@
-"""The start of a run where everybody has a permit: what a permit holder without a majority publishes, or does not
-answer, moves nobody.
+"""The start of a run in which all nodes have a permit: a minority of permit holders has no effect, silent or not.
 
-Chain file, storage, buckets and leaders are real: three validators, and two miners that have a permit, too.
+Chain file, storage, buckets and leaders are real: three validators, and two miners that also have a permit.
 """
 
 import asyncio

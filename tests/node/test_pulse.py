@@ -1,4 +1,4 @@
-"""Once a window, a node tells of its disk, its requests and its GPUs."""
+"""Once per window, a node reports its disk, its requests and its GPUs."""
 
 import asyncio
 from collections.abc import AsyncIterator

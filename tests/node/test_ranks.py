@@ -1,4 +1,4 @@
-"""Which processes of ``torchrun`` hold a model together, on which device each, and what a failed rank costs."""
+"""Processes of ``torchrun`` that hold one model: their number, their devices, and the effect of a failed rank."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""A miner and a validator in one process, on a real chain file, a real server and real pages; and what can go wrong."""
+"""A miner and a validator in one process, on a real chain file, server and pages, with failures."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Evidence of score reports is read once, and only that of windows that may count."""
+"""Evidence of score reports is read once, and only for windows that may count."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sealed score reports wait on disk, also when the validator is killed, and are published when weights are in force."""
+"""Sealed score reports are kept on disk, survive a kill, and are published when the weights are in force."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What a node makes of the software that validators say they run."""
+"""A node's conclusions from the software versions that validators report."""
 
 from dataclasses import dataclass, field
 from importlib.metadata import version as package_version

@@ -1,4 +1,4 @@
-"""Mining on a token store: every node samples the same sequences, and training on others is detected."""
+"""Mining on a token store: every node samples the same sequences, and training on other ones is detected."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

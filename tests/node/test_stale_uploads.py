@@ -1,4 +1,4 @@
-"""What a killed node left half uploaded is aborted at the next start, beside everything else that starts."""
+"""Unfinished uploads of a killed node are aborted at the next start, concurrently with the rest of the start."""
 
 import asyncio
 import logging

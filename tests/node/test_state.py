@@ -1,4 +1,4 @@
-"""Saved state: some generations, torn ones passed over, nothing executed."""
+"""Saved state: several generations are kept, torn ones are skipped, nothing in them is executed."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Who can't prove that it holds the network's model is out of sync, however it fails to."""
+"""A miner that can't prove that it holds the network's model is out of sync, for every kind of failure."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A window that can't be gathered changes no score, and no restart forgets what was scored."""
+"""A window that can't be gathered changes no score, and a restart loses no scores."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A window that electors have decided to be void: every node applies nothing, live, later and when it is checked.
+"""A window that electors have voided: every node applies nothing, live, later and in an audit.
 
 Three electors with real keys, buckets and chain; two of them have more than half of the stake, and decide.
 """

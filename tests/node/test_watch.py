@@ -1,4 +1,4 @@
-"""``tplr watch`` on a recorded run: what it reads from real buckets and a chain, once and as the run goes on."""
+"""``tplr watch`` on a recorded run: objects read from real buckets and a chain, once and while the run continues."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""Reserve peers fill in: out of real uploads, in the order of the list, one for each peer whose update is lacking."""
+"""Reserve peers replace missing updates: from real uploads, in list order, one per missing update."""
 
 import asyncio
 from collections.abc import Collection, Sequence

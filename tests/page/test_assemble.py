@@ -1,4 +1,4 @@
-"""From records of windows to columns."""
+"""Records of windows are assembled into columns."""
 
 from synthetic_run import RUN
 

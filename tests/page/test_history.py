@@ -1,4 +1,4 @@
-"""What was read of a run outlives buckets and processes."""
+"""The history of a run stays after its buckets and processes are gone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The page as bytes: what strangers wrote stays text, nothing is fetched, and it is small."""
+"""The page as bytes: strangers' text stays text, nothing is fetched, and the page is small."""
 
 import base64
 import hashlib

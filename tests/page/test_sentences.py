@@ -1,4 +1,4 @@
-"""Packed sentences come back character by character, whatever they say, and equal ones cost little."""
+"""Packed sentences are restored exactly, for any text, and equal ones take little space."""
 
 import random
 

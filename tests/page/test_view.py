@@ -1,4 +1,4 @@
-"""The page in a real browser: it draws, the slider moves, a click explains, on a desk and on a phone."""
+"""The page in a real browser: it draws, the slider moves, a click explains; desktop and phone sizes."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Datasets are written whole or not at all, the same rows as the same bytes."""
+"""Datasets are written completely or not at all, and the same rows give the same bytes."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""From a draw to batches, over a store in memory."""
+"""Sampled pages become batches, over a store in memory."""
 
 import asyncio
 import copy

@@ -1,4 +1,4 @@
-"""Manifests fetched whole, kept on disk by dataset, and never believed when they are not what was written."""
+"""Manifests are fetched whole, cached on disk per dataset, and refused if they differ from the written ones."""
 
 import asyncio
 import fcntl

@@ -1,4 +1,4 @@
-"""Rows to documents, and batches against the documented loader's own procedure, written out with lists."""
+"""Rows become documents; batches are compared with the documented loader's own procedure, written with lists."""
 
 from itertools import chain
 

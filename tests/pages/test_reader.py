@@ -1,4 +1,4 @@
-"""Pages from real parquet files: the right rows, few requests, and a loud end where file and manifest differ."""
+"""Pages from real parquet files: the right rows, few requests, and an error where file and manifest differ."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Memory by kind, against what PyTorch and a node's training state hold."""
+"""Memory by kind, against the memory that PyTorch and a node's training state use."""
 
 from dataclasses import replace
 

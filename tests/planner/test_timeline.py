@@ -1,4 +1,4 @@
-"""A window's phases, and what a plan says that cannot work."""
+"""A window's phases, and the plan's report of an impossible timeline."""
 
 import pytest
 

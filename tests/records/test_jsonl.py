@@ -1,4 +1,4 @@
-"""Lines and their positions, however the bytes arrive; values with and without a byte-order mark."""
+"""Lines and their positions, for any split of the bytes; values with and without a byte-order mark."""
 
 import pytest
 from hypothesis import given, settings

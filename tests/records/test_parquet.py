@@ -1,4 +1,4 @@
-"""Rows from any place on, whatever the row groups; a failed read skips nothing."""
+"""Rows from any start position, for any row groups; a failed read skips nothing."""
 
 import io
 import subprocess

@@ -1,4 +1,4 @@
-"""A finished run in a folder, as ``tplr localnet`` leaves it: real buckets, chain and data; random updates."""
+"""A finished run in a folder as ``tplr localnet`` leaves it: real buckets, chain and data; random updates."""
 
 import asyncio
 import contextlib

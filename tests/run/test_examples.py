@@ -1,4 +1,4 @@
-"""The programs in ``examples/`` and the notebook run as they are."""
+"""The programs in ``examples/`` and the notebook run unchanged."""
 
 import os
 import runpy

@@ -1,4 +1,4 @@
-"""``tplr export`` on a finished run: what it writes loads, is the network's model, and can be recomputed."""
+"""``tplr export`` on a finished run: its output loads, is the network's model, and can be recomputed."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A small network: everybody is listed and included; what is slow, silent or gone has the effect it should have."""
+"""A small network: all nodes are listed and included; slow, silent and absent nodes have the expected effect."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Observations, evidence and constants to score with; tests spoil them where they want."""
+"""Observations, evidence and constants for scoring; tests damage them where needed."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

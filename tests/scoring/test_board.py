@@ -1,4 +1,4 @@
-"""Pay is a pure function of the last windows: absence earns nothing, chance nothing, and nothing stays frozen."""
+"""Pay is a pure function of the last windows: absence and chance earn nothing, and no score stays frozen."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Credit of miners whose updates are a common gradient and noise: who says the same is paid once."""
+"""Credit of miners whose updates are a common gradient plus noise: equal content is paid once."""
 
 import math
 

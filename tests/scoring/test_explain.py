@@ -1,4 +1,4 @@
-"""Every factor and reason of a miner's score in words, with numbers that multiply up."""
+"""Every factor and reason of a miner's score in words, with numbers that multiply to the score."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Measured figures that texts quote are those of docs/benchmarks/predicted_gain.csv."""
+"""Measured figures in texts equal those of docs/benchmarks/predicted_gain.csv."""
 
 import csv
 import re

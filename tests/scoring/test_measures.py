@@ -1,4 +1,4 @@
-"""Golden values of every formula, and what is told from chance."""
+"""Golden values of every formula, and the distinction of signal from chance."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Who trained on the pages stands out: updates with a part of the pages' own gradient, and those without."""
+"""Miners that trained on the pages stand out: updates with and without a part of the pages' own gradient."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Nobody can tell when it is evaluated, and a peer list holds the best."""
+"""No miner can predict its evaluation, and a peer list holds the best peers."""
 
 import itertools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Every store under one contract, and a raw server that answers as a script says."""
+"""Every store under one contract, and a raw server with scripted answers."""
 
 import asyncio
 import contextlib

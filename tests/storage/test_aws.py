@@ -1,4 +1,4 @@
-"""Buckets of S3 and its like: which credentials are found, where, and when they are renewed."""
+"""Buckets of S3 and compatible stores: which credentials are found, where, and when they are renewed."""
 
 import json
 import sys

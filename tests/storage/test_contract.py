@@ -1,4 +1,4 @@
-"""Every store keeps the same promises: memory, a folder, S3 over moto and over a server with R2's rules."""
+"""One contract of every store: memory, a folder, S3 over moto and over a server with R2's rules."""
 
 import asyncio
 import contextlib

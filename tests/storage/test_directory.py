@@ -1,4 +1,4 @@
-"""What is special about a folder: its file names, foreign files, several processes, a failing disk."""
+"""Special properties of a folder store: file names, foreign files, several processes, a failing disk."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Downloads in parts over a bad network: whole, checked and in place, or not there; nothing fetched twice or left."""
+"""Downloads in parts over a bad network: complete and verified or absent; no part fetched twice or left over."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""A few at a time: bounded, in order, and the first error ends all."""
+"""Many operations with bounded concurrency: in order, and the first error ends all."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Failures scripted per store: who is asked, how often, and what comes out."""
+"""Failures scripted per store: which replicas are asked, how often, and the result."""
 
 import asyncio
 

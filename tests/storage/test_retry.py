@@ -1,4 +1,4 @@
-"""When a call is repeated, how long the pauses are, and that the deadline holds."""
+"""When a call is retried, the length of pauses, and the effect of the deadline."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What goes over the wire, where to, with which rights; what is shown of secrets; that everything is closed."""
+"""Requests on the wire, their targets and rights; secrets are hidden; everything is closed."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A bad network and a hostile server: every call ends, in bounds, with one of our errors."""
+"""A bad network and a hostile server: every call ends, within bounds, with an error of this package."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Requests in threads: over TLS and through a proxy, over kept connections, refused half-way, and called off."""
+"""Requests in threads: TLS, proxies, kept connections, refusals half-way, and cancellation."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Uploads in parts against R2's rules and a bad network: whole or not there, nothing sent twice, nothing left."""
+"""Uploads in parts against R2's rules and a bad network: complete or absent, no part sent twice or left over."""
 
 import asyncio
 import hashlib

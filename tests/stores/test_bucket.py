@@ -1,4 +1,4 @@
-"""Stores read where they lie: what is fetched, checked, kept and given up."""
+"""Stores read in place from a bucket: data fetched, checked, kept and released."""
 
 import asyncio
 import pickle

@@ -1,4 +1,4 @@
-"""Items of each train type against slices of plain lists, and the same from every format."""
+"""Items of each train type against slices of plain lists, equal for every format."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Datasets and token stores into a bucket: the manifest last, what is there once, nothing mixed."""
+"""Datasets and token stores are uploaded to a bucket: manifest last, existing objects once, nothing mixed."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The sampler against lists: union, order and repeats for any number of ranks, also when it changes in mid-epoch."""
+"""The sampler against lists: union, order and repeats for any number of ranks, also if it changes in mid-epoch."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""All kinds of store against plain lists: every range, every record, every way in which files and meta disagree."""
+"""All kinds of store against plain lists: every range, every record, every mismatch of files and meta."""
 
 import json
 import pickle

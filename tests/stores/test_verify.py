@@ -1,4 +1,4 @@
-"""Whatever a place lacks or has wrong is named, all of it, in a bucket and in a folder alike."""
+"""Every missing or wrong file is named, all at once, in a bucket and in a folder."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Pipelines as values, their states, and the ways in for other libraries."""
+"""Pipelines as values, their states, and their interfaces to other libraries."""
 
 import copy
 import json

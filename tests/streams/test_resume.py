@@ -1,4 +1,4 @@
-"""Every step against plain Python, and resumed at every sample: in this process, and all of them in another one."""
+"""Every step against plain Python, resumed at every sample: in this process, and all steps in another process."""
 
 import bz2
 import gzip

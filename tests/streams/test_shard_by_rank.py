@@ -1,4 +1,4 @@
-"""Shares of ranks and workers: nothing twice, nothing lost, through any change of their number."""
+"""Shares of ranks and workers: no sample twice or lost, through any change of their number."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Events in a file: whole lines only, across restarts and kills."""
+"""Events in a file: only whole lines, across restarts and kills."""
 
 from pathlib import Path
 

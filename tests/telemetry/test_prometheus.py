@@ -1,4 +1,4 @@
-"""Metrics over HTTP: what each event makes of them, and the boards and rules that are built on them."""
+"""Metrics over HTTP: the effect of each event on them, and the boards and rules that use them."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Ids equal the tokenizer's own, whatever the tokenizer and whatever the text; and who goes which way."""
+"""Ids equal those of the tokenizer for any tokenizer and text; and the choice of engine for each tokenizer."""
 
 import random
 

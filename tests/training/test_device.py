@@ -1,4 +1,4 @@
-"""Every setting of a device gives the work of the plain path, up to float32's rounding."""
+"""Every device setting gives the result of the plain path, up to float32's rounding."""
 
 import numpy as np
 import pytest

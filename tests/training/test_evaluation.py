@@ -1,4 +1,4 @@
-"""Losses sequence by sequence, measured on a model that a trial step changes and that gets its bytes back."""
+"""Losses per sequence, measured on a model that a trial step changes and then restores."""
 
 import copy
 

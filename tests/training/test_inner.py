@@ -1,4 +1,4 @@
-"""The inner loop against plain PyTorch, and what it leaves behind."""
+"""The inner loop against plain PyTorch, and the state that it leaves."""
 
 import math
 

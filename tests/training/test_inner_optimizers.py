@@ -1,4 +1,4 @@
-"""Which tensors Muon steps, and how; ``test_inner.py`` compares whole windows with PyTorch's optimizers."""
+"""Which tensors Muon updates, and how; ``test_inner.py`` compares whole windows with PyTorch's optimizers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Either scheme as nodes run it: the same bytes in whatever order updates come, and through restarts."""
+"""Both schemes as nodes run them: the same bytes for any order of updates, and across restarts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a frame says, as a person reads it."""
+"""The text of a frame, as a person reads it."""
 
 from io import StringIO
 

@@ -1,4 +1,4 @@
-"""Recorded events in, what display and summary read out."""
+"""Recorded events become the data that display and summary read."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""A ``LocalChain`` in a process of its own, driven over its standard input: ``Chain`` as one class, JSON between.
+"""A ``LocalChain`` in a separate process, driven over standard input: ``Chain`` as one class, with JSON between them.
 
-Run as a program, it is that process.
+Run as a program, this file is that process.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""A subtensor node of ours: the JSON-RPC that the SDK speaks, over a real websocket, on a chain file.
+"""A test subtensor node: the JSON-RPC that the SDK uses, over a real websocket, on a chain file.
 
 State and rules are the ledger's; encoding, nonces and signatures are those of the genuine runtime (see
-``subtensor_runtime.py``). What happens to sealed weights is not imitated: nobody here can open them, so they never come
+``subtensor_runtime.py``). The reveal of sealed weights is not imitated: this node can't open them, so they never come
 into force. Forks, fees and proofs are not imitated either.
 """
 

@@ -1,4 +1,4 @@
-"""A ledger in the bytes of a genuine runtime (spec 461): storage, runtime calls, events, and checked extrinsics."""
+"""A ledger encoded as by a genuine runtime (spec 461): storage, runtime calls, events, and checked extrinsics."""
 
 import lzma
 from dataclasses import dataclass

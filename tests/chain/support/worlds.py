@@ -1,4 +1,4 @@
-"""The same small subnet on each implementation of ``Chain``, with its administrator's hand on it."""
+"""The same small subnet on each implementation of ``Chain``, with access for its administrator."""
 
 import asyncio
 import time

@@ -1,7 +1,7 @@
-"""Opens the largest envelopes of each kind, in a process that is ended if it takes too much.
+"""Opens the largest envelopes of each kind, in a process with limits on time and memory.
 
-Arguments: seconds of processor time, and bytes of memory above those of a process that has opened none. Prints how many
-were refused and how many were opened.
+Arguments: seconds of processor time, and bytes of memory above those of a process that has opened none. Prints the
+numbers of refused and of opened envelopes.
 """
 
 import resource

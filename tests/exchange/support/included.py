@@ -1,4 +1,4 @@
-"""The included set that an elector which was alone would publish."""
+"""The included set that a single elector would publish."""
 
 from tplr.exchange.aggregates import Included, IncludedSet
 from tplr.exchange.gather import GatherResult

@@ -1,4 +1,4 @@
-"""Commands of Python, each in a process of its own, forked from one that has imported what they need."""
+"""Python commands, each in its own process, forked from a process that has imported their modules."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Three beside a network that the chain refuses: no permit, no uid, a commitment that names no bucket."""
+"""Three nodes that the chain refuses: no permit, no uid, a commitment that names no bucket."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Decisions as electors publish them."""
+"""Decisions in the form in which electors publish them."""
 
 from collections.abc import Iterable
 

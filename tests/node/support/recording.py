@@ -1,4 +1,4 @@
-"""A recorded run: random updates and every object that a network would publish of them, for tests of catch-up."""
+"""A recorded run for tests of catch-up: random updates and every object that a network publishes about them."""
 
 import contextlib
 import hashlib

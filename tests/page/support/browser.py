@@ -1,4 +1,4 @@
-"""Opens a page in the system's Chromium, which Playwright drives; it may reach no host."""
+"""Opens a page in the system's Chromium, driven by Playwright; the page may contact no host."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A made-up run of any length, through the validator's own code for explanations: records, neurons and events."""
+"""A synthetic run of any length: records, neurons and events, explained by the validator's own code."""
 
 import random
 from dataclasses import dataclass

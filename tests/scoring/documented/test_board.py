@@ -1,4 +1,4 @@
-"""A window's step of the documented profile: no penalty pays, no order matters, a restart loses nothing."""
+"""A window's step of the documented profile: penalties never pay, order has no effect, a restart loses nothing."""
 
 import json
 import math

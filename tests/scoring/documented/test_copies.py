@@ -1,4 +1,4 @@
-"""Copies are found among many, the later one is it, and honest miners are none."""
+"""Copies are found among many updates, the later update is the copy, and honest miners are not copies."""
 
 import functools
 from math import log

@@ -1,4 +1,4 @@
-"""Nobody is forgotten, and like meets like."""
+"""Every peer is selected eventually, and peers of similar rating are compared."""
 
 from collections import Counter
 

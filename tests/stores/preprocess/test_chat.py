@@ -1,6 +1,7 @@
-"""Whole conversations through the chat templates of known models: their text, and the part of it that is trained on.
+"""Whole conversations through chat templates of known models: the text, and its trained part.
 
-The templates are short forms of the published ones. ``numbered`` begins with a count, so no rendering is a prefix.
+The templates are shortened versions of the published ones. ``numbered`` begins with a count, so no rendering is a
+prefix.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Records to ids and masks, against what stands in the texts: each byte is one token, 1 is BOS, 0 is EOS."""
+"""Records become ids and masks, checked against the texts: each byte is one token, 1 is BOS, 0 is EOS."""
 
 from collections.abc import Callable
 from pathlib import Path

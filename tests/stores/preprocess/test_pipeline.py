@@ -1,4 +1,4 @@
-"""Whole preparations: the same bytes from every engine and after every interruption, and what they hold."""
+"""Whole preparations: the same bytes from every engine and after every interruption, and their content."""
 
 import filecmp
 import json

@@ -1,4 +1,4 @@
-"""Whether the output of a preparation is opened: finished and whole, or not."""
+"""The output of a preparation is opened only if it is finished and complete."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Preparation reads what streams read: every format and compression, from disk, from buckets and over HTTP."""
+"""Preparation reads the same sources as streams: every format and compression, from disk, buckets and HTTP."""
 
 import asyncio
 import bz2

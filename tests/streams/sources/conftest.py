@@ -1,4 +1,4 @@
-"""An R2-like server in a thread of its own: pipelines wait for it, so it can't run on the test's loop."""
+"""An R2-like server in a separate thread, because pipelines block the test's loop while they wait for it."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Files on this machine: what is in them, what is wrong with them, and where a resume reads on."""
+"""Files on this machine: their records, their errors, and the position at which a resume continues."""
 
 import gzip
 import json

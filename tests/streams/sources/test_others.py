@@ -1,4 +1,4 @@
-"""Files over HTTP, through a server that breaks off or ignores ranges, and of other schemes by fsspec."""
+"""Files over HTTP, from a server that disconnects or ignores ranges, and of other schemes by fsspec."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""Files in a bucket: read in ranges, through faults, from the byte where a state lies; nothing left open."""
+"""Files in a bucket: read in ranges, through faults, from the byte offset of a state; nothing left open."""
 
 import bz2
 import gzip

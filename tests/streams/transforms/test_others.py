@@ -1,4 +1,4 @@
-"""stride, shuffle, take, enumerate, batch, cache, interleave: what the table of all steps does not show."""
+"""stride, shuffle, take, enumerate, batch, cache, interleave: cases beyond the table of all steps."""
 
 from itertools import islice
 

@@ -1,4 +1,4 @@
-"""parallel_map and its kin: order, work in flight, errors, and nothing left behind."""
+"""parallel_map and related steps: order, work in flight, errors, and no leftovers."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""tokenize: as if the tokenizer were called for each sample, whatever it does behind that."""
+"""tokenize gives the results of calling the tokenizer for each sample, with every engine."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Token columns: what is taken for one, and every token counted."""
+"""Token columns: how they are recognised, and that every token is counted."""
 
 import numpy as np
 import pytest

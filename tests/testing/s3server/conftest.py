@@ -1,4 +1,4 @@
-"""An unmodified aiobotocore, configured as production code configures it, against a server in this process."""
+"""An unmodified aiobotocore with production configuration, against a server in this process."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack

@@ -1,4 +1,4 @@
-"""Bodies on their way in: checksums, streams that break off, encodings that R2 does not take."""
+"""Received bodies: checksums, streams that break off, encodings that R2 does not accept."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Clients as they come, with their defaults: aiobotocore, boto3, s3fs, obstore; and pyarrow for reading."""
+"""Clients with their default settings: aiobotocore, boto3, s3fs, obstore; and pyarrow for reading."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Each fault, as an unmodified client sees it."""
+"""Each fault, from the view of an unmodified client."""
 
 import asyncio
 import json

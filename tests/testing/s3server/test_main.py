@@ -1,4 +1,4 @@
-"""The server as a process: announced, killed, restarted, refused its port; bounded memory."""
+"""The server as a process: announced, killed, restarted, its port refused; bounded memory."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""What is on disk: whole objects, after a restart, a torn file, a full disk."""
+"""Objects on disk: whole, also after a restart, a torn file or a full disk."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Multipart uploads by an unmodified client. Parts have at least 1 KiB here; R2's 5 MiB is one number."""
+"""Multipart uploads by an unmodified client. Parts have at least 1 KiB here; R2's 5 MiB is only another number."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""Objects through the door, by an unmodified client."""
+"""Operations on objects over HTTP, by an unmodified client."""
 
 import asyncio
 import base64

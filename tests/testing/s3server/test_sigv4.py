@@ -1,4 +1,4 @@
-"""Who may come in: signatures, clocks, regions. The vectors are those of the S3 API reference."""
+"""Authentication: signatures, clocks, regions. The vectors are those of the S3 API reference."""
 
 import datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""DeMo against a few lines of NumPy, and what no single peer may do to the others."""
+"""DeMo against a few lines of NumPy, and limits on a single peer's influence."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How long error feedback is kept, and when it is reset so that nothing is sent twice."""
+"""How long error feedback is kept, and when it is reset so that no value is sent twice."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The norm with which an update counts: whatever is sent, a window's step is bounded, in both schemes."""
+"""The norm with which an update counts: a window's step is bounded for any updates, in both schemes."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Signs are those of float64's result, however float32 rounds, with any number of threads and on any device."""
+"""Signs equal those of a float64 result for any rounding of float32, number of threads and device."""
 
 import pytest
 import torch

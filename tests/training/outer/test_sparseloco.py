@@ -1,4 +1,4 @@
-"""SparseLoCo against a few lines of NumPy and PyTorch's SGD, and what no single peer may do to the others."""
+"""SparseLoCo against a few lines of NumPy and PyTorch's SGD, and limits on a single peer's influence."""
 
 import math
 

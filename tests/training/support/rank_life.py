@@ -1,4 +1,4 @@
-"""What ranks do in tests: a node's training state from its first weights to its snapshot, on one rank or several."""
+"""The work of ranks in tests: a node's training state from its first weights to its snapshot, on one or more ranks."""
 
 import datetime
 import gc

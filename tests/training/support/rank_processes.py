@@ -1,4 +1,4 @@
-"""Ranks as real processes over gloo, forked from a server that has imported torch: a start costs no import."""
+"""Ranks as real processes over gloo, forked from a server that has imported torch, so starts import nothing."""
 
 import functools
 import importlib

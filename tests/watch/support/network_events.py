@@ -1,4 +1,4 @@
-"""A run of two miners and a validator as its events tell it, and views made of them."""
+"""A run of two miners and a validator as events, and views made from them."""
 
 from collections.abc import Iterable
 from typing import Any
