@@ -319,6 +319,6 @@ async def test_a_missing_hotkey_and_a_dead_node_are_said(wallet, tmp_path):
     (tmp_path / "wallets" / "node" / "hotkeys" / "torn").write_text("{")
     with pytest.raises(ConfigError, match="torn"):
         await SubtensorChain.open("ws://127.0.0.1:9", hotkey="torn", **there)
-    for hotkey in ("default", None):  # who only reads needs no wallet
+    for hotkey in ("default", None):  # read-only use needs no wallet
         with pytest.raises(ChainUnavailable):
             await SubtensorChain.open("ws://127.0.0.1:9", hotkey=hotkey, **there)

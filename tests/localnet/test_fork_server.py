@@ -13,7 +13,7 @@ from tplr.localnet.fork_server import ForkServer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers are for Linux")
 ENV = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-# A module that takes memory when it is imported, and says where it was.
+# A module that allocates memory when it is imported, and reports the process of its import.
 LARGE = "import os\nDATA = bytearray(64 * 2**20)\nIMPORTED_IN = os.getpid()\n"
 
 

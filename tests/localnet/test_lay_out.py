@@ -35,7 +35,7 @@ from tplr.testing.s3server.keys import KeyTable
 
 @pytest.fixture
 def prepared(tmp_path):
-    """Stands for a prepared corpus; only its tokenizer's folder matters here."""
+    """Replaces a prepared corpus; only its tokenizer's folder matters here."""
     (tmp_path / "prepared" / "tokenizer").mkdir(parents=True)
     (tmp_path / "prepared" / "tokenizer" / "tokenizer.json").write_text("{}")
     return tmp_path / "prepared"

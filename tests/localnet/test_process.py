@@ -51,7 +51,7 @@ async def until(condition):
 
 
 def alive(pid):
-    """Not ended, nor ended and only waiting to be noticed."""
+    """Return whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

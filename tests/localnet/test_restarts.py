@@ -34,7 +34,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def supervised(node: Child, storage: Child, tmp_path: Path) -> Localnet:
-    """A network of one node, as it is once all has been started."""
+    """A network of one node, in its state after all processes have started."""
     net = Localnet(make_plan(miners=1, windows=8, run_dir=tmp_path / "run", cache=tmp_path))
     net.storage, net.nodes, net._hostile = storage, {node.name: node}, set()
     for child in (storage, node):

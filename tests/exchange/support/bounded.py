@@ -30,7 +30,7 @@ def limit(seconds: int, size: int) -> None:
 
 
 def full_manifests() -> Iterator[bytes]:
-    """Valid ones, of which ``values`` may be anything."""
+    """Yield valid manifests with any content of ``values``."""
     body = body_of(KINDS["SnapshotManifest"])
     size = SnapshotManifest.max_bytes - len(body)
     for item in (b"1.5", b'{"a":1}'):
