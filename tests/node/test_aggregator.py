@@ -22,7 +22,7 @@ WINDOW, BODY = 7, b"an update"
 
 
 class Bucket:
-    """What an aggregator asks of ``Comms``."""
+    """The part of ``Comms`` that an aggregator uses."""
 
     clock = SimpleNamespace(window=WINDOW + 1)
 
@@ -54,7 +54,7 @@ def bucket() -> Bucket:
 
 @pytest.fixture
 def decided(found: GatherResult[Any]) -> list[IncludedSet | None]:
-    """The answers to the next questions what was decided."""
+    """Script the answers to the next requests for a decision."""
     return [included_set(found, load_hparams().version)]
 
 
