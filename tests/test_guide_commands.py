@@ -28,7 +28,7 @@ INLINE = re.compile(r"`((?:\.venv/bin/)?tplr [a-z][^`\n]*|[^`\n]*neurons/\w+\.py
 
 
 def arguments(command: str) -> list[str] | None:
-    """Those of ``tplr`` for a command of ours, None for others. What stands for a value becomes 1."""
+    """Return the arguments of ``tplr`` for a command of this project, None for others. Placeholders become 1."""
     given = [re.sub(r"[A-Z][A-Z_]+$", "1", word) for word in words(command) if word != "…"]
     for at, word in enumerate(given):
         if word.endswith("/tplr") or word == "tplr":
@@ -101,7 +101,7 @@ def test_our_commands_take_these_arguments(block: Block) -> None:
 
 
 def options(given: list[str]) -> set[str]:
-    """All options of the subcommand that ``given`` begins with."""
+    """Return all options of the subcommand with which ``given`` begins."""
     place, _ = COMMANDS[given[0]]
     parser = argparse.ArgumentParser()
     parser.set_defaults(command=given[0])

@@ -22,7 +22,7 @@ def test_tokens_are_taken_in_order(lengths, counts, data):
         taken = buffer.take(count)
         assert taken.dtype == np.int64
         assert taken.tolist() == [*range(at, at + count)]
-        taken[:] = 0  # nobody else's memory
+        taken[:] = 0  # memory of the caller alone
         at += count
         assert sum(lengths[: buffer.finished]) + buffer.offset == at
         put = sum(lengths[: len(lengths) - len(waiting)])

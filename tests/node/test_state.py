@@ -69,7 +69,7 @@ def test_states_of_another_run_are_passed_over_and_replaced_by_the_next_saves(tm
         save(folder, window, run={"of": "before"})
     assert folder.load(run={"of": "now"}) is None
     save(folder, 11, run={"of": "now"})
-    assert names(tmp_path) == ["window-101", "window-11"]  # after a wrong folder argument the state is still there
+    assert names(tmp_path) == ["window-101", "window-11"]  # after a wrong folder, the old run can still continue
     found = StateFolder(tmp_path).load(run={"of": "now"})
     assert found is not None
     assert found.window == 11

@@ -11,7 +11,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Source:
-    """Gives some pieces; a piece that is None raises, once."""
+    """Yields pieces; a piece of None raises once."""
 
     def __init__(self, pieces):
         self.pieces = list(pieces)

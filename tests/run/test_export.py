@@ -100,7 +100,7 @@ def test_half_a_checkpoint_is_one_error(own_run, tplr, tmp_path, caplog):
 
 
 def test_a_model_that_differs_from_the_networks_is_not_exported(own_run, tplr, tmp_path, caplog):
-    """A report of another model of the last window: whoever is wrong, this is not an agreed model."""
+    """One report names another model of the last window: whichever is wrong, this model is not agreed."""
 
     def lie(raw: bytes) -> bytes:
         _, body = raw.split(b"\n", 1)
@@ -114,7 +114,7 @@ def test_a_model_that_differs_from_the_networks_is_not_exported(own_run, tplr, t
 
 
 def test_scores_that_say_anything_are_in_no_export_s_way(own_run, tplr, tmp_path):
-    """A hotkey that is none, of any length, and an object that is no report."""
+    """An invalid hotkey of any length, and an object that is not a report."""
 
     def lie(raw: bytes) -> bytes:
         _, body = raw.split(b"\n", 1)

@@ -73,7 +73,7 @@ def test_a_new_run_measures_until_the_rules_list_somebody() -> None:
     first = hparams.probation_windows + hparams.validator_offset + hparams.peer_list_window_margin
     found = run(fresh=True, windows=first + 3)
     assert all(one.listed == one.included == 0 and one.probation == 16 for one in found[:first])
-    # Nobody is waited for: two blocks until the bounds are final, and the election.
+    # No node is waited for: two blocks until the bounds are final, and the election.
     assert all(24 < one.decided < 24 + 4 and one.gathered < 24 + 1 for one in found[:first])
     assert all(one.listed == one.included == 8 and one.all_included for one in found[first:])
 

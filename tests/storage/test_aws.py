@@ -66,7 +66,7 @@ def test_what_can_not_be_used_is_named() -> None:
 
 
 async def test_credentials_that_expire_are_fetched_again(home: Path, tmp_path: Path) -> None:
-    """A role's credentials, as a program gives them: each is asked for when the one before has run out."""
+    """A role's credentials from a program: new ones are requested when the previous ones have expired."""
     program = home / "credentials.py"
     answer = {"Version": 1, "AccessKeyId": KEY, "SecretAccessKey": SECRET}
     program.write_text(

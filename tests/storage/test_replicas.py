@@ -10,7 +10,7 @@ from tplr.storage.replicas import Replicas
 
 
 def scripted(**outcomes: list):
-    """A question; each store's outcomes are taken in turn, the last one again and again."""
+    """A scripted request; each store returns its outcomes in order, and repeats the last one."""
     asked = []
 
     async def question(store):

@@ -33,7 +33,7 @@ Run = Callable[..., tuple[Encoded, Callable[..., tuple[str, list[str]]]]]
 
 @pytest.fixture
 def run(tokenizer_path: Path, tmp_path: Path) -> Run:
-    """Encodes records with a template; the function it returns spells text and trained parts of the first sequence."""
+    """Encode records with a template; the returned function gives text and trained parts of the first sequence."""
 
     def run(template: str, *records: dict, source: dict = CHAT, **config) -> tuple[Encoded, Callable]:
         folder = shutil.copytree(tokenizer_path, tmp_path / template, dirs_exist_ok=True)
@@ -200,8 +200,8 @@ CONVERSATIONS = {
 
 @pytest.mark.parametrize("template", sorted(path.stem for path in TEMPLATES.glob("*.jinja") if path.stem != "numbered"))
 def test_as_transformers_renders_and_masks(run: Run, tokenizer_path: Path, template: str) -> None:
-    """Ids are those of ``apply_chat_template``, and so is the mask of a template with markers. Of others: what each
-    assistant wrote is trained on with its end, and nothing else."""
+    """Ids equal those of ``apply_chat_template``, and so does the mask of a template with markers. Without markers,
+    each assistant's text is trained on with its end, and nothing else."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_path)

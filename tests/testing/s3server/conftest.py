@@ -36,7 +36,7 @@ def keys() -> dict[str, Any]:
 
 @pytest.fixture
 def rules() -> Rules:
-    """R2's, but with parts of 1 KiB and no limit on the rate of writes; what those two do has tests of its own."""
+    """R2's rules, but with parts of 1 KiB and no limit on the rate of writes; separate tests cover these two."""
     return Rules(one_write_per_second=False, min_part_bytes=1024)
 
 
