@@ -51,7 +51,7 @@ def test_the_shell_scripts_pass_their_linter() -> None:
 
 
 def substituted(text: str) -> str:
-    """As compose does without any variable: ``${NAME:-default}`` and ``${NAME:?text}``."""
+    """Substitute like compose without any variable: ``${NAME:-default}`` and ``${NAME:?text}``."""
     return re.sub(r"\$\{(\w+):([-?])([^}]*)\}", lambda found: found[3] if found[2] == "-" else "/given", text)
 
 

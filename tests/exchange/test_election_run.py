@@ -173,7 +173,7 @@ async def test_alone_an_elector_commits_without_a_read(council: Opening) -> None
 
 
 async def test_one_silent_one_hanging_one_lying_and_one_equivocating_stop_nobody(council: Opening) -> None:
-    """Of nine, the first four: more than 44 % of the stake."""
+    """The first four of nine have more than 44 % of the stake."""
     async with council(9, delta=1.0) as nine:
         silent, hanging, lying, two_faced = range(4)
         honest = range(4, 9)

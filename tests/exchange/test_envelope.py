@@ -122,7 +122,7 @@ def test_a_body_that_contradicts_its_envelope_is_refused(change: dict[str, Any])
 
 
 def test_a_header_may_not_be_moved_to_another_document() -> None:
-    """As a replay of a run's document in another run, window, kind or bucket would."""
+    """Like a replay of a run's document in another run, window, kind or bucket."""
     raw = signed()
     for old, new in ((b'"window":7}', b'"window":8}'), (b'"netuid":3', b'"netuid":4'), (b'"uid":1', b'"uid":2')):
         moved = raw.replace(old, new, 1)

@@ -14,7 +14,7 @@ from tplr.errors import PayloadError
 from tplr.exchange.envelope import MAX_HEADER_BYTES, Author, Run, body_of, envelope_cap, open_document
 from tplr.schemas import Document
 
-# Of each kind; the long tests continue after the first thousand.
+# Envelopes of each kind; the long tests continue after the first thousand.
 MUTATIONS = pytest.mark.parametrize("mutations", [1_000, pytest.param(20_000, marks=pytest.mark.long)])
 ME = signer(UID)
 

@@ -35,7 +35,7 @@ class World:
         self.command = [str(part) for part in node_command(network, self.node)]
 
     async def check(self, *more: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-        """Run a miner's start-up checks: exit status, and the text of its table without frame and line breaks."""
+        """Run a miner's start-up checks; return exit status and the text of its table without frame and line breaks."""
         return await self._run([*self.command, "--check", *more], env)
 
     async def doctor(self, *more: str, env: dict[str, str] | None = None) -> tuple[int, str]:

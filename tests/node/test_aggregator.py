@@ -54,7 +54,7 @@ def bucket() -> Bucket:
 
 @pytest.fixture
 def decided(found: GatherResult[Any]) -> list[IncludedSet | None]:
-    """Script the answers to the next requests for a decision."""
+    """The answers to the next requests for a decision."""
     return [included_set(found, load_hparams().version)]
 
 

@@ -132,7 +132,7 @@ def test_a_seal_fits_one_report_alone(report) -> None:
 
 
 def test_one_miner_s_explanation_compares_no_other_s_update(report, monkeypatch) -> None:
-    """Of 256 miners all comparisons take seconds; a page explains each of them."""
+    """All comparisons of 256 miners take seconds, and a page explains each miner."""
     compared: list[int] = []
     monkeypatch.setattr("tplr.scoring.own_pages._ahead", lambda _, mine, *more: compared.append(mine) or float(mine))
     made = report()

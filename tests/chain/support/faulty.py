@@ -11,7 +11,7 @@ from tplr.seeds import derive
 
 T = TypeVar("T")
 # lost:     fails before anything was sent
-# vanished: was sent, never lands, and nobody says so
+# vanished: was sent, never takes effect, and no error is reported
 # landed:   has its effect, but the answer is lost
 # late:     as ``landed``, and the caller gets its error long before
 Fault = Literal["lost", "vanished", "landed", "late"]

@@ -40,11 +40,11 @@ class Faults:
 
     Attributes:
         mute: requests are taken and never answered, and nothing is announced.
-        silent: no new block is announced; requests are answered.
-        lag: so many blocks behind the true head.
-        mute_writes: submissions are taken, land, and are never spoken of.
-        refuse: words with which the pool refuses submissions.
-        lose: submissions are taken, and forgotten.
+        silent: no new block is announced, but requests are answered.
+        lag: blocks behind the true head.
+        mute_writes: submissions are accepted and take effect, but are never reported.
+        refuse: message with which the pool refuses submissions.
+        lose: submissions are accepted and dropped.
         cut: connections are dropped right after a submission was taken, before the answer.
     """
 
@@ -77,12 +77,12 @@ class SubtensorNode:
     """Serves ``ledger`` while its context is open. Give the ledger without finality lag and with all of its state.
 
     Attributes:
-        url: where it listens.
-        listening: whether it takes connections.
-        faults: what goes wrong at present.
-        calls: names of the methods that were asked for.
+        url: its address.
+        listening: whether it accepts connections.
+        faults: the current faults.
+        calls: names of the called methods.
         accepted: extrinsics that the pool took, ``(signer, function)`` each.
-        dials: how often somebody connected.
+        dials: number of connections so far.
     """
 
     def __init__(self, ledger: Ledger, *, finality_lag: int = 0, retained_blocks: int | None = None) -> None:

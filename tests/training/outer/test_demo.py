@@ -280,8 +280,8 @@ def test_influence_of_one_peer_is_bounded_however_large_or_lonely(hparams):
     scaled = {i: 1e6 * v for i, v in lonely.items()}
     level = dict.fromkeys(lonely, 1.0)
     against = dict.fromkeys(range(0, 64 * 32, 64), -1.0)  # at the indices of the others
-    # Two independent directions of weights 4/5 and 1/5 disagree on about atan(1/4) / pi = 8 % of signs; if indices
-    # that nobody else sends had full weight, it would be atan(1) / pi = 25 %.
+    # Two independent directions of weights 4/5 and 1/5 disagree on about atan(1/4) / pi = 8 % of signs; if indices that
+    # no other peer sends had full weight, it would be atan(1) / pi = 25 %.
     for attack in (lonely, level, against):
         assert 0 < flipped(hparams, attack) < 0.15
     assert flipped(hparams, scaled) == pytest.approx(flipped(hparams, lonely), abs=0.001)
