@@ -168,8 +168,8 @@ async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport() -> Iterator[None]:
-    """A report parses the failed test's source. In Python 3.11 that fails with a SystemError, which ends the whole
-    run, if something is collected in between whose end logs a traceback: that parses source, too."""
+    """A report parses the failed test's source. In Python 3.11 this fails with a SystemError, which ends the whole
+    run, if garbage collection in between logs a traceback of a destroyed object, because that also parses source."""
     gc.disable()
     try:
         return (yield)

@@ -113,7 +113,7 @@ def test_every_setting_stands_in_the_example():
         "TPLR_CACHE_FOLDER",
     }
     others |= {f"TPLR_{field.name.upper()}" for field in fields(Resources)}
-    assert documented == wanted | others | {"R2_GRADIENTS_JURISDICTION"}  # which says that it is one of each kind
+    assert documented == wanted | others | {"R2_GRADIENTS_JURISDICTION"}  # each kind of bucket has one
 
 
 def test_an_empty_variable_is_none():

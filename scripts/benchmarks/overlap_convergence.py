@@ -178,7 +178,7 @@ def run_cell(cell: OverlapCell) -> dict[str, Any]:
 
 
 def print_table(rows: list[dict[str, str]]) -> None:
-    """Losses, and how much higher they are than those of ``outer_delay`` 0 with the same tokens, seed by seed."""
+    """Print losses, and their excess over those of ``outer_delay`` 0 with the same tokens, seed by seed."""
     found: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in rows:
         numbers = (int(row[name]) for name in ("k", "layers", "rounds", "batch", "inner_steps", "arrives"))

@@ -86,7 +86,7 @@ def test_deleted_updates_are_one_error(own_run, tplr, tmp_path, caplog):
     assert tplr("export", "--local", own_run.folder, "--out", "model", "--from", "start") == 2
     assert "window 4: uids [1, 2] are in its included set, and their updates are unavailable" in caplog.text
     assert not (tmp_path / "model").exists()
-    # The checkpoint is newer, and the card says that two updates are not counted.
+    # The checkpoint is newer, and the card states that two updates are not counted.
     assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
     assert "(updates of 1 windows are deleted, and not counted)" in (tmp_path / "model" / "README.md").read_text()
     assert read_record(tmp_path / "model").windows[1].batches == {"1": None, "2": None}

@@ -85,7 +85,7 @@ def test_a_new_run_without_probation_gathers_from_its_first_window() -> None:
 def test_shared_processors_delay_gathers_and_decisions() -> None:
     alone = run(windows=2)
     busy = run(replace(IDEAL, cores=2.0, request_work=0.05), windows=2)
-    # 24 nodes with 3 * 2 requests about the window and 3 * 12 for the updates; downloads take 19 s beside it.
+    # 24 nodes with 3 * 2 requests about the window and 3 * 12 for the updates; downloads take 19 s in parallel.
     work = 24 * (6 + 36) * 0.05 / 2
     for one, other in zip(alone, busy, strict=True):
         assert other.gathered == pytest.approx(24 + work, rel=0.1)

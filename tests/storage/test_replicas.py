@@ -65,7 +65,7 @@ async def test_a_store_that_fails_rests_and_takes_its_turns_again():
     question, asked = scripted(a=[DOWN, DOWN, 1], b=[2], c=[3])
     three = replicas("a", "b", "c", pause_seconds=0.05)
     assert [await three.ask(question) for _ in range(5)] == [2, 2, 3, 2, 2]
-    assert asked == ["a", "b", "b", "c", "b", "b"]  # in a's turns it is passed over
+    assert asked == ["a", "b", "b", "c", "b", "b"]  # a is skipped in its turns
     await asyncio.sleep(0.06)
     asked.clear()
     assert [await three.ask(question) for _ in range(2)] == [3, 2]  # asked again, and it rests twice as long

@@ -144,7 +144,7 @@ async def test_token_stores_are_published_alike(served, tmp_path):
     assert (await publish(tmp_path / "store", served.store, "tokens")).sent == 6
     assert [path.rpartition("/")[2] for path in written(served)][-2:] == ["meta.json", "meta.json"]
     assert (await verify(served.store, "tokens")).problems == ()
-    # Fewer shards: those of the longer version must not stay beside them.
+    # Fewer shards: shards of the longer version must not remain.
     shutil.rmtree(tmp_path / "store" / "shard_0001")
     with pytest.raises(ConfigError, match=r"shard_0001/meta.json is of another"):
         await publish(tmp_path / "store", served.store, "tokens")
