@@ -1,11 +1,11 @@
 #!/bin/sh
-# Runs a node in a container: entrypoint.sh miner|validator|aggregator [OPTION ...], or entrypoint.sh COMMAND of tplr.
+# Runs a node in a container: entrypoint.sh miner|validator|aggregator [OPTION ...], or any other command of tplr.
 #
-#   MORE_OPTIONS   options after those given, split at spaces
+#   MORE_OPTIONS   more options, appended to the arguments, split at spaces
 #   GPUS           processes of the node, one for each GPU; default: all GPUs that the container sees
 #   HOLD_STATUSES  exit statuses, such as "2 4", after which the container stays without a node until it is stopped: a
 #                  restart policy would start a misconfigured node again and again. Default: none
-#   RETRY_SECONDS  pause before exit status 3, something outside is down. Default: 60
+#   RETRY_SECONDS  pause before exit status 3 (something outside is down). Default: 60
 set -eu
 
 command=${1:-miner}
@@ -31,11 +31,11 @@ node=
 trap 'stopped=yes; [ -z "$node" ] || kill -TERM "$node" 2>/dev/null || true' TERM INT
 "$TPLR" "$command" "$@" &
 node=$!
-[ -z "$stopped" ] || kill -TERM "$node" # the signal came before there was a node
+[ -z "$stopped" ] || kill -TERM "$node" # the signal came before the node was started
 
 status=0
 wait "$node" || status=$?
-if [ -n "$stopped" ]; then # the first wait ended with the signal, not with the node
+if [ -n "$stopped" ]; then # the signal ended the first wait, not the node's exit
     status=0
     wait "$node" || status=$?
     exit "$status"

@@ -2,7 +2,7 @@
 
     python examples/stream_and_tokenize.py [--batches 40]
 
-The texts are those of a localnet: Python's standard library as parquet files, with a tokenizer trained on them.
+The texts are the same as in a localnet: Python's standard library as parquet files, with a tokenizer trained on them.
 """
 
 import argparse

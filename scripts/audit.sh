@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Compare requirements.lock with the known vulnerabilities. Where their database can't be reached, says so and succeeds;
-# with --require, as in the workflow, that is a failure.
+# Compare requirements.lock with the known vulnerabilities. If the database can't be reached, it prints a message and
+# succeeds; with --require, as in the workflow, it fails.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 scripts/setup.sh dev || exit 2
-# Of its own environment: the tool and its dependencies are none of ours. --strict: an unknown package is no success.
+# In a separate environment, because the tool and its dependencies are not part of the project. --strict: an unknown
+# package is a failure.
 said=$(timeout 300 .venv/bin/uv tool run --quiet --from pip-audit==2.10.1 pip-audit \
     --strict --disable-pip --require-hashes --requirement requirements.lock 2>&1)
 status=$?

@@ -2,7 +2,8 @@
 
     .venv/bin/python scripts/cost_tables.py
 
-Every figure is the planner's (``docs/plan.md`` states the accuracy of each); a test compares the page with it.
+The planner computes every figure (``docs/plan.md`` states the accuracy of each); a test compares the page with the
+planner's output.
 """
 
 import math
@@ -41,25 +42,27 @@ COLUMNS = (
 )
 TEXT = """# What a node needs, and what it costs
 
-For each hparams file of the project, on one H100 of 80 GB with the device's defaults. The two large ones are on the
-GPUs that they are made for, that of 70 billion parameters with `--checkpointing full --offload`. All figures are
-computed by `tplr plan`; [plan.md](plan.md) says how each is known. This page is written by `scripts/cost_tables.py`.
+The table has a row for each hparams file of the project and each role, on one H100 of 80 GB with the device's defaults.
+The two large models are planned on the GPUs that their files are made for, the one of 70 billion parameters with
+`--checkpointing full --offload`. `tplr plan` computes all figures; [plan.md](plan.md) states the source of each.
+`scripts/cost_tables.py` writes this page.
 
-Prices are R2's list prices for one bucket that 20 nodes read, without free allowances; reading bytes is free there.
-GPUs, power and the line are not in them. A validator's row is that of the leading one, which all others follow.
+Prices are R2's list prices for one bucket that 20 nodes read, without free allowances; R2 does not charge for bytes
+read. They do not include GPUs, power and the internet connection. A validator's row is that of the leading validator,
+which all others follow.
 
 """
 
 AGGREGATOR = """
-An aggregator has no model. Its host memory is for the updates of a window, fetched and put together, besides half a GB
-of the process; its disk for the aggregates of two windows that are not published yet.
+An aggregator has no model. Its host memory holds the fetched updates of a window and their aggregate; the process needs
+another half GB, which is not in the table. Its disk holds the aggregates of two windows that are not published yet.
 
 """
-ALONE = (COLUMNS[0], *COLUMNS[5:])  # what an aggregator's table has
+ALONE = (COLUMNS[0], *COLUMNS[5:])  # columns of the aggregators' table
 
 
 def fitting_plan(path: Path, role: Role) -> Plan:
-    """The plan on the GPUs that a file is made for. Raises ConfigError if it does not fit."""
+    """Return the plan on the GPUs that a file is made for. Raises ConfigError if it does not fit."""
     gpu, ranks, settings = MACHINES.get(path.name, ("h100", 1, DeviceSettings.of("cuda")))
     host = Host(accelerator=ACCELERATORS[gpu], ranks=ranks, host_memory=2**50, disk=2**50, down=DOWN, up=UP)
     plan = make_plan(load_hparams(path), host, role=role, settings=settings)
@@ -68,7 +71,7 @@ def fitting_plan(path: Path, role: Role) -> Plan:
 
 
 def row(path: Path, role: Role) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     plan = fitting_plan(path, role)
     cells = [
         f"`{path.name}`",
@@ -84,7 +87,7 @@ def row(path: Path, role: Role) -> str:
 
 
 def aggregator_row(path: Path) -> str:
-    """One line of the table of aggregators."""
+    """Return one line of the table of aggregators."""
     plan = fitting_plan(path, "validator")
     hparams, update = plan.load.hparams, plan.load.update_bytes
     cells = [
@@ -97,7 +100,7 @@ def aggregator_row(path: Path) -> str:
 
 
 def _flow(flow: Traffic, seconds: float) -> list[str]:
-    """The cells of a bucket's traffic, and its price."""
+    """Return the cells of a bucket's traffic and its price."""
     days = SECONDS_PER_DAY / seconds
     return [
         f"{flow.uploaded * days / 1e9:.0f}",
@@ -113,7 +116,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     roles: tuple[Role, ...] = ("miner", "validator")
     rows = [row(path, role) for path in sorted(ROOT.glob("hparams*.json")) for role in roles]
     alone = [aggregator_row(path) for path in sorted(ROOT.glob("hparams*.json"))]

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Build the documentation as a searchable site into site/ (or into the folder given). Fails on a broken link,
-# and on a page that would load something from another host.
+# Build the documentation as a searchable site into site/ (or into the given folder). Fails on a broken link and on a
+# page that loads anything from another host.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh dev || exit 2
 site=$(realpath -m "${1:-site}")
 NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict --site-dir "$site"
 
-# For a diagram the theme itself would fetch a library.
+# For diagrams the theme would fetch a library from another host.
 loads='<(script|img|iframe|source|link|video|audio|object|embed)[^>]*(src|srcset|href|data)="?(https?:)?//[^" >]+|class="?mermaid'
 styles='(url\(|@import )["'"'"']?(https?:)?//[^)"'"'"' ]+'
 if grep -rnoE "$loads" --include='*.html' "$site" || grep -rnoE "$styles" --include='*.css' "$site"; then

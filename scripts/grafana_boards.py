@@ -1,7 +1,8 @@
 """Write the Grafana boards of ``docker/grafana/boards``: ``scripts/grafana_boards.py``.
 
 The boards are generated from the table below, so that their queries stay readable.
-``tests/telemetry/test_prometheus.py`` compares the files with it, and every query with the metrics that nodes serve.
+``tests/telemetry/test_prometheus.py`` compares the files with the table, and every query with the metrics that nodes
+serve.
 """
 
 import json
@@ -155,7 +156,7 @@ BOARDS = {"miner": ("Miner", MINER), "validator": ("Validator", VALIDATOR), "run
 
 
 def board(name: str) -> dict[str, Any]:
-    """The board as Grafana's JSON model (grafana.com/docs: dashboards, JSON model)."""
+    """Return the board as Grafana's JSON model (grafana.com/docs: dashboards, JSON model)."""
     title, panels = BOARDS[name]
     role = "" if name == "run" else f'role="{name}"'
     variable = {
@@ -197,7 +198,7 @@ def _panel(index: int, panel: Panel) -> dict[str, Any]:
 
 
 def text_of(name: str) -> str:
-    """The file of a board."""
+    """Return the text of a board's file."""
     return json.dumps(board(name), indent=2) + "\n"
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Write requirements.lock: every package of a node with the hashes of its files, at the versions of constraints.txt.
-# The image installs it with --require-hashes. Run it after a change of pyproject.toml or constraints.txt.
+# Write requirements.lock: every package of a node with the hashes of its files, at the versions of constraints.txt. The
+# image installs these packages with --require-hashes. Run it after a change of pyproject.toml or constraints.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh dev

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Pin the base images: write the digests that their tags have now into docker/Dockerfile and docker/compose.yml. Asks the
-# registries through docker buildx. Run it again to renew them.
+# Pin the base images: write the current digests of their tags into docker/Dockerfile and docker/compose.yml. Queries
+# the registries through docker buildx. Run it again to update the digests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -2,7 +2,7 @@
 
     python scripts/predicted_gain.py FOLDER [--schemes demo sparseloco] [--seeds 0 1 2 3] [--windows 30]
 
-Real training of a small model. In each window, honest miners and cheats send updates, and those of the honest ones are
+Real training of a small model. In each window, honest miners and cheats send updates; only those of honest miners are
 applied. Writes ``FOLDER/SCHEME-VOCABULARY-SEED.npz``, from which ``predicted_gain_tables.py`` makes the tables of
 docs/benchmarks/scoring.md. A run takes about three minutes of one core.
 """
@@ -40,7 +40,7 @@ class Dealt(Honest):
         self._first = first
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
-        """The work, or zeros: what is left is in the error feedback, which all share."""
+        """Return the work, or zeros: the rest is in the error feedback, which all members share."""
         if self._first is None:
             return super().tensors(world, window)
         self.outer = self._first.outer
@@ -48,7 +48,7 @@ class Dealt(Honest):
 
 
 def members() -> dict[str, list[Honest]]:
-    """Groups of miners; the uids are in this order, from 1."""
+    """Return the groups of miners; uids follow this order, from 1."""
     dealer = Dealt(64)
     return {
         "honest 8": [Honest(8)],
@@ -71,17 +71,17 @@ def members() -> dict[str, list[Honest]]:
 
 
 def trained(local: LocalTraining, world: World, batches: np.ndarray) -> dict[str, torch.Tensor]:
-    """Local training from the network's weights, with inner-optimizer moments of one miner's own."""
+    """Train locally from the network's weights, with separate inner-optimizer moments for each miner."""
     return dict(local.run(world.train_state.model, batches, step=world.train_state.global_step).tensors)
 
 
 def configured(scheme: Scheme, vocabulary: int) -> HParams:
-    """Constants of the simulation for a scheme."""
+    """Return the constants of the simulation for a scheme."""
     return small(profile(scheme), vocabulary=vocabulary)
 
 
 class Run:
-    """A simulated network of one scheme, and what is measured in it."""
+    """A simulated network of one scheme, and its measurements."""
 
     def __init__(self, scheme: Scheme, vocabulary: int, seed: int) -> None:
         self.groups = members()
@@ -94,12 +94,13 @@ class Run:
             local = local_training(self.world.train_state.parameters, self.world.hparams)
             member.train = functools.partial(trained, local)  # pyright: ignore[reportAttributeAccessIssue]
         self.applied = [1, 2, 3, 4, 5]
-        # Every second window: whose pages a validator also takes a gradient on, and whose loss changes it measures.
+        # Every second window: the miners on whose pages a validator also computes a gradient, and those whose loss
+        # changes it measures.
         self.tested = [1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 21]
         self.evaluated = [*range(1, 16), 18, 21, 22, 29, 30, 36]
 
     def window(self) -> dict[str, np.ndarray]:
-        """Everybody's updates measured, and those of the honest miners applied."""
+        """Measure all updates, and apply those of the honest miners."""
         world, window = self.world, self.world.window
         updates: dict[int, Update] = {}
         for uid, member in world.by_uid.items():
@@ -130,7 +131,7 @@ class Run:
         return found
 
     def own_falls(self, updates: Mapping[int, Update]) -> dict[str, np.ndarray]:
-        """Falls of the loss on assigned pages, for the test by losses."""
+        """Return the decreases of the loss on assigned pages, for the test by losses."""
         falls, befores = [], []
         for uid in self.tested:
             pages = self.world.pages(uid, self.world.window).batches
@@ -140,7 +141,8 @@ class Run:
         return {"own_falls": np.stack(falls), "own_before": np.stack(befores)}
 
     def clipped(self, norms: np.ndarray) -> np.ndarray:
-        """Factor of each update and tensor [uids, tensors]: SparseLoCo's clipping, as the window is applied."""
+        """Return the factor of each update and tensor [uids, tensors] of SparseLoCo's clipping when the window is
+        applied."""
         if self.world.hparams.outer == "demo":
             return np.ones_like(norms)
         step, names = self.world.train_state.global_step, self.outer.spec.tensors
@@ -149,7 +151,7 @@ class Run:
 
     @torch.no_grad()
     def losses_after(self, update: Update, batches: np.ndarray) -> np.ndarray:
-        """Losses after the trial step, which is clipped as the window's step will be."""
+        """Return the losses after the trial step, which is clipped like the window's step."""
         parameters = self.world.train_state.parameters
         before = {name: one.detach().clone() for name, one in parameters.items()}
         self.outer.trial_step(update, step=self.world.train_state.global_step)
@@ -159,7 +161,7 @@ class Run:
         return losses
 
     def gradient(self, batches: np.ndarray) -> list[torch.Tensor]:
-        """Gradient on batches in the basis of the coordinates, chunk by chunk, of each tensor."""
+        """Return each tensor's gradient on batches in the basis of the coordinates, chunk by chunk."""
         found = WindowGradient("float32").run(self.model, batches, step=0).tensors
         chunks = {name: one.grid.cut(one.grid.matrix(found[name])) for name, one in self.outer.spec.tensors.items()}
         if self.world.hparams.outer == "demo":
@@ -167,7 +169,7 @@ class Run:
         return list(chunks.values())
 
     def coordinates(self, update: Update) -> list[torch.Tensor]:
-        """An update with all its zeros: [chunks, entries] of each tensor."""
+        """Return an update as dense values: [chunks, entries] of each tensor."""
         rows = []
         for name, tensor in update.spec.tensors.items():
             indices, values = update.coefficients(name)
@@ -175,7 +177,7 @@ class Run:
         return rows
 
     def signed(self, row: list[torch.Tensor], gradient: list[torch.Tensor]) -> list[float]:
-        """Inner products with the signs of the decoded update, of each tensor."""
+        """Return each tensor's inner products with the signs of the decoded update."""
         grids = [one.grid for one in self.outer.spec.tensors.values()]
         return [
             float((inverse(mine, grid).sign() * inverse(theirs, grid)).sum(dtype=torch.float64))
@@ -186,7 +188,7 @@ class Run:
 def measure(
     rows: Sequence[list[torch.Tensor]], gradient: list[torch.Tensor], own: Sequence[list[torch.Tensor]]
 ) -> dict[str, np.ndarray]:
-    """Inner products of each tensor: uids first, tensors last."""
+    """Return the inner products of each tensor: uids first, tensors last."""
     products, norms, gram, owns = [], [], [], []
     for i, probe in enumerate(gradient):
         x = torch.stack([row[i].flatten() for row in rows]).double()

@@ -3,8 +3,8 @@
     python scripts/predicted_gain_tables.py FOLDER
     python scripts/predicted_gain_tables.py
 
-With the folder of recordings it writes ``docs/benchmarks/predicted_gain.csv``, in a minute. Then it prints the tables
-of the page as Markdown, from that file alone.
+With the folder of recordings, it writes ``docs/benchmarks/predicted_gain.csv`` in about a minute. In both cases it
+prints the tables of the page as Markdown, from that file alone.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from tplr.training.alignment import Alignment
 TABLE = Path(__file__).parents[1] / "docs" / "benchmarks" / "predicted_gain.csv"
 SPANS = ((0, 20), (10, 30))
 POWERS = (1.0, 1.5, 2.0)
-# uids of ``predicted_gain.members``: three equal honest miners, and those who are with them.
+# uids of ``predicted_gain.members``: three equal honest miners, and the other miners of each scenario.
 EQUAL, EFFORTS, ALL_HONEST = (3, 4, 5), (1, 2, 3), (1, 2, 3, 4, 5, 14, *range(21, 29))
 AGAINST_EQUAL = {
     "4 identical clones": range(14, 18),
@@ -39,7 +39,7 @@ AGAINST_EQUAL = {
 }
 CHEATS = {6: "random values", 7: "signs flipped", 8: "large norm", 11: "repeater", 12: "overfitter", 13: "wrong pages"}
 TESTS_LO, TESTS_HI, TESTS = OWN_PAGES_LOW, OWN_PAGES_HIGH, 8
-# Cosines of eight clones with their source; the rest is noise of their own.
+# Cosines of eight clones with their source; the rest of each clone is independent noise.
 NOISY, SOURCE, CLONES = (0.9, 0.8, 0.7, 0.6, 0.5), 14, range(100, 108)
 Credits = Callable[[Sequence[Alignment]], np.ndarray]
 # Names of tables in the file.
@@ -48,7 +48,7 @@ CONSTANTS = {"CHANCE": (1.0, 3.0), "RIDGE": (0.005, 0.1), "APART": (0.05, 0.35)}
 
 # --- the page -------------------------------------------------------------------------------------------------------
 SCHEMES = {"demo": "DeMo", "sparseloco": "SparseLoCo", "muon": "Muon"}
-# Beside these, the file has weights that are in no table of the page. Bold is what is used.
+# The file also has weights that are in no table of the page. Nodes use the bold ones.
 USED = {"demo": "unit norm of each tensor", "sparseloco": "clipped", "muon": "clipped"}
 WEIGHTS = {
     "demo": {
@@ -71,9 +71,9 @@ WEIGHTS = {
     },
     "muon": {one: one for one in ("as sent", "unit norm of each tensor", "clipped, mean cosine", "clipped")},
 }
-# A quotient above this has no denominator: the other miner has no credit.
+# A quotient above this means a denominator of 0: the other miner has no credit.
 NO_CREDIT = 1000
-# What the tables of other rules and constants show.
+# Rows of the tables of other rules and constants.
 EQUAL_THREE, EQUAL_FOUR = "3 equal miners: largest over smallest", "4 equal miners among 14: largest over smallest"
 NOISY_COPY, DEALT = "copier with noise, over an honest miner", "dealt over 8, over an honest miner"
 CLONES_AT = "8 clones with a cosine of {}, over an honest miner"
@@ -100,7 +100,7 @@ class Recorded:
 
     @classmethod
     def read(cls, path: Path) -> "Recorded":
-        """One file of ``predicted_gain.py``."""
+        """Read one file of ``predicted_gain.py``."""
         scheme, vocabulary, _ = path.stem.split("-")
         data = dict(np.load(path))
         factors = 1 / np.maximum(data["norms"], 1e-30) if scheme == "demo" else data["factors"]
@@ -111,11 +111,11 @@ class Recorded:
 
     @property
     def deep(self) -> np.ndarray:
-        """The windows in which losses and gradients on assigned pages were measured."""
+        """Return the windows in which losses and gradients on assigned pages were measured."""
         return np.arange(len(self.products))[1::2]
 
     def alignment(self, window: int, uids: Sequence[int]) -> Alignment:
-        """What a validator of these miners alone would have published."""
+        """Return the alignment that a validator would have published for only these miners."""
         rows = np.array(uids) - 1
         gram, upper = self.gram[window][np.ix_(rows, rows)], np.triu_indices(len(rows))
         squares = np.diag(gram)[np.diag(gram) > 0]
@@ -124,14 +124,15 @@ class Recorded:
         return Alignment(tuple(uids), tuple(products), (), tuple(gram[upper] / scale**2))
 
     def credits(self, uids: Sequence[int], span: tuple[int, int], rule: Credits) -> dict[int, float]:
-        """Credits of these miners alone over a span of windows."""
+        """Return the credits of only these miners over a span of windows."""
         values = rule([self.alignment(window, sorted(uids)) for window in range(*span)])
         return dict(zip(sorted(uids), values, strict=True))
 
     def noisy_clones(self, window: int, cosine: float) -> Alignment:
-        """Three equal honest miners, and clones of one source, each with as much noise as to have this cosine with it.
+        """Return three equal honest miners and clones of one source, each with enough noise to have this cosine with
+        the source.
 
-        Noise has no product with anything else.
+        Products of the noise with anything else are 0.
         """
         one = self.alignment(window, (*EQUAL, SOURCE))
         place, clones, count = len(EQUAL), len(CLONES), len(EQUAL) + len(CLONES)
@@ -145,12 +146,13 @@ class Recorded:
 
 
 def as_paid(windows: Sequence[Alignment]) -> np.ndarray:
-    """Credit as the board has it, where every update is included: windows count alike by ``even_scales``."""
+    """Return the credit as on the score board, with every update included: ``even_scales`` gives all windows equal
+    weight."""
     return _credit(windows, even_scales([one.products for one in windows]))
 
 
 def unscaled(windows: Sequence[Alignment]) -> np.ndarray:
-    """Credit of gains as measured, without ``even_scales``: as it was paid before these."""
+    """Return the credit of gains as measured, without ``even_scales``, which were added later."""
     return _credit(windows, None)
 
 
@@ -160,7 +162,7 @@ def _credit(windows: Sequence[Alignment], scales: np.ndarray | None) -> np.ndarr
 
 
 def plain_regression(windows: Sequence[Alignment]) -> np.ndarray:
-    """``beta * b`` of the non-negative ridge regression on the Gram matrix itself, with a ridge of 0.1."""
+    """Return ``beta * b`` of the non-negative ridge regression on the Gram matrix, with a ridge of 0.1."""
     found = credit(windows, [dict.fromkeys(one.uids, True) for one in windows])
     gains = np.array([max(0.0, found[uid].mean) for uid in windows[0].uids])
     gram = np.mean([gram_of(one) for one in windows], axis=0)
@@ -168,7 +170,7 @@ def plain_regression(windows: Sequence[Alignment]) -> np.ndarray:
 
 
 def correlations(run: Recorded) -> dict[str, list[float]]:
-    """Rank correlation of each way to weigh tensors with the measured loss change, window by window."""
+    """Return the rank correlation of each tensor weighting with the measured loss change, window by window."""
     data, deep, uids = run.data, run.deep, run.data["evaluated"] - 1
     products, norms = data["products"], np.maximum(data["norms"], 1e-30)
     gradients, sizes = data["gradient_norms"][:, None], np.sqrt(data["sizes"][0])
@@ -192,12 +194,12 @@ def correlations(run: Recorded) -> dict[str, list[float]]:
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Rank correlation."""
+    """Return the rank correlation."""
     return float(np.corrcoef(x.argsort().argsort(), y.argsort().argsort())[0, 1])
 
 
 def scenarios(run: Recorded, span: tuple[int, int], rule: Credits, power: float) -> Iterator[tuple[str, float]]:
-    """Ratios of pay by credit alone."""
+    """Yield the ratios of pay by credit alone."""
 
     def pay(uids: Sequence[int]) -> dict[int, float]:
         return {uid: value**power for uid, value in run.credits(uids, span, rule).items()}
@@ -231,7 +233,7 @@ def scenarios(run: Recorded, span: tuple[int, int], rule: Credits, power: float)
 
 
 def indicators(run: Recorded, uids: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
-    """Indicators of the own-pages test among these miners, by kind."""
+    """Yield the indicators of the own-pages test among these miners, by kind."""
     kinds, tested = run.data["kinds"], run.data["tested"].tolist()
     own = np.einsum("dijt,djt->dij", run.data["owns"], run.factors[run.deep])
     for uid in tested:
@@ -246,7 +248,7 @@ def indicators(run: Recorded, uids: Sequence[int]) -> Iterator[tuple[str, list[f
 
 
 def own_factors(values: Sequence[float]) -> tuple[float, float, float]:
-    """Of the mean of ``TESTS`` tests: the factor's mean, 10 % and 90 % quantile."""
+    """Return the mean, the 10 % and the 90 % quantile of the factor that follows from the mean of ``TESTS`` tests."""
     drawn = np.random.default_rng(0).choice(values, (4000, TESTS)).mean(axis=1)
     factors = np.clip((drawn - TESTS_LO) / (TESTS_HI - TESTS_LO), 0, 1)
     low, high = np.percentile(factors, (10, 90))
@@ -277,7 +279,7 @@ def write(runs: Sequence[Recorded]) -> None:
 
 
 def correlation_rows(runs: Sequence[Recorded]) -> Iterator[list[object]]:
-    """Median and worst over windows and seeds, medians of the first and the last five measured windows."""
+    """Yield the median and worst over windows and seeds, and medians of the first and last five measured windows."""
     found = defaultdict[str, list[list[float]]](list)
     for run in runs:
         for what, values in correlations(run).items():
@@ -289,7 +291,7 @@ def correlation_rows(runs: Sequence[Recorded]) -> Iterator[list[object]]:
 
 
 def credit_rows(runs: Sequence[Recorded]) -> Iterator[list[object]]:
-    """Median, smallest and largest over seeds and spans."""
+    """Yield the median, smallest and largest over seeds and spans."""
     rules: dict[str, tuple[Credits, float]] = {f"{PAID}, power {power:g}": (as_paid, power) for power in POWERS}
     rules |= {f"{UNSCALED}, power {power:g}": (unscaled, power) for power in POWERS}
     rules[REGRESSION] = plain_regression, 1.0
@@ -314,7 +316,7 @@ def _credit_rows(runs: Sequence[Recorded], name: str, rule: Credits, power: floa
 
 
 def own_pages_rows(runs: Sequence[Recorded]) -> Iterator[list[object]]:
-    """Mean indicator, and mean, 10 % and 90 % quantile of the factor."""
+    """Yield the mean indicator, and the mean, 10 % and 90 % quantile of the factor."""
     for uids in (range(1, 14), (1, 2, 3, 4, 5, 13), (3, 4, 5, 13)):
         found = defaultdict[str, list[float]](list)
         for run in runs:
@@ -326,13 +328,13 @@ def own_pages_rows(runs: Sequence[Recorded]) -> Iterator[list[object]]:
 
 
 def read() -> list[Row]:
-    """The rows of ``TABLE``."""
+    """Return the rows of ``TABLE``."""
     with TABLE.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def page_tables(rows: Sequence[Row]) -> dict[str, str]:
-    """The tables of docs/benchmarks/scoring.md, by name."""
+    """Return the tables of docs/benchmarks/scoring.md, by name."""
     tables = {f"rank correlation, {SCHEMES[scheme]}": _correlations(rows, scheme) for scheme in SCHEMES}
     rule = credit_rule(rows)
     for vocabulary in ("1024", "256"):
@@ -350,7 +352,7 @@ def page_tables(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def credit_rule(rows: Sequence[Row]) -> str:
-    """The rule of the credit tables: as paid, if the file has it."""
+    """Return the rule of the credit tables: the one used for pay, if the file has it."""
     return PAID if any(row["table"].startswith(PAID) for row in rows) else UNSCALED
 
 
@@ -380,7 +382,7 @@ def _by_name(rows: Sequence[Row]) -> dict[tuple[str, str, str, str], Row]:
 
 
 def _ratios(rows: Sequence[Row], columns: Sequence[tuple[str, str, str, str]], only: Sequence[str] = ()) -> str:
-    """A column for each scheme, vocabulary and table of the file."""
+    """Return a column for each scheme, vocabulary and table of the file."""
     found, keys = _by_name(rows), {column[1:] for column in columns}
     names = only or list(dict.fromkeys(what for *key, what in found if tuple(key) in keys))
     body = [[what, *(_ratio(found[*column[1:], what]) for column in columns)] for what in names]
@@ -388,7 +390,7 @@ def _ratios(rows: Sequence[Row], columns: Sequence[tuple[str, str, str, str]], o
 
 
 def _constants(rows: Sequence[Row], rule: str) -> str:
-    """Medians with a smaller constant, the usual one and a larger one."""
+    """Return the medians with a smaller constant, the usual one and a larger one."""
     found, schemes, body = _by_name(rows), _schemes(rows, "1024"), []
     for constant, names in CHANGED.items():
         low, high = (f"{constant} {value:g}, power 1" for value in CONSTANTS[constant])
@@ -412,7 +414,8 @@ def _number(text: str) -> str:
 
 
 def _own_pages(rows: Sequence[Row]) -> str:
-    """Mean indicator, and mean factor with the quantile that matters: 10 % of honest miners, 90 % of others."""
+    """Return the mean indicator, and the mean factor with the unfavourable quantile: 10 % for honest miners, 90 % for
+    others."""
     found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for row in rows:
         if row["table"] == "own pages, 13 updates":

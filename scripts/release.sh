@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Build, check and tag a release of the version in pyproject.toml: scripts/release.sh [--no-tag]
 #
-# In dist/: sdist, wheel, sbom.json (CycloneDX) and SHA256SUMS. They are checked in a fresh environment, with a network of
-# real processes. Publishing is another step: push the tag, and upload dist/.
+# Writes sdist, wheel, sbom.json (CycloneDX) and SHA256SUMS into dist/, and checks them in a fresh environment with a
+# network of real processes. Publishing is a separate step: push the tag, and upload dist/.
 #
-# UV: the uv to use; default: the one on PATH, else that of .venv, which is set up for it. It installs in seconds what it
-# has in its cache, at the versions of constraints.txt. PYTHON: of the fresh environments; default: python3.
+# UV: the uv to use; default: the one on PATH, else the one in .venv, which is installed if needed. It installs cached
+# packages in seconds, at the versions of constraints.txt.
+# PYTHON: interpreter of the fresh environments; default: python3.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}
@@ -41,7 +42,7 @@ for file in dist/*.whl dist/*.tar.gz; do
     "$uv" venv --quiet --clear --python "$python" "$fresh/venv"
     "$uv" pip install --quiet --python "$fresh/venv/bin/python" --constraint constraints.txt "$PWD/${file}[localnet]"
     (
-        cd "$fresh" # not the source tree
+        cd "$fresh" # outside the source tree
         unset PYTHONPATH
         [ "$(venv/bin/tplr --version)" = "tplr $version" ]
         venv/bin/python <<<"$imports"

@@ -23,7 +23,7 @@ DOWN, UP = 500e6 / 8, 110e6 / 8  # bytes per second
 AGGREGATOR_DOWN, AGGREGATOR_UP = 2e9 / 8, 1e9 / 8
 NODES = 256
 GPU, GPUS, MFU = "h200", 8, 0.4
-APPLY = 20.0  # seconds that a window takes to apply during catch-up; an assumption
+APPLY = 20.0  # seconds to apply a window during catch-up; an assumption
 WINDOW = 100 * BLOCK_SECONDS
 
 
@@ -33,13 +33,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def amount(value: float) -> str:
-    """Bytes."""
+    """Format a number of bytes."""
     unit, factor = next((one for one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if value >= one[1]), ("kB", 1e3))
     return f"{value / factor:.3g} {unit}"
 
 
 def costs() -> str:
-    """Each participant, by the number of uids and of parameters."""
+    """Return the table of each participant's costs, by the number of uids and of parameters."""
     parts = []
     for size in SIZES:
         load = workload(size)
@@ -75,7 +75,7 @@ def costs() -> str:
 
 
 def validator() -> str:
-    """Seconds of a validator's devices and of its link."""
+    """Return the table of the seconds of a validator's devices and link."""
     rows = []
     for size in SIZES:
         for uids, bounded in ((256, None), (256, 20)):
@@ -106,7 +106,7 @@ class Way(NamedTuple):
     """A way to bring a window's updates to all nodes.
 
     Attributes:
-        fetched: bytes that a node fetches; ``ready``: seconds after the window's end from which it can.
+        fetched: bytes that a node fetches; ``ready``: seconds from the window's end until it can fetch them.
         sent: bytes that one sender uploads.
     """
 
@@ -132,7 +132,7 @@ class Way(NamedTuple):
 
 
 def egress() -> str:
-    """Ways to bring a window's updates to 256 nodes."""
+    """Return the table of the ways to bring a window's updates to 256 nodes."""
     with UNION.open() as file:
         last = [row for row in csv.DictReader(file) if int(row["updates"]) == 20 and int(row["window"]) > 1]
     bits = {name: mean(float(row[name]) for row in last) for name in last[0]}
@@ -177,7 +177,7 @@ def egress() -> str:
 
 
 def catching_up() -> str:
-    """A newcomer, by the age of the checkpoint that it finds."""
+    """Return the table of a newcomer's times, by the age of the checkpoint that it finds."""
     rows = []
     for size in ("8B", "70B"):
         load = workload(size)
@@ -186,7 +186,8 @@ def catching_up() -> str:
             for up, name in ((UP, "110 Mbit/s"), (1e9 / 8, "1 Gbit/s")):
                 upload = checkpoint / up / WINDOW
                 hparams = run_constants(size, checkpoint_frequency=frequency)
-                # A checkpoint is sent while the next one is not due: an elector skips what it has no time for.
+                # A checkpoint is sent until the next one is due: an elector skips checkpoints that it has no time to
+                # send.
                 every = math.ceil(upload / frequency) * frequency
                 ages = [math.ceil(upload), math.ceil(upload + every)]
                 found = [

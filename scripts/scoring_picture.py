@@ -39,13 +39,13 @@ BLIND = 8  # the validator's own data failed in this window
 
 
 def observed(uid: int, window: int) -> PeerObservation:
-    """What is seen of a miner before tests."""
+    """Return the observation of a miner before tests."""
     seen = PeerObservation(hotkey=NAMES[uid], listed=True, included=True, verdict=VALID, assigned_pages=True, behind=0)
     away = {"included": False, "verdict": Reason.MISSING.value, "assigned_pages": None}
     probation = {"included": False, "listed": False, "probation": True}
     if uid == 2 and window < 5:
         return seen.model_copy(update={**away, "verdict": None, "listed": False})
-    struck, off = uid == 0 and 15 < window < 19, uid == 5 and window > 8  # off the list for a while, or for good
+    struck, off = uid == 0 and 15 < window < 19, uid == 5 and window > 8  # off the list: temporarily, or permanently
     if (uid == 2 and window < 9) or window < 3 or uid in (6, 7) or struck or off:
         return seen.model_copy(update=probation)
     if (uid == 3 and window % 2) or (uid == 4 and window >= 12):
@@ -54,7 +54,7 @@ def observed(uid: int, window: int) -> PeerObservation:
 
 
 def evidence(window: int, board: Board, random: np.random.Generator) -> Evidence:
-    """A window's evidence: gains with chance, and own-pages tests of the drawn uids."""
+    """Return a window's evidence: gains with noise, and own-pages tests of the drawn uids."""
     seen = {uid: observed(uid, window) for uid in range(len(NAMES))}
     uids = [uid for uid, one in seen.items() if one.verdict == VALID]
     if window == BLIND:
@@ -77,7 +77,7 @@ def evidence(window: int, board: Board, random: np.random.Generator) -> Evidence
 
 
 def colour(one: Evidence, uid: int, struck: bool) -> str:
-    """Of a window's cell."""
+    """Return the colour of a window's cell."""
     seen = one.observations[str(uid)]
     if struck:
         return STRUCK

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install this project and the named extras into .venv: scripts/setup.sh [localnet|h5|wandb|ray|test|dev ...]
-# Does nothing if .venv has them and neither pyproject.toml nor constraints.txt has changed since.
+# Does nothing if .venv has them and neither pyproject.toml nor constraints.txt has changed since the installation.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,6 +24,6 @@ fi
 echo "setup: installing into .venv (one to two minutes, only once) ..." >&2
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
     --editable ".${extras:+[$extras]}"
-# pip would compile on one core. Some packages hold files that are no Python.
+# pip would compile on one core. Some packages contain files that are not valid Python.
 .venv/bin/python -m compileall -q -j 0 .venv/lib src >/dev/null 2>&1 || true
 echo "$wanted" >".venv/installed-${extras:-base}"

@@ -4,12 +4,12 @@
                                          [--vocabularies 1024 256] [--scenarios NAME ...]
                                          [--results FILE] [--finished] [--write]
 
-Runs the scenarios of ``tplr.localnet.scenarios``, a process for each job, and prints the table of median and worst over
-the seeds for each scheme and vocabulary. ``--write`` writes it into ``docs/attackers.md``, where cells without a result
-keep what they have, so the table can be made in parts. Results are appended to ``--results`` as they come, and a run
-with the same file continues after them; ``--finished`` runs nothing, and takes those that are there. The exit status is
-1 if a target of ``tplr.localnet.targets`` is missed. A seed decides which pages are sampled; a vocabulary of 256 is
-single bytes.
+Runs the scenarios of ``tplr.localnet.scenarios``, one process per job, and prints the table of median and worst over
+the seeds for each scheme and vocabulary. ``--write`` writes it into ``docs/attackers.md``; cells without a new result
+keep their values, so the table can be made in parts. Results are appended to ``--results`` as they arrive, and a run
+with the same file continues after them; ``--finished`` runs no scenarios and only uses existing results. The exit
+status is 1 if a target of ``tplr.localnet.targets`` is missed. The seed determines the sampled pages; a vocabulary of
+256 means single bytes.
 """
 
 import argparse
@@ -40,14 +40,14 @@ TARGET_OF = {target.figure: target for target in TARGETS}
 
 
 def run(name: str, setting: Setting) -> Figures:
-    """Figures of a scenario; in a process of its own."""
-    torch.set_num_threads(1)  # far faster than more on so small a model
-    logging.disable(logging.WARNING)  # of every update that is refused
+    """Return the figures of a scenario; runs in a separate process."""
+    torch.set_num_threads(1)  # much faster than several threads for such a small model
+    logging.disable(logging.WARNING)  # one warning for each refused update
     return SCENARIOS[name].figures(setting)
 
 
 def load(path: Path) -> dict[tuple[str, Setting], Figures]:
-    """Results so far."""
+    """Return the results so far."""
     lines = path.read_text().splitlines() if path.exists() else []
     found = {}
     for line in lines:
@@ -64,7 +64,7 @@ def save(path: Path, name: str, setting: Setting, figures: Figures) -> None:
 
 
 def run_all(tasks: Sequence[tuple[str, Setting]], jobs: int, results: Path) -> None:
-    """Run tasks in processes, in their order, and tell the progress."""
+    """Run tasks in processes, in order, and report progress."""
     whole, done, began = sum(SCENARIOS[name].cost for name, _ in tasks), 0.0, time.monotonic()
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(run, *task): task for task in tasks}
@@ -78,7 +78,7 @@ def run_all(tasks: Sequence[tuple[str, Setting]], jobs: int, results: Path) -> N
 
 
 def measured(runs: Mapping[Column, Sequence[Figures]]) -> Cells:
-    """The table's cells for the figures of ``runs``: median and worst."""
+    """Return the table's cells for the figures of ``runs``: median and worst."""
     cells: Cells = {}
     for (scheme, vocabulary), found in runs.items():
         for name in dict.fromkeys(name for figures in found for name in figures):
@@ -88,7 +88,7 @@ def measured(runs: Mapping[Column, Sequence[Figures]]) -> Cells:
 
 
 def published(text: str) -> Cells:
-    """The cells of the table in ``text``, a page of the docs."""
+    """Return the cells of the table in ``text``, a page of the docs."""
     rows = [line.strip("| ").split(" | ") for line in text.partition(BEGIN)[2].partition(END)[0].splitlines()]
     if len(rows) < 2:
         return {}
@@ -97,7 +97,7 @@ def published(text: str) -> Cells:
 
 
 def table(cells: Cells) -> list[str]:
-    """Lines of Markdown: a row for each figure, a column for each scheme and vocabulary."""
+    """Return lines of Markdown: a row for each figure, a column for each scheme and vocabulary."""
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
     lines = [f"| {' | '.join(['figure', *columns, 'target'])} |", f"|{'---|' * (len(columns) + 2)}"]
     for name, row in cells.items():
@@ -106,7 +106,7 @@ def table(cells: Cells) -> list[str]:
 
 
 def cell(name: str, values: Sequence[float]) -> str:
-    """Median and worst of a figure, in bold if it misses its target; without a target, median, least and largest."""
+    """Return a figure's median and worst, in bold if it misses its target; without a target, median, least, largest."""
     if not (target := TARGET_OF.get(name)):
         return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
     text = "{:.2f}, {:.2f}".format(*target.reached(values))
@@ -114,14 +114,14 @@ def cell(name: str, values: Sequence[float]) -> str:
 
 
 def bounds(name: str) -> str:
-    """The target of a figure."""
+    """Return the target of a figure."""
     if not (target := TARGET_OF.get(name)):
         return ""
     return f"{'≥' if target.least else '≤'} {target.median:g}, {target.worst:g}"
 
 
 def write(cells: Cells) -> None:
-    """Update the table in the docs; cells without a result and the text around it stay."""
+    """Update the table in the docs; cells without a result and the text around the table stay unchanged."""
     text = TABLE.read_text()
     updated = published(text)
     for name, row in cells.items():
@@ -144,7 +144,7 @@ def main() -> int:
     given = parser.parse_args()
     results = given.results
     columns = [*itertools.product(given.schemes, given.vocabularies)]
-    # Seed by seed, so that an interrupted run leaves whole ones.
+    # Seed by seed, so that an interrupted run leaves complete seeds.
     settings = [Setting(*column, seed) for seed in range(given.seeds) for column in columns]
     tasks = [
         (name, setting)

@@ -28,12 +28,12 @@ from tplr.scale.participants import Assumptions, Participants
 from tplr.scale.sizes import BLOCK_SECONDS, SIZES, run_constants, workload
 
 DAY = 86_400.0
-PROGRESS = 50  # windows between two lines
-STATE_BYTES, CHECKPOINT_BYTES = 16, 4  # of a parameter: a SparseLoCo miner's saved state, and what a newcomer fetches
+PROGRESS = 50  # windows between two lines of progress
+STATE_BYTES, CHECKPOINT_BYTES = 16, 4  # per parameter: a SparseLoCo miner's saved state, and a newcomer's download
 
 
 def simulate(args: argparse.Namespace) -> list[WindowResult]:
-    """All windows of a simulation, with a line of progress now and then."""
+    """Return all windows of a simulation; prints lines of progress."""
     load, hparams = workload(args.size), run_constants(args.size, **_values(args.set))
     assumed = Assumptions(**_values(args.assume))
     people = Participants.draw(assumed, uids=args.uids, validators=args.validators, seed=args.seed)
@@ -58,7 +58,7 @@ def simulate(args: argparse.Namespace) -> list[WindowResult]:
 
 
 def summary(args: argparse.Namespace, found: Sequence[WindowResult]) -> dict[str, Any]:
-    """The figures of a simulation, over all windows."""
+    """Return the figures of a simulation over all windows."""
     window_seconds = run_constants(args.size, **_values(args.set)).blocks_per_window * BLOCK_SECONDS
 
     def mean(name: str) -> float:
@@ -98,7 +98,7 @@ def summary(args: argparse.Namespace, found: Sequence[WindowResult]) -> dict[str
 
 
 def draw(path: Path, args: argparse.Namespace, found: Sequence[WindowResult]) -> None:
-    """Utilisation, times of a window, and updates that count, over the windows."""
+    """Draw utilisation, times of a window, and counted updates, over the windows."""
     numbers = [one.window for one in found]
     figure, (used, times, counts) = plt.subplots(3, 1, figsize=(10, 8), sharex=True, layout="constrained")
     used.plot(numbers, [100 * one.utilisation for one in found], color="#2a7f3f", label="median miner")
@@ -140,7 +140,7 @@ def write(args: argparse.Namespace, found: Sequence[WindowResult]) -> dict[str, 
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of a simulation."""
+    """Parse the arguments of a simulation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="70B")
     parser.add_argument("--overlap", action="store_true", help="gather while the next window trains")

@@ -1,4 +1,4 @@
-"""Write the units of ``docker/systemd`` from ``tplr.join.unit``; a test compares them."""
+"""Write the units of ``docker/systemd`` with ``tplr.join.unit``; a test compares the files with its output."""
 
 from pathlib import Path
 

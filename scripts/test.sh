@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the tests; the networks of real processes run last and alone.
+# Run the tests; networks of real processes run last, one at a time.
 #   scripts/test.sh                           # all but the long tests
 #   scripts/test.sh --long                    # all, and then the long ones
 #   scripts/test.sh tests/exchange -k gather  # other arguments go to pytest
@@ -7,7 +7,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 scripts/setup.sh test || exit 2
 pytest=".venv/bin/python -m pytest"
-unset PYTHONDONTWRITEBYTECODE # a hundred processes would each compile this project
+unset PYTHONDONTWRITEBYTECODE # otherwise each of a hundred processes would compile this project
 long=
 if [ "${1:-}" = --long ]; then
     long=yes
@@ -17,8 +17,8 @@ if [ $# -gt 0 ]; then
     exec $pytest "$@"
 fi
 status=0
-# What the tests write is kept in memory where there is enough: every file that a node saves waits for its disk, which
-# would decide the time. It stays after a failure.
+# Files of the tests are kept in memory if there is enough: nodes sync every file that they save, so the disk would
+# dominate the time. The files are kept after a failure.
 free=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 0)
 room=$(df --output=avail -BG /dev/shm 2>/dev/null | tail -1 | tr -dc 0-9)
 if [ -z "${TMPDIR:-}" ] && [ "${free:-0}" -ge 12 ] && [ "${room:-0}" -ge 6 ]; then
@@ -26,7 +26,7 @@ if [ -z "${TMPDIR:-}" ] && [ "${free:-0}" -ge 12 ] && [ "${room:-0}" -ge 6 ]; th
     export TMPDIR
     trap '[ "$status" = 0 ] && rm -rf "$TMPDIR" || echo "files of the failed tests: $TMPDIR" >&2' EXIT
 fi
-# Most tests wait more than they compute: six processes suit two cores, each with one thread for its tensors.
+# Most tests wait more than they compute: six processes, each with one tensor thread, suit two cores.
 OMP_NUM_THREADS=1 $pytest -m "not localnet and not long" -n 6 --dist worksteal || status=1
 $pytest -m "localnet and not long" || status=1
 if [ -n "$long" ]; then

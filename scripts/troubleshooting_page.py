@@ -26,12 +26,13 @@ COLUMNS = "| log line | cause | remedy |\n|---|---|---|"
 
 
 def sections() -> list[dict[str, Any]]:
-    """Read the sections of the table: ``title``, and in ``line`` the ``log``, ``cause`` and ``remedy`` of each."""
+    """Read the sections of the table: ``title``, and in ``line`` the ``log``, ``cause`` and ``remedy`` of each log
+    line."""
     return tomllib.loads(TABLE.read_text())["section"]
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     text = TEXT
     for section in sections():
         rows = [f"| `{line['log']}` | {line['cause']} | {line['remedy']} |" for line in section["line"]]

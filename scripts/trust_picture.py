@@ -3,7 +3,7 @@
     python scripts/trust_picture.py
 
 The electors run the nodes' own code (``exchange/election.py``) in simulated time: a request takes 50 ms, and a node
-polls again after a quarter of a second. Signatures are left out.
+polls every quarter of a second. Signatures are left out.
 """
 
 from collections.abc import Generator
@@ -42,14 +42,14 @@ COLOURS = {"vote": "#4c78a8", "status": "#b279a2", "proposal": "#e45756", "echo"
 
 
 def signed(document: Document, uid: int) -> Signed:
-    """As if elector ``uid`` had signed it."""
+    """Return the document as if elector ``uid`` had signed it."""
     author = Author(Run(3, "1"), uid, f"key-{uid}")
     return Signed(document, document.kind, WINDOW, author, body_sha256(document), b"")
 
 
 @dataclass
 class Sent:
-    """A document in a bucket: from when it can be read, and who has read it when."""
+    """A document in a bucket: the time from which it can be read, and the time at which each reader read it."""
 
     kind: str
     uid: int
@@ -58,7 +58,7 @@ class Sent:
 
 
 class Window:
-    """One window among electors, of which some are silent."""
+    """One window of a group of electors, some of them silent."""
 
     def __init__(self, silent: tuple[int, ...]) -> None:
         self.electors = Electors(tuple(Elector(uid, f"key-{uid}", stake) for uid, stake in STAKES.items()))
@@ -73,7 +73,7 @@ class Window:
         self.decided: dict[int, float] = {}
 
     def run(self, seconds: float) -> None:
-        """Each node reads, acts and pauses, until that time."""
+        """Let each node read, act and pause, until that time."""
         lives = {uid: self._live(uid) for uid in self.nodes}
         wakes = dict(FOUND)
         for tick in range(round(seconds / STEP)):
@@ -143,7 +143,7 @@ class Window:
 
 
 def draw(axes: Any, window: Window, title: str) -> None:
-    """One lane for each elector; a line from each document to each reader."""
+    """Draw one lane for each elector, and a line from each document to each reader."""
     lanes = {uid: -place for place, uid in enumerate(STAKES)}
     last = max(window.decided.values())
     for sent in window.sent:
@@ -165,7 +165,7 @@ def draw(axes: Any, window: Window, title: str) -> None:
 
 
 def main() -> None:
-    """Run both windows, and draw them."""
+    """Run both windows and draw them."""
     figure, (well, silent) = plt.subplots(2, 1, figsize=(9, 6), layout="constrained")
     honest, without = Window(()), Window((0,))
     honest.run(6.0)

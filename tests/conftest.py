@@ -1,4 +1,4 @@
-"""For all tests: stable failure reports, a small parquet dataset, a byte tokenizer and a served bucket."""
+"""Fixtures of all tests: stable failure reports, a small parquet dataset, a byte tokenizer and a served bucket."""
 
 import gc
 import io
@@ -23,7 +23,7 @@ SUBFOLDER = "sub/set"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is imported and collected stays: to look for garbage in it takes a sixth of that time."""
+    """Imported and collected objects stay alive: garbage collection over them takes a sixth of the time."""
     gc.disable()
     try:
         return (yield)
@@ -31,14 +31,15 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-LONG_SECONDS = 180  # a test that may take as long counts as long
+LONG_SECONDS = 180  # a test with at least this timeout counts as long
 
 
-@pytest.hookimpl(trylast=True)  # after those that are not wanted have gone
+@pytest.hookimpl(trylast=True)  # after deselected tests are removed
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes, each begins with some of the modules that have long tests: none is left for the end.
+    """With several processes, each begins with some of the modules with long tests, so that none is left for the end.
 
-    xdist gives each process as many consecutive tests; who is done takes from the end of another's.
+    xdist gives each process an equal number of consecutive tests; a process that is done takes tests from the end of
+    another's.
     """
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if processes == 1:
@@ -57,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes the caches of the one who runs it."""
+    """No test reads or writes the user's caches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TPLR_CACHE_FOLDER", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -65,7 +66,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @dataclass
 class Library:
-    """A dataset as its owner has it. ``rows`` holds the texts of each config, ``objects`` the files by key."""
+    """A dataset on its owner's machine. ``rows`` has the texts of each config, ``objects`` the files by key."""
 
     address: str = "exact"
     rows: dict[str, list[str]] = field(default_factory=dict)
@@ -73,7 +74,7 @@ class Library:
     sizes: dict[str, dict] = field(default_factory=dict)
 
     def add(self, config: str, *shards: list[int], **options) -> None:
-        """A config of shards, each with row groups of these sizes."""
+        """Add a config of shards, each with row groups of these sizes."""
         texts, entries = self.rows.setdefault(config, []), []
         for i, groups in enumerate(shards):
             rows = [f"{config} {len(texts) + j} " + "x" * (j % 7) for j in range(sum(groups))]
@@ -147,7 +148,7 @@ class Served:
 
 @pytest.fixture
 async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
-    """R2's rules, but for the wait between two writes of a key."""
+    """R2's rules, except for the wait between two writes of a key."""
     bucket = Bucket(name="books", account_id="a" * 32, access_key_id="b" * 32, secret_access_key="c" * 64)
     keys = {bucket.access_key_id: {"secret": bucket.secret_access_key, "buckets": {"books": "read-write"}}}
     async with (
@@ -167,8 +168,8 @@ async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport() -> Iterator[None]:
-    """A report parses the failed test's source. In Python 3.11 that fails with a SystemError, which ends the whole
-    run, if something is collected in between whose end logs a traceback: that parses source, too."""
+    """A report parses the failed test's source. In Python 3.11 this fails with a SystemError, which ends the whole
+    run, if garbage collection in between logs a traceback of a destroyed object, because that also parses source."""
     gc.disable()
     try:
         return (yield)

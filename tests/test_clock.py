@@ -10,7 +10,7 @@ from tplr.errors import ChainUnavailable
 
 
 class BlockSource:
-    """A stream of blocks that comes when the test says so, and a monotonic time likewise."""
+    """A stream of blocks and a monotonic time, both advanced by the test."""
 
     def __init__(self):
         self._queue = asyncio.Queue()

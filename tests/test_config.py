@@ -1,4 +1,4 @@
-"""Environments good and bad; no secret may appear in anything that could be printed."""
+"""Valid and invalid environments; no secret may appear in anything that could be printed."""
 
 import json
 import re
@@ -113,11 +113,11 @@ def test_every_setting_stands_in_the_example():
         "TPLR_CACHE_FOLDER",
     }
     others |= {f"TPLR_{field.name.upper()}" for field in fields(Resources)}
-    assert documented == wanted | others | {"R2_GRADIENTS_JURISDICTION"}  # which says that it is one of each kind
+    assert documented == wanted | others | {"R2_GRADIENTS_JURISDICTION"}  # each kind of bucket has one
 
 
 def test_an_empty_variable_is_none():
-    """As in a copy of ``.env.example`` that is filled in where it has to be."""
+    """As in a copy of ``.env.example`` with only the required values."""
     empty = dict.fromkeys(variables("CHECKPOINTS") | variables("AGGREGATOR"), "")
     secrets = config.load_bucket_secrets(variables("GRADIENTS") | empty)
     assert secrets["checkpoints"] == secrets["gradients"]
@@ -218,7 +218,7 @@ OTHER_KEYS = [("minioadmin", "minioadmin"), ("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnF
 
 @pytest.mark.parametrize(("key", "secret"), OTHER_KEYS)
 async def test_keys_of_another_server_work_at_its_endpoint(tmp_path, monkeypatch, key, secret):
-    """Over HTTP, with signatures that are checked; the test server itself is made to know such keys."""
+    """Over HTTP, with checked signatures; the test server is given such keys."""
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "BUCKET_NAME"):
         monkeypatch.setattr(s3_keys, name, re.compile(r"[!-~]+"))
     pair = {"READ_ACCESS_KEY_ID": key, "READ_SECRET_ACCESS_KEY": secret}

@@ -1,4 +1,4 @@
-"""Declared dependencies: what ``src`` imports is declared, what is declared is imported, extras are optional."""
+"""Declared dependencies: all imports of ``src`` are declared, all declared ones are imported, extras are optional."""
 
 import ast
 import functools
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-USER_EXTRAS = ("localnet", "h5", "eval", "metrics", "wandb", "ray")  # the others are for this project's development
+USER_EXTRAS = ("localnet", "h5", "eval", "metrics", "wandb", "ray")  # the others are for development
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -26,7 +26,7 @@ OPTIONAL = {name for extra in USER_EXTRAS for name in names(PROJECT["optional-de
 
 
 def imports(node: ast.AST) -> Iterator[str]:
-    """The modules that a statement imports by absolute name, also by ``import_module``."""
+    """Yield the modules that a statement imports by absolute name, also by ``import_module``."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -37,7 +37,7 @@ def imports(node: ast.AST) -> Iterator[str]:
 
 @functools.cache
 def imported(*, at_import: bool) -> dict[str, set[str]]:
-    """Distribution -> files that import it; with ``at_import`` only what an import of the file imports."""
+    """Return distribution -> files that import it; with ``at_import`` only imports at the file's import."""
     distributions = packages_distributions()
     found: dict[str, set[str]] = {}
     for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "neurons").glob("*.py")]:

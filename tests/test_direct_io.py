@@ -1,4 +1,4 @@
-"""What is written past the page cache is what was to be written, also where a disk does not take it so."""
+"""Files written past the page cache have the right bytes, also on disks that do not support it."""
 
 import errno
 import itertools

@@ -1,4 +1,4 @@
-"""The checked disk cache: nothing damaged comes out, the folder stays bounded, the least recently used go first."""
+"""The checked disk cache: damaged entries are not returned, its size is bounded, the least recently used go first."""
 
 import os
 import threading

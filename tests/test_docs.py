@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[1]
 GUIDES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 VALUE = re.compile(r"[A-Z]|\d+|\[…\]|…")
 PRINTED = re.compile(r"^\d\d:\d\d:\d\d (?:INFO|WARNING|ERROR|CRITICAL) +\w+(?: \d+)? {2,}(?P<line>.*)$")
-MIN_LETTERS = 6  # of a format string: "%s: %s" alone says nothing
+MIN_LETTERS = 6  # of a format string, because "%s: %s" alone matches everything
 
 
 def quoted(text: str) -> Iterator[str]:
-    """The log lines that a guide quotes."""
+    """Yield the log lines that a guide quotes."""
     in_table = False
     for line in text.splitlines():
         if line.startswith("| log line |"):
@@ -34,9 +34,9 @@ def quoted(text: str) -> Iterator[str]:
             yield printed["line"]
 
 
-@functools.cache  # on its first use: every process of the tests collects this file
+@functools.cache  # computed at the first use, because every test process collects this file
 def format_strings() -> list[re.Pattern[str]]:
-    """Every string of ``src`` that is no docstring, as a pattern with a group for each value."""
+    """Return every string of ``src`` that is not a docstring, as a pattern with a group for each value."""
     patterns = []
     for path in (ROOT / "src").rglob("*.py"):
         tree = ast.parse(path.read_text())
@@ -59,7 +59,7 @@ def format_strings() -> list[re.Pattern[str]]:
 
 
 def is_logged(line: str) -> bool:
-    """Whether some format string gives ``line``; what stands for one of its values is a value or such a line itself."""
+    """Return whether some format string gives ``line``; each of its values is a placeholder or such a line itself."""
     return any(
         all(VALUE.fullmatch(value) or is_logged(value) for value in found.groups())
         for pattern in format_strings()

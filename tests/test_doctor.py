@@ -1,4 +1,4 @@
-"""``tplr doctor`` with good and bad settings against a real server: what it says, and its exit status."""
+"""``tplr doctor`` with valid and invalid settings against a real server: output and exit status."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ async def world(tmp_path: Path) -> AsyncIterator[tuple[Server, dict[str, str]]]:
 
 
 async def examine(kinds: list[Kind], env: dict[str, str]) -> tuple[list[Report], bool]:
-    """The reports, and whether all settings are complete."""
+    """Return the reports, and whether all settings are complete."""
     reports = await doctor.examine(kinds, Environment(env))
     return reports, all(report.configured for report in reports)
 
@@ -134,7 +134,7 @@ async def test_a_bucket_that_takes_what_arrives_damaged(world, requests: str, ta
 async def test_other_answers_to_a_damaged_upload(world, requests: str, fault: Action, found: str) -> None:
     server, env = world
     server.faults.add(requests, fault, times=None)
-    server.faults.add("^DELETE .*-2$", Status(503, "SlowDown"))  # it is removed all the same
+    server.faults.add("^DELETE .*-2$", Status(503, "SlowDown"))  # it is removed nevertheless
     (report,), _ = await examine(["gradients"], env)
     assert verdicts(report)["damaged uploads"] is ProbeResult.WARNING
     assert found in text(report)
@@ -210,7 +210,7 @@ async def test_settings_that_are_missing_are_all_named(world) -> None:
     assert not whole
     assert verdicts(reports[0])["latency"] is ProbeResult.OK
     assert "R2_AGGREGATOR_BUCKET_NAME is missing" in text(reports[1])
-    assert "ACCOUNT_ID" not in text(reports[1])  # not needed with an endpoint of one's own
+    assert "ACCOUNT_ID" not in text(reports[1])  # not needed with a custom endpoint
     assert "R2_AGGREGATOR_READ_SECRET_ACCESS_KEY is missing" in text(reports[1])
 
 
@@ -264,7 +264,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
         monkeypatch.setenv("COLUMNS", "200")
         for name, value in env.items():
             monkeypatch.setenv(name, value)
-        # A chain file that is not there: no test asks a public network.
+        # A missing chain file, because no test contacts a public network.
         status = main(["doctor", *arguments, "--subtensor.network", "local:none"])
         return status, capsys.readouterr().out
 
@@ -278,7 +278,7 @@ def test_the_exit_status_of_missing_settings_and_wrong_arguments(run) -> None:
     assert run({}, "gradiants")[0] == 2
     status, output = run({"TPLR_S3_ENDPOINT": "nonsense", "TPLR_TRANSFERS": "many"})
     assert status == 2
-    # It hides nothing of what is wrong elsewhere.
+    # It hides no other problem.
     for found in ("TPLR_S3_ENDPOINT: expected http", "hparams: no file hparams.json", "TPLR_TRANSFERS is 'many'"):
         assert found in output
 
@@ -309,7 +309,7 @@ async def test_the_exit_status_of_health(world, run) -> None:
     status, output = await asyncio.to_thread(run, env, "gradients", "dataset")
     assert status == 0
     assert "dataset bucket texts at" in output
-    # An empty setting is none: that bucket is not to be tried. In this folder a node finds nothing that it needs.
+    # An empty setting counts as not set: that bucket is not tried. This folder has nothing that a node needs.
     status, output = await asyncio.to_thread(run, env | {"R2_AGGREGATOR_ACCOUNT_ID": "", "TPLR_TRANSFER": "9"})
     assert status == 1
     assert "aggregator bucket" not in output

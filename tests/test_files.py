@@ -1,4 +1,4 @@
-"""A file is whole or absent, whatever happens while it is written."""
+"""A file is complete or absent, for any failure during the write."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
 def test_full_disk_is_named_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state"
     atomic_write(path, b"old")
-    # The kernel's own full device, at the very name that the temporary file gets.
+    # The kernel's full device, at the name of the temporary file.
     monkeypatch.setattr("secrets.token_hex", lambda _: "0")
     (tmp_path / f"state.{os.getpid()}-0.tmp").symlink_to("/dev/full")
     with pytest.raises(StateError, match=r"can't write .*state: the disk is full"):

@@ -1,4 +1,4 @@
-"""Every command in every guide is run by a test, or is marked as needing what the tests do not have.
+"""Every command in every guide is run by a test, or is marked with a requirement that the tests do not have.
 
 Above each block of shell commands in a guide is a comment, which readers of the site do not see:
 
@@ -6,11 +6,12 @@ Above each block of shell commands in a guide is a comment, which readers of the
     <!-- needs: a GPU -->
     <!-- needs: systemd (systemctl, journalctl) -->
 
-``run by`` names test files. Each command of the block is taken from the guide by one of them, with ``from_guide`` or
-``all_of_guide`` (``tests/support/guides.py``), and run with the test's values in the place of the guide's. ``needs``
+``run by`` names test files. One of them takes each command of the block from the guide, with ``from_guide`` or
+``all_of_guide`` (``tests/support/guides.py``), and runs it with the test's values instead of the guide's. ``needs``
 marks the lines with one of the words in brackets, or without brackets the whole block.
 
-Besides, every ``tplr`` command and every command of a neuron, also in a sentence, has arguments that the program takes.
+In addition, every ``tplr`` command and every command of a neuron, also in a sentence, must have arguments that the
+program accepts.
 """
 
 import argparse
@@ -28,7 +29,7 @@ INLINE = re.compile(r"`((?:\.venv/bin/)?tplr [a-z][^`\n]*|[^`\n]*neurons/\w+\.py
 
 
 def arguments(command: str) -> list[str] | None:
-    """Those of ``tplr`` for a command of ours, None for others. What stands for a value becomes 1."""
+    """Return the arguments of ``tplr`` for a command of this project, None for others. Placeholders become 1."""
     given = [re.sub(r"[A-Z][A-Z_]+$", "1", word) for word in words(command) if word != "…"]
     for at, word in enumerate(given):
         if word.endswith("/tplr") or word == "tplr":
@@ -101,7 +102,7 @@ def test_our_commands_take_these_arguments(block: Block) -> None:
 
 
 def options(given: list[str]) -> set[str]:
-    """All options of the subcommand that ``given`` begins with."""
+    """Return all options of the subcommand with which ``given`` begins."""
     place, _ = COMMANDS[given[0]]
     parser = argparse.ArgumentParser()
     parser.set_defaults(command=given[0])

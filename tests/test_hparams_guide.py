@@ -1,4 +1,4 @@
-"""``docs/hparams.md`` lists every key of the schema, with its default, and who must agree on it."""
+"""``docs/hparams.md`` lists every key of the schema, with its default and the nodes that must agree on it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Importing the package costs nobody anything: no environment, no network, no wallet, no heavy SDK."""
+"""Importing the package has no side effects: no environment, no network, no wallet, no heavy SDK."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 import tplr
 
-# Fails where an import opens a connection, looks a name up, or reads a wallet or settings from home.
+# Fails if an import opens a connection, looks up a host name, or reads a wallet or settings from home.
 CODE = """
 import builtins, io, socket, sys
 
@@ -30,7 +30,7 @@ for module in sys.argv[1:]:
     # ``bittensor_core`` alone, which verifies signatures, is one compiled module, and takes milliseconds.
     assert "bittensor" not in sys.modules, module
 """
-# Each imports more than those before it: one process shows it of all.
+# Each imports more than the previous ones, so one process tests all.
 MODULES = ["tplr", "tplr.cli", "tplr.chain", "tplr.chain.local", "tplr.comms", "tplr.node.miner"]
 
 

@@ -1,4 +1,4 @@
-"""Every source file with logic has its test of the same name, or ``tests/README.md`` says where it is tested."""
+"""Every source file with logic has a test of the same name, or ``tests/README.md`` says where it is tested."""
 
 import ast
 import re
@@ -11,9 +11,9 @@ README = TESTS / "README.md"
 ROW = re.compile(r"^\| `([^`]+\.py)` \| (.+) \|$", re.MULTILINE)
 
 
-# The environment is read in ``tplr.config``. Its default number of workers lies below that, in the order of imports.
+# The environment is read in ``tplr.config``. Its default number of workers is below that in the order of imports.
 READ_VARIABLES = ["config.py", "resources.py"]
-# Entry points, and what a program without a node calls.
+# Entry points, and functions for programs without a node.
 READ_ENVIRONMENT = [
     "cli/data/location.py",
     "comms/buckets.py",
@@ -31,12 +31,12 @@ READ_ENVIRONMENT = [
 
 
 def rows() -> dict[str, list[str]]:
-    """Source file → its tests, as the table of the README has them."""
+    """Return source file → its tests, from the table of the README."""
     return {source: re.findall(r"`([^`]+)`", tests) for source, tests in ROW.findall(README.read_text())}
 
 
 def has_logic(path: Path) -> bool:
-    """Whether a function in the file does anything; protocols and constants do nothing."""
+    """Return whether any function of the file has logic; protocols and constants have none."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     bodies = [node.body for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, functions)]
     statements = [statement for body in bodies for statement in body]

@@ -1,4 +1,4 @@
-"""``requirements.lock`` is complete and pinned: what the image installs is what was tested."""
+"""``requirements.lock`` is complete and pinned: the image installs the tested versions."""
 
 import re
 import tomllib

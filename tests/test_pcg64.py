@@ -1,4 +1,4 @@
-"""The stream is compared with numpy's, which is the oracle here and nowhere else; picking is checked for fairness."""
+"""The stream equals numpy's, which only this test uses as reference; picking is checked for fairness."""
 
 import random
 

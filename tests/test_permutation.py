@@ -17,7 +17,7 @@ def test_every_index_comes_once_and_both_forms_agree(length):
 
 
 def test_golden_order():
-    """Another machine, numpy or Python that gives anything else has another rule."""
+    """A machine, numpy or Python with another result has another rule."""
     assert [Permutation(10, 42)[i] for i in range(10)] == GOLDEN
     assert Permutation(10**12, 42).take([0, 1, 10**12 - 1]).tolist() == GOLDEN_LARGE
 

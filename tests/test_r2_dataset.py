@@ -1,4 +1,4 @@
-"""The loader as its users know it, against an R2-like server: the environment gives everything."""
+"""The loader's public interface against an R2-like server: all settings come from the environment."""
 
 import asyncio
 import gc
@@ -112,7 +112,7 @@ async def test_beginning_anew_waits_for_nothing_that_is_being_tokenized(server, 
         first = asyncio.create_task(anext(aiter(loader)))
         await asyncio.to_thread(tokenizing.wait)
         first.cancel()
-        in_the_end = threading.Timer(5, done.set)  # or a loop that is held up would be so for ever
+        in_the_end = threading.Timer(5, done.set)  # otherwise a blocked loop would stay blocked for ever
         in_the_end.start()
         state = loader.state_dict() | {"page": 1}
         loader.load_state_dict(state)
@@ -141,7 +141,7 @@ async def test_a_state_of_any_batch_goes_on_from_there(server, tokenizer, pack_s
                 other.load_state_dict(saved)
                 assert other.state_dict() == saved == states[i]
                 assert_equal(await batches(other), whole[i:])
-        assert_equal(await batches(other), whole)  # and after that it begins anew
+        assert_equal(await batches(other), whole)  # and then it starts again
 
 
 async def test_a_resumed_loader_reads_no_page_before(server, tokenizer, monkeypatch):
@@ -199,11 +199,11 @@ async def test_closing_leaves_nothing(server, tokenizer, recwarn):
     assert sockets_to(server) > sockets
     await loader.aclose()
     await loader.aclose()
-    async with asyncio.timeout(30):  # the server, in this process too, takes a moment to see that nobody is there
+    async with asyncio.timeout(30):  # the server, also in this process, takes a moment to notice the disconnect
         while not asyncio.all_tasks() <= tasks or not sockets_to(server) <= sockets:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert {thread for thread in threading.enumerate() if not thread.name.startswith("asyncio")} <= threads
-    assert await anext(loader) is not None  # it goes on where it was, if asked to
+    assert await anext(loader) is not None  # it can continue at its position
     await loader.aclose()
     gc.collect()
     assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
@@ -258,7 +258,7 @@ async def digest(tokenizer) -> str:
 
 
 class Rest:
-    """What is left of an iteration."""
+    """The rest of an iteration."""
 
     def __init__(self, iterator) -> None:
         self.iterator = iterator
@@ -280,7 +280,7 @@ def assert_equal(some: list[np.ndarray], others: list[np.ndarray]) -> None:
 
 
 def sockets_to(server) -> int:
-    """Connections of this process's clients to the server that stand."""
+    """Return the open connections of this process's clients to the server."""
     port = int(server.endpoint.rpartition(":")[2])
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return sum(int(line.split()[2].split(":")[1], 16) == port and line.split()[3] == "01" for line in lines)
@@ -323,7 +323,7 @@ async def test_replicas_take_turns_and_stand_in_for_each_other(server, tokenizer
 
 
 async def test_loaders_of_one_page_each_begin_with_another_replica(server, tokenizer, monkeypatch):
-    """So a node that reads little at a time spares no bucket of the list."""
+    """So a node that reads little at a time uses all buckets of the list."""
     pair = {"read": {"access_key_id": READ_KEY, "secret_access_key": SECRET}}
     names = ("books", "mirror")
     mirror = Bucket(name="mirror", account_id="1" * 32, access_key_id=WRITE_KEY, secret_access_key=SECRET)
@@ -378,7 +378,7 @@ def test_documented_constants():
 async def test_the_region_is_what_requests_are_signed_for(server, tokenizer, monkeypatch):
     monkeypatch.setattr(R2DatasetLoader, "_manifests", {})
     monkeypatch.setattr(R2DatasetLoader, "CF_REGION_NAME", "nowhere")
-    with pytest.raises(StoreError, match=r"refused \(400\)"):  # the server accepts R2's regions alone
+    with pytest.raises(StoreError, match=r"refused \(400\)"):  # the server accepts only R2's regions
         await R2DatasetLoader.next_pages(0, 1, 0)
 
 

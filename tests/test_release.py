@@ -1,4 +1,4 @@
-"""``scripts/release.sh`` tags what was checked, and nothing else; building and installing are replaced."""
+"""``scripts/release.sh`` tags exactly the checked commit; building and installing are replaced."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
-# Builds two files, and makes environments whose ``tplr`` fails where ``$BROKEN`` is set.
+# Builds two files, and creates environments with a ``tplr`` that fails if ``$BROKEN`` is set.
 UV = """#!/bin/bash
 echo "$@" >> "$UV_CALLS"
 case $1 in
@@ -75,7 +75,7 @@ def test_a_version_is_tagged_once_when_all_checks_have_passed(clone: Clone) -> N
     assert [line.split()[1] for line in sums.splitlines()] == ["a.tar.gz", "a.whl", "sbom.json"]
     installed = [line for line in clone.calls.read_text().splitlines() if line.startswith("pip install")]
     assert all("--constraint constraints.txt" in line and line.endswith("[localnet]") for line in installed)
-    # All imports that the README shows are tried: in the broken environment, and in two that are not.
+    # All imports in the README are tried: in the broken environment, and in two working ones.
     parts = (ROOT / "README.md").read_text().partition("## Use the parts\n")[2].partition("\n## ")[0]
     imports = [line for line in parts.splitlines() if line.startswith("from ")]
     tried = [line for line in clone.calls.read_text().splitlines() if line.startswith("from ")]

@@ -1,4 +1,4 @@
-"""What follows from which machine, who overrides it, and where its limits are read."""
+"""Resources that follow from a machine, their overrides, and the source of the machine's limits."""
 
 import os
 from dataclasses import astuple

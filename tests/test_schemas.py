@@ -1,4 +1,4 @@
-"""Records refuse what must not be built from them, and never show a secret."""
+"""Records refuse invalid values, and never show a secret."""
 
 import pytest
 

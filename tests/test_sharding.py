@@ -1,4 +1,4 @@
-"""Shares of ranks, at any number of ranks."""
+"""Shares of ranks, for any number of ranks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tokens come out as they went in, whatever the sizes; the position is that of the next token."""
+"""Tokens come out unchanged for all sizes; the position is that of the next token."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -22,7 +22,7 @@ def test_tokens_are_taken_in_order(lengths, counts, data):
         taken = buffer.take(count)
         assert taken.dtype == np.int64
         assert taken.tolist() == [*range(at, at + count)]
-        taken[:] = 0  # nobody else's memory
+        taken[:] = 0  # memory of the caller alone
         at += count
         assert sum(lengths[: buffer.finished]) + buffer.offset == at
         put = sum(lengths[: len(lengths) - len(waiting)])

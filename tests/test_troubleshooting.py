@@ -1,7 +1,7 @@
-"""The table of troubles has every warning and worse that a running node logs, and no line that none logs.
+"""The troubleshooting table has every line of level warning or above that a running node logs, and no other.
 
-``docs/troubleshooting.md`` is written from it. That each of its lines is in the source is ``test_docs.py``'s check on
-the page; here is the other direction.
+``docs/troubleshooting.md`` is written from it. ``test_docs.py`` checks that each line of the page is in the source;
+this file checks the other direction.
 """
 
 import ast
@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "tplr"
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "troubleshooting_page.py"))
 LINES = [line for section in SCRIPT["sections"]() for line in section["line"]]
 QUOTED = [line["log"] for line in LINES]
-# What a node runs. ``audit`` is a command, whose lines are its output.
+# Modules that a node runs. ``audit`` is a command whose lines are its output.
 OF_A_NODE = ["chain", "comms", "disk_cache.py", "exchange", "node", "pages", "storage", "telemetry", "training"]
 NO_NODE = {"node/audit.py"}
 LEVELS = ("warning", "error", "critical", "exception")
@@ -25,7 +25,7 @@ VALUE = re.compile(r"%[-+.\d]*[sdfgr]")
 
 
 def logged() -> Iterator[tuple[str, str]]:
-    """Place and format string of each call; one that is nothing but a value has its text elsewhere."""
+    """Yield place and format string of each call; a format string that is only a value has its text elsewhere."""
     for path in sorted(SOURCE.rglob("*.py")):
         place = str(path.relative_to(SOURCE))
         if place.partition("/")[0] not in OF_A_NODE or place in NO_NODE:

@@ -1,4 +1,4 @@
-"""The border for other people's JSON: damaged documents of every kind end in one error, at a bounded price."""
+"""The border for untrusted JSON: damaged documents of every kind end in one error, at bounded cost."""
 
 import random
 import typing
@@ -30,7 +30,7 @@ def test_a_mutated_document_is_one_error_or_a_valid_document(kind: str) -> None:
         except PayloadError as error:
             errors.append(str(error))
         else:
-            # What is accepted can be written and read again; ``values`` may be anything, infinity too.
+            # Accepted documents can be written and read again; ``values`` may be anything, including infinity.
             again = parse_untrusted(found.model_dump_json().encode(), schema, kind)
             assert again.model_dump(exclude={"values"}) == found.model_dump(exclude={"values"})
     assert len(errors) > MUTATIONS // 4
@@ -96,7 +96,7 @@ def test_every_container_of_a_record_stops_at_its_first_wrong_entry() -> None:
                     assert Strict(False) in field.metadata, where  # parsed JSON has lists
 
 
-# Whatever is in there is accepted; the number of bytes is the bound.
+# Any content is accepted there; only the number of bytes is bounded.
 BOUNDED = {(SnapshotManifest, "values")}
 
 

@@ -32,12 +32,12 @@ from tplr.training.schemes import outer_scheme
 ROOT = Path(__file__).parents[2]
 PROFILES = ("hparams-demo.json", "hparams-sparseloco.json")
 MODEL = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 14, "num_attention_heads": 12}
-SHAPE = (1, 256)  # of a peer's batch
+SHAPE = (1, 256)  # sequences and tokens of a peer's batch
 SMALLEST = 19  # zstd's level
 
 
 def read_tokens(vocab_size: int) -> np.ndarray:
-    """Words and spaces of Python's own sources as int64 ids; rare ones have the id 0."""
+    """Return the words and spaces of Python's own sources as int64 ids; rare words have the id 0."""
     text = "".join(path.read_text(errors="replace") for path in sorted(Path(os.__file__).parent.glob("*.py")))
     words = re.findall(r"\w+|[^\w\s]|\s+", text)
     numbers = {word: number for number, (word, _) in enumerate(Counter(words).most_common(vocab_size - 1), 1)}
@@ -45,7 +45,7 @@ def read_tokens(vocab_size: int) -> np.ndarray:
 
 
 def pack_all(profile: str, peers: int) -> tuple[dict[str, torch.Tensor], OuterScheme, list[Update]]:
-    """The parameters, the scheme and each peer's update."""
+    """Return the parameters, the scheme and each peer's update."""
     raw = json.loads((ROOT / profile).read_text())
     raw["model"] |= MODEL | {"num_key_value_heads": MODEL["num_attention_heads"]}
     hparams = HParams.model_validate({key: value for key, value in raw.items() if key != "_"})
@@ -67,7 +67,7 @@ def pack_all(profile: str, peers: int) -> tuple[dict[str, torch.Tensor], OuterSc
 
 
 def weigh_signs(parameters: dict[str, torch.Tensor], scheme: OuterScheme, updates: list[Update]) -> dict[str, float]:
-    """Bits of a step's signs in several encodings, and the share of zeros."""
+    """Return the bits of a step's signs in several encodings, and the share of zeros."""
     before = {name: one.clone() for name, one in parameters.items()}
     scheme.apply(updates, step=0)
     signs = np.concatenate([(before[name] - one).sign().flatten().numpy() for name, one in parameters.items()])
@@ -83,7 +83,7 @@ def weigh_signs(parameters: dict[str, torch.Tensor], scheme: OuterScheme, update
 
 
 def weigh_union(scheme: OuterScheme, updates: list[Update]) -> dict[str, float]:
-    """Lower bound in bits of the entries that any peer sent: their positions, and a float32 number each."""
+    """Return a lower bound in bits of the entries that any peer sent: their positions, and one float32 number each."""
     bits = sent = 0.0
     for tensor in scheme.spec.tensors.values():
         indices, _ = decode_all(updates, [tensor])

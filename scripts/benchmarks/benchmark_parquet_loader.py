@@ -62,7 +62,7 @@ KEYS = {KEY: {"secret": SECRET, "buckets": {"books": "read-write"}}}
 PAGES, BATCH, LENGTH = 24, 6, 2048
 KNOWN_PAGES = 480
 MEMORY_PAGES = 1000
-GRID = {  # the first value of each is kept while the others vary
+GRID = {  # while one parameter varies, the others keep their first value
     "pages": (24, 6, 12, 48),
     "batch": (6, 1, 24),
     "length": (2048, 512, 1024),
@@ -71,7 +71,7 @@ GRID = {  # the first value of each is kept while the others vary
 }
 
 
-# --- the place ----------------------------------------------------------------------------------------------------
+# --- setup --------------------------------------------------------------------------------------------------------
 
 
 def set_environment(endpoint: str, folder: Path) -> None:
@@ -97,7 +97,7 @@ async def upload(dataset: Path) -> None:
 
 
 def tokenizers(path: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast]:
-    """One that ``tplr.tokenize`` makes fast, and one that it leaves to the library."""
+    """Return one tokenizer that ``tplr.tokenize`` accelerates, and one that it delegates to the library."""
     plain, normalizing = Tokenizer.from_file(str(path)), Tokenizer.from_file(str(path))
     normalizing.normalizer = normalizers.NFC()
     fast, own = (PreTrainedTokenizerFast(tokenizer_object=one, eos_token=EOS) for one in (plain, normalizing))
@@ -114,7 +114,8 @@ async def texts_of(pages: Sequence[PageRef]) -> list[str]:
 
 
 async def bytes_needed(pages: Sequence[PageRef], dataset: Path) -> int:
-    """Compressed bytes of the column chunks that hold the pages; each counts once for each page that needs it."""
+    """Return the compressed bytes of the column chunks that hold the pages; a chunk counts once per page that needs
+    it."""
     manifest = await R2DatasetLoader._manifest(R2DatasetLoader._source())
     needed = 0
     for page in pages:
@@ -126,7 +127,7 @@ async def bytes_needed(pages: Sequence[PageRef], dataset: Path) -> int:
     return needed
 
 
-# --- what is measured ---------------------------------------------------------------------------------------------
+# --- measurements -------------------------------------------------------------------------------------------------
 
 
 async def load(tokenizer: Any, pages: Sequence[PageRef], *, batch: int = BATCH, length: int = LENGTH) -> Row:
@@ -158,7 +159,7 @@ def memory(field: str) -> int:
 
 
 def library(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> int:
-    """Tokens of the library's batches, cut as the loader cuts."""
+    """Return the tokens of the library's batches, cut like those of the loader."""
     own = tokenizer.backend_tokenizer
     own.enable_truncation(LENGTH)
     return sum(len(row.ids) for row in own.encode_batch_fast(list(texts)))
@@ -209,8 +210,8 @@ def speed(place: Path, fast: Any, own: Any, repetitions: int, scratch: Path) -> 
 
 
 def unseen(tokenizer: Any, pages: Sequence[PageRef], texts: Sequence[str]) -> dict[str, Callable[[], Row]]:
-    """Jobs on pages that are new to the library and to both encoders: one has read ``KNOWN_PAGES`` other pages, as in a
-    running node, the other none. The encoders share no table.
+    """Return jobs on pages that are new to the library and to both encoders: one has read ``KNOWN_PAGES`` other pages,
+    as in a running node, the other none. The encoders share no table.
     """
 
     def new_encoder() -> Row:
@@ -230,7 +231,7 @@ def unseen(tokenizer: Any, pages: Sequence[PageRef], texts: Sequence[str]) -> di
 
 
 def cut(repetitions: int) -> list[Row]:
-    """Packing alone: tokenized pages of 100 rows with up to 2048 tokens to batches."""
+    """Measure packing alone: tokenized pages of 100 rows with up to 2048 tokens to batches."""
     rng = np.random.default_rng(0)
     lengths = np.minimum(rng.lognormal(6.6, 0.95, 100).astype(np.int64) + 1, LENGTH)
     page = Ragged(rng.integers(1, 32_000, lengths.sum()).astype(np.int32), offsets_of(lengths))
@@ -295,7 +296,7 @@ def flat(count: int) -> list[Row]:
 
 
 def equal(tokenizer: Any, texts: Sequence[str], megabytes: int) -> list[Row]:
-    """Differences in ids between ``tplr.tokenize`` and the library."""
+    """Return the differences in ids between ``tplr.tokenize`` and the library."""
     encode, own = encoder(tokenizer), tokenizer.backend_tokenizer
     own.no_truncation()
     rows = []

@@ -1,4 +1,4 @@
-"""Measures the time of a node to join at window 200 of a recorded run, compared with fetching the same bytes.
+"""Measures the time that a node takes to join at window 200 of a recorded run, compared with fetching the same bytes.
 
 A leading validator's bucket holds a checkpoint of window 150, and of each window the included set and the aggregate of
 four miners' updates; the peers' own updates are deleted. The store is behind a proxy that limits the rate. Joining and
@@ -48,7 +48,7 @@ MINERS = 4
 START = 3
 WINDOWS = 200
 CHECKPOINT = 150
-BLOCKS = 4  # in a window
+BLOCKS = 4  # per window
 
 
 class LimitedProxy:

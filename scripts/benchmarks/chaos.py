@@ -38,7 +38,7 @@ def run_network(folder: Path, *, chaos: bool) -> Path:
 
 
 def curve(run: Path) -> dict[int, float]:
-    """The validator's loss on held-out pages by the number of windows applied before it was measured."""
+    """Return the validator's loss on held-out pages by the number of windows applied before the measurement."""
     view = NodeView("validator", "validator")
     events, _ = read_events(run / "events" / "validator.jsonl")
     for event in events:
@@ -48,13 +48,13 @@ def curve(run: Path) -> dict[int, float]:
 
 
 def smooth(points: Mapping[int, float]) -> dict[int, float]:
-    """Means of each loss and its two neighbours; without both ends."""
+    """Return the mean of each loss and its two neighbours, without the first and last loss."""
     losses = np.convolve(list(points.values()), np.full(3, 1 / 3), mode="valid")
     return dict(zip(list(points)[1:-1], losses.tolist(), strict=True))
 
 
 def differences(calm: Mapping[int, float], chaos: Mapping[int, float]) -> dict[int, float]:
-    """Relative difference of chaos from the calm curve, at the numbers of windows that both runs reached."""
+    """Return the relative difference of chaos from the calm curve, at the numbers of windows that both runs reached."""
     points = [applied for applied in chaos if min(calm) <= applied <= max(calm)]
     expected = np.interp(points, list(calm), list(calm.values()))
     return {applied: float(chaos[applied] / loss - 1) for applied, loss in zip(points, expected, strict=True)}

@@ -1,9 +1,9 @@
 """Measures a checkpoint of 150 million parameters on a CPU: pause, memory, and upload compared with plain multipart.
 
 One process trains (DeMo) with and without a background save, alternating; the pause is the difference for the same
-batches. SparseLoCo changes the weights during local training, so there the pause is the whole save. Uploads of the same
-shards go to one server (R2's rules, a process of its own), by this package and by plain aiobotocore, alternating; each
-runs twice in a row, and the second counts.
+batches. SparseLoCo changes the weights during local training, so there the pause is the whole save. This package and
+plain aiobotocore alternate in uploading the same shards to one server (R2's rules, a separate process); each upload
+runs twice in a row, and the second run is reported.
 
     python scripts/benchmarks/checkpoint.py [--repetitions 3]
 
@@ -42,7 +42,7 @@ from tplr.training.model import build_model
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 PROFILE = Path(__file__).parents[2] / "hparams-demo.json"
 MODEL = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 14, "num_attention_heads": 12}
-SHAPE = (1, 128)  # of a batch
+SHAPE = (1, 128)  # sequences and tokens of a batch
 BATCHES = 8
 BLOCK_SECONDS = 12.0
 PART = 16 * 2**20
@@ -104,7 +104,7 @@ def measure_saving(train_state: TrainState, batches: np.ndarray, repetition: int
 
 
 async def plain_multipart(client: Any, prefix: str, paths: list[Path]) -> None:
-    """Upload parts of 16 MiB, four at a time, without hashes and without a look for existing parts."""
+    """Upload parts of 16 MiB, four at a time, without hashes and without listing existing parts."""
     slots = asyncio.Semaphore(4)
     for path in paths:
         key = f"{prefix}{path.name}"
@@ -143,7 +143,7 @@ async def measure_upload(endpoint: str, folder: Path, repetitions: int) -> list[
             row = {}
             for kind in ("ours", "plain")[:: 1 if repetition % 2 else -1]:
                 await asyncio.to_thread(os.sync)
-                for _ in range(2):  # the second counts: the first gets back memory that the host reclaimed
+                for _ in range(2):  # the second run is reported: the first one faults in memory that the host reclaimed
                     for info in await store.list(""):
                         await store.delete(info.key)
                     began = time.perf_counter()

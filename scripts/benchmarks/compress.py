@@ -60,11 +60,11 @@ def llama(vocabulary: int, width: int, inner: int, layers: int) -> dict[str, tup
     return shapes
 
 
-# --- the yardsticks --------------------------------------------------------------------------------------------------
+# --- baselines -------------------------------------------------------------------------------------------------------
 
 
 class Plain:
-    """The documented method, as one would first write it down."""
+    """The documented method in its simplest form."""
 
     def __init__(self, parameters: Tensors) -> None:
         self.parameters = parameters
@@ -72,11 +72,11 @@ class Plain:
         self.grids = {name: ChunkGrid.of(parameter.shape, 64) for name, parameter in parameters.items()}
 
     def bases(self, grid: ChunkGrid) -> tuple[torch.Tensor, ...]:
-        """Of the two directions."""
+        """Return the DCT bases of the two directions."""
         return tuple(basis(side, torch.float32, torch.device("cpu")) for side in (grid.chunk_rows, grid.chunk_cols))
 
     def compress(self, x: torch.Tensor, grid: ChunkGrid) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices (int16) and values of the largest coefficients, [chunks, k]."""
+        """Return the indices (int16) and values of the largest coefficients, [chunks, k]."""
         blocks = x.view(-1, grid.chunk_rows, grid.cols // grid.chunk_cols, grid.chunk_cols)
         tall, wide = self.bases(grid)
         flat = torch.einsum("yhxw,fh,gw->yxfg", blocks, tall, wide).reshape(-1, grid.entries)
@@ -92,18 +92,18 @@ class Plain:
         return torch.einsum("yxfg,fh,gw->yhxw", blocks, tall, wide).reshape(grid.shape)
 
     def encode(self, tensors: Tensors) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """All tensors."""
+        """Encode all tensors."""
         return {name: self.compress(tensors[name], grid) for name, grid in self.grids.items()}
 
     def miner(self, gradients: Tensors) -> None:
-        """A whole update, with error feedback."""
+        """Encode a whole update, with error feedback."""
         for name, grid in self.grids.items():
             momentum = self.momentum[name]
             momentum.mul_(DECAY).add_(gradients[name], alpha=LR)
             momentum -= self.decompress(*self.compress(momentum, grid), grid)
 
     def aggregate(self, peers: list[dict[str, tuple[torch.Tensor, torch.Tensor]]]) -> None:
-        """A step along the sign of the mean."""
+        """Apply a step along the sign of the mean."""
         for name, grid in self.grids.items():
             indices = torch.cat([peer[name][0] for peer in peers], dim=1)
             values = torch.cat([peer[name][1] / (peer[name][1].norm() + 1e-8) for peer in peers], dim=1)
@@ -111,18 +111,18 @@ class Plain:
 
 
 def limit_encode(blocks: Mapping[str, torch.Tensor]) -> None:
-    """Chunks are contiguous already; the result is discarded."""
+    """Encode chunks that are already contiguous; the result is discarded."""
     for chunks in blocks.values():
         tall, wide = (basis(side, torch.float32, torch.device("cpu")) for side in chunks.shape[1:])
         flat = (tall @ chunks @ wide.T).view(len(chunks), -1)
         flat.abs_().topk(min(K, flat.shape[1]), dim=1, sorted=False)
 
 
-# --- ours ------------------------------------------------------------------------------------------------------------
+# --- this project ----------------------------------------------------------------------------------------------------
 
 
 class Ours:
-    """The project's code, as nodes call it."""
+    """The project's code, called as in nodes."""
 
     def __init__(self, parameters: Tensors) -> None:
         hparams = load_hparams(ROOT / "hparams-demo.json").model_copy(update={"topk_compression": K})
@@ -131,7 +131,7 @@ class Ours:
         self.spec = self.scheme.spec
 
     def encode(self, tensors: Tensors, uid: int = 0) -> bytes:
-        """Coefficients to packed bytes, without momentum."""
+        """Encode coefficients as packed bytes, without momentum."""
         return build(self.largest(tensors), self.spec, uid=uid, **META)
 
     def largest(self, tensors: Tensors) -> dict[str, Coefficients]:
@@ -197,8 +197,8 @@ def extra_memory(work: Callable[[], object]) -> int:
     """Return a call's peak bytes above those held before it; not for the first call, which fills caches."""
     work()
     gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed is given back, so that it is not used again unseen
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from what is held now
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # returns freed memory to the system, so that its reuse is measured
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the memory held now
     before = _peak()
     work()
     return _peak() - before
@@ -210,7 +210,7 @@ def _peak() -> int:
 
 
 def measure(millions: int, repetitions: int) -> list[dict[str, Any]]:
-    """Rows of the table for one size."""
+    """Return the rows of the table for one size."""
     # While memory is measured, all but small blocks are released at once, so that holes in the heap do not count.
     libc = ctypes.CDLL("libc.so.6")
     libc.mallopt(M_MMAP_THRESHOLD, 2**16)
@@ -225,7 +225,7 @@ def measure(millions: int, repetitions: int) -> list[dict[str, Any]]:
         name: grid.cut(gradients[name].view(grid.rows, -1)).view(-1, grid.chunk_rows, grid.chunk_cols)
         for name, grid in plain.grids.items()
     }
-    # Peers' gradients are the same numbers in other places: cheaper than new ones, and equivalent here.
+    # Peers' gradients are the same numbers at other positions: cheaper than new ones, and equivalent here.
     rolled = [{name: g.view(-1).roll(4097 * uid).view(g.shape) for name, g in gradients.items()} for uid in range(2)]
     bodies = [ours.encode(rolled[uid % 2], uid) for uid in range(PEERS)]
     updates = [parse(body, ours.spec, window=1, uid=uid) for uid, body in enumerate(bodies)]
@@ -258,7 +258,7 @@ def measure(millions: int, repetitions: int) -> list[dict[str, Any]]:
 
 
 def column(rows: list[dict[str, Any]], millions: int, stage: str, who: str) -> list[float]:
-    """One contestant's times, by repetition."""
+    """Return the times of one implementation, by repetition."""
     wanted = {"millions": millions, "stage": stage, "who": who, "part": "all"}
     return [row["ms per million"] for row in rows if wanted.items() <= row.items()]
 

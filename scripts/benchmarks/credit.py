@@ -2,13 +2,11 @@
 
     python scripts/benchmarks/credit.py [--millions 1040] [--updates 256] [--window]
 
-First, align 256 updates of a model of a billion parameters, all pairs among them, and credit and scores of 20 such
-windows: seconds and extra memory. The gradient is zeros, which cost the same as any values; bodies are of four random
-updates.
-
-With ``--window``, the processor time of a window's measures for 20 updates on the localnet's model and on a larger one,
-in each scheme: how much of it are inner products, proofs of sync and scores, how much the calibrations, and the
-backward pass. Prints all figures and writes them to ``docs/benchmarks/credit.csv``.
+First it aligns 256 updates of a model of a billion parameters, with all pairs, and computes credit and scores of 20
+such windows: seconds and extra memory. The gradient is zeros, which cost the same as any values; bodies are those of
+four random updates. With ``--window``, it measures the processor time of a window's measures for 20 updates on the
+localnet's model and on a larger one, in each scheme: the parts of inner products, proofs of sync and scores, of the
+calibrations, and of the backward pass. Prints all figures and writes them to ``docs/benchmarks/credit.csv``.
 """
 
 import argparse
@@ -48,14 +46,14 @@ Row = dict[str, float | str]
 
 
 def measured(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the clock and of the processor."""
+    """Return the wall time and the processor time in seconds."""
     began, used = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - began, time.process_time() - used
 
 
 def some_update(outer: OuterScheme, seed: int) -> bytes:
-    """A body of random coordinates and values, which repeat every ``TILE`` chunks."""
+    """Return a body of random coordinates and values, which repeat every ``TILE`` chunks."""
     random, made = np.random.default_rng(seed), {}
     for name, tensor in outer.spec.tensors.items():
         made[name] = _tiled(random, tensor.grid.chunks, tensor.grid.entries, tensor.k)
@@ -71,8 +69,8 @@ def _tiled(random: np.random.Generator, chunks: int, entries: int, k: int) -> Co
 
 
 def large(hparams: HParams, millions: int, count: int) -> list[Row]:
-    """Inner products and credit of many updates."""
-    # Memory that is never touched: neither parameters nor gradient are read for their values.
+    """Measure inner products and credit of many updates."""
+    # Memory that is never touched: the values of parameters and gradient are not read.
     shapes = llama(*MODELS[millions])
     outer = outer_scheme({name: torch.empty(shape) for name, shape in shapes.items()}, hparams)
     bodies = [parse(some_update(outer, seed), outer.spec, window=1, uid=0).body for seed in range(DIFFERENT)]
@@ -99,8 +97,8 @@ def large(hparams: HParams, millions: int, count: int) -> list[Row]:
 
 
 def scores_of(one: Alignment, hparams: HParams) -> tuple[float, float]:
-    """Seconds of the clock and of the processor for the scores after the last of ``WINDOWS`` windows like this one, in
-    each of which ``uids_per_window`` miners take the own-pages test."""
+    """Return the wall time and the processor time of the scores after the last of ``WINDOWS`` windows like this one. In
+    each window, ``uids_per_window`` miners take the own-pages test."""
     random, board = np.random.default_rng(0), Board(hparams.model_copy(update={"pay_windows": WINDOWS}))
 
     def evidence(window: int) -> Evidence:
@@ -132,7 +130,8 @@ def scores_of(one: Alignment, hparams: HParams) -> tuple[float, float]:
 
 
 def window(scheme: Scheme, name: str, **model_changes: int) -> list[Row]:
-    """Processor time of one window's measures of 20 updates, with as many tests and calibrations as in production.
+    """Measure the processor time of one window's measures of 20 updates, with as many tests and calibrations as in
+    production.
 
     All passes are over ``BATCHES`` batches.
     """

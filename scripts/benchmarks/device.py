@@ -1,7 +1,7 @@
 """Measures speed and memory of the training engine on one device, against plain PyTorch and the memory bandwidth.
 
-- ``train``: a window's training, and beside it the same model in a plain loop: layers compiled by ``torch.compile``,
-  all logits at once, one backward pass for each batch, nothing that reads from the device. If torchtitan is there, its
+- ``train``: a window's training, compared with the same model in a plain loop: layers compiled by ``torch.compile``,
+  all logits at once, one backward pass for each batch, no reads from the device. If torchtitan is there, its
   Llama of equal shape as it trains on one GPU: autocast, each layer and the loss compiled. Runs alternate.
 - ``train 8B``: a window of SparseLoCo of an 8B model, with H = 30, full checkpointing and both offloads; then packing.
   The device's peak memory is compared with the planner's figure.
@@ -65,7 +65,7 @@ ROOT = Path(__file__).parents[2]
 OUT = ROOT / "docs" / "benchmarks" / "device.csv"
 FIELDS: tuple[str, ...] = ("row", "variant", "device", "model", "repetition", "value", "unit")
 PEERS = 15
-PEAKS = {"H100 80GB HBM3": 989.5e12, "H200": 989.5e12}  # by a part of the device's name; PCIe variants are slower
+PEAKS = {"H100 80GB HBM3": 989.5e12, "H200": 989.5e12}  # keys are parts of the device's name; PCIe variants are slower
 PACK_BYTES, APPLY_BYTES = 12, 8
 LLAMA_8B = {
     "vocab_size": 128_256,
@@ -355,7 +355,8 @@ def exchange(bench: Bench) -> None:
 
 
 def copy_seconds(bench: Bench) -> float:
-    """Seconds that the device takes to read or write a byte, by a copy: each byte of it is read and written."""
+    """Return the seconds that the device takes to read or write a byte, from a copy, which reads and writes each
+    byte."""
     source = torch.ones(2**28 if bench.on_gpu else 2**22, device=bench.device)
     target = torch.empty_like(source)
     target.copy_(source)
@@ -364,7 +365,7 @@ def copy_seconds(bench: Bench) -> float:
 
 
 def bytes_to_host(run: Callable[[], Any]) -> int:
-    """Bytes that ``run`` copies from a GPU to the host, as a profiler sees them."""
+    """Return the bytes that ``run`` copies from a GPU to the host, measured by a profiler."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
@@ -375,7 +376,7 @@ def bytes_to_host(run: Callable[[], Any]) -> int:
 
 
 def copied_to_host(trace: dict[str, Any]) -> int:
-    """Bytes of the copies from device to host in a trace of PyTorch's profiler."""
+    """Return the bytes of the copies from device to host in a trace of PyTorch's profiler."""
     copies = [one for one in trace["traceEvents"] if one.get("cat") == "gpu_memcpy" and "DtoH" in one["name"]]
     return sum(int(one["args"]["bytes"]) for one in copies)
 

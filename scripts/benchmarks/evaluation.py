@@ -41,9 +41,9 @@ from tplr.training.schemes import outer_scheme
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "benchmarks"
-# Sequences and tokens of a batch; the production's is 6 x 2048.
+# Sequences and tokens of a batch; in production 6 x 2048.
 BATCHES = ((4, 512), (6, 1024), (6, 2048))
-# A pass whose own memory is so small that all the work of decoding shows.
+# A pass with so little memory of its own that all memory of decoding is measured.
 SHORT = np.zeros((1, 1, 2), dtype=np.int64)
 MODEL = {
     "vocab_size": 8192,
@@ -64,7 +64,7 @@ def constants(scheme: str) -> HParams:
 
 
 class Live(TorchDispatchMode):
-    """The most bytes of tensors made within that were alive at once."""
+    """Records the peak bytes of tensors created while the context is open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Live(TorchDispatchMode):
         for one in tree_leaves(result):
             if isinstance(one, torch.Tensor):
                 storage = one.untyped_storage()
-                # A view of what was there before, a parameter's say, is nothing new.
+                # A view of existing memory, such as that of a parameter, is not new memory.
                 if storage._cdata not in self._known | given:
                     self._known.add(storage._cdata)
                     self.bytes += storage.nbytes()
@@ -91,7 +91,7 @@ class Live(TorchDispatchMode):
 
 
 def some_update(outer: OuterScheme, parameters: dict[str, torch.Tensor]) -> Update:
-    """One of random gradients: what is decoded has the size of any."""
+    """Return an update of random gradients; its decoded size is that of any update."""
     gradients = {name: torch.randn_like(one) for name, one in parameters.items()}
     body = outer.pack(gradients, step=1, window=1, uid=1, pages_digest="0" * 64, batches=1)
     return parse(body, outer.spec, window=1, uid=1)
@@ -104,7 +104,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure(scheme: str, sequences: int, tokens: int, repetitions: int) -> dict[str, Any]:
-    """One row of the table."""
+    """Return one row of the table."""
     hparams = constants(scheme)
     model = build_model(hparams)
     parameters = {name: one.detach() for name, one in model.named_parameters()}
@@ -144,7 +144,8 @@ def measure(scheme: str, sequences: int, tokens: int, repetitions: int) -> dict[
 
 
 def extra_memory(model: Any, outer: OuterScheme, update: Update, batch: np.ndarray) -> int:
-    """Peak bytes of a pass with the trial step over ``batch``, less those of a plain pass, plus the update's bytes."""
+    """Return the peak bytes of a pass with the trial step over ``batch``, minus those of a plain pass, plus the
+    update's bytes."""
 
     def with_trial_step() -> None:
         with trial_step_applied(model, outer, update, step=1):
@@ -155,9 +156,9 @@ def extra_memory(model: Any, outer: OuterScheme, update: Update, batch: np.ndarr
 
 
 def most_alive(work: Callable[[], object]) -> int:
-    """The most bytes of tensors, and of NumPy's and Python's own, as if both peaks came at once.
+    """Return the peak bytes of tensors plus the peak bytes of NumPy and Python, as if both occurred at once.
 
-    The first pass fills caches, which are of all passes together, and are not counted.
+    The first pass fills caches, which all passes share; they are not counted.
     """
     work()
     with Live() as live:

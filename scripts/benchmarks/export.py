@@ -1,8 +1,8 @@
 """Measures memory and time of streaming an export of a model of a billion parameters from a checkpoint's files.
 
 Writes a snapshot of random weights like a node (4.9 GB). A separate process then computes an export's fingerprint,
-digest, and files. Reports the peak resident memory of that process above that at the start, and the size of the largest
-tensor.
+digest, and files. Reports the peak resident memory of that process above its memory at the start, and the size of the
+largest tensor.
 
     python scripts/benchmarks/export.py --folder FOLDER --csv docs/benchmarks/export.csv
 """
@@ -66,7 +66,7 @@ def layouts() -> dict[str, TensorLayout]:
 
 
 def write_snapshot(folder: Path) -> None:
-    """One tensor at a time, as nodes write it."""
+    """Write one tensor at a time, like a node."""
     found = layouts()
     tensors = RandomTensors(found)
     writer, shards = None, []
@@ -98,7 +98,7 @@ def export(snapshot: Path, out: Path, dtype: str) -> dict[str, float]:
     found = layouts()
     tensors = SavedState(snapshot, manifest).lazily("model")
     out.mkdir()
-    Path("/proc/self/clear_refs").write_text("5")  # the largest so far begins again
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before, began = memory("VmRSS"), time.monotonic()
     fingerprint(tensors, step=1, seed=1, samples=256)
     digest(tensors)

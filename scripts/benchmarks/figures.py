@@ -18,7 +18,7 @@ Rows = Sequence[Mapping[str, str]]
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure, inches; nothing of it is cut off at the borders."""
+    """Return an empty figure of this size in inches; nothing is cut off at its borders."""
     from matplotlib.figure import Figure  # here: benchmarks import this module in processes that they measure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -33,14 +33,14 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def beside(axes: Any) -> None:
-    """The legend of ``axes``, to the right of them."""
+    """Draw the legend of ``axes`` to the right of them."""
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
 
 
 def bars(axes: Any, values: Mapping[str, Sequence[float]], *, unit: str, colour: Any = "tab:blue") -> None:
-    """One bar for each name, the first on top: the median with its figure, and a dot for each value.
+    """Draw one bar for each name, the first on top: the median with its figure, and a dot for each value.
 
-    An empty sequence is shown as not measured. ``colour`` is one for all, or a sequence.
+    An empty sequence is shown as not measured. ``colour`` is one colour for all bars, or a sequence.
     """
     middle = [statistics.median(found) if found else 0.0 for found in values.values()]
     axes.barh(list(values), middle, color=colour, height=0.7)
@@ -65,10 +65,10 @@ def bars(axes: Any, values: Mapping[str, Sequence[float]], *, unit: str, colour:
 
 
 def column(rows: Rows, name: str, **wanted: str) -> list[float]:
-    """The figures in one column of the rows that have the wanted values."""
+    """Return the figures in one column of the rows that match."""
     return [float(row[name]) for row in rows if wanted.items() <= row.items() and row[name]]
 
 
 def values_of(rows: Rows, name: str) -> list[str]:
-    """The values of a column, each once, in the order of their first row."""
+    """Return the distinct values of a column, in the order of their first rows."""
     return list(dict.fromkeys(row[name] for row in rows))

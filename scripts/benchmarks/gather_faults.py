@@ -1,11 +1,11 @@
-"""Measures a gather with 5 of 20 buckets dead, hanging, dripping or huge, against a gather of the 15 others alone.
+"""Measures a gather with 5 of 20 buckets dead, hanging, dripping or huge, compared with a gather of only the other 15.
 
     python scripts/benchmarks/gather_faults.py [--repetitions 7]
 
 Real packed updates over HTTP from the project's S3 server, gathered at the moment when a window's time bound passes, by
-the rules of a live window. Each repetition takes the baseline and then all faults. Limit: 1.2 times the baseline and
-the two seconds until the last look (``STORE_CLOCK_SECONDS``). Writes docs/benchmarks/gather_faults.csv
-and its picture.
+the rules of a live window. Each repetition measures the baseline and then all faults. Limit: 1.2 times the baseline,
+plus the two seconds until the last poll (``STORE_CLOCK_SECONDS``). Writes docs/benchmarks/gather_faults.csv and its
+picture.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def body_of(uid: int) -> bytes:
 
 
 class Network:
-    """Twenty buckets on one server; the clock of their stamps stands where a writer wants it."""
+    """Twenty buckets on one server, with a clock for their time stamps that a writer sets."""
 
     def __init__(self) -> None:
         self.now = END
@@ -67,7 +67,7 @@ class Network:
 
 
 def break_buckets(server: Server, kind: str) -> None:
-    """From now on requests for the updates of the faulty buckets go wrong."""
+    """Make later requests for the updates of the faulty buckets fail."""
     server.faults.clear()
     actions = {"hanging": ("HEAD", Delay(3600)), "dripping": ("GET", Drip(1000))}
     if kind in actions:
@@ -109,13 +109,13 @@ async def measure(folder: Path, repetitions: int) -> list[dict[str, object]]:
     async with (
         serve(folder, keys, rules=rules, clock=lambda: network.now) as server,
         S3Connections(server.endpoint) as connections,
-        # Nobody listens there: connections are refused.
+        # No server listens on this port, so connections are refused.
         S3Connections("http://127.0.0.1:9") as nowhere,
     ):
         stores: dict[int, ObjectStore] = {uid: connections.store(bucket_of(uid)) for uid in range(PEERS)}
         await network.publish(stores)
         honest = {uid: store for uid, store in stores.items() if uid not in FAULTY}
-        await timed(honest, expected=len(honest))  # connections
+        await timed(honest, expected=len(honest))  # opens the connections
         for repetition in range(repetitions):
             server.faults.clear()
             alone = await timed(honest, expected=len(honest))

@@ -1,7 +1,8 @@
 """Measures the import time of this package, as a ratio to the import time of torch and transformers.
 
 A repetition starts one fresh interpreter for each statement, one right after the other, so that load from other
-processes affects all of them. Each ratio compares two times of the same repetition; the result is the median ratio.
+processes affects all statements equally. Each ratio compares two times of the same repetition; the result is the median
+ratio.
 
     python scripts/benchmarks/import_time.py [--repetitions 15]
 
@@ -40,7 +41,7 @@ TIMED = "import time; begun = time.perf_counter()\n{}\nprint(time.perf_counter()
 
 
 def measure(statement: str) -> float:
-    """Seconds that ``statement`` takes in a fresh interpreter with an empty environment and home."""
+    """Return the seconds that ``statement`` takes in a fresh interpreter with an empty environment and home."""
     with tempfile.TemporaryDirectory() as home:
         environment = {"HOME": home, "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
         if path := os.environ.get("PYTHONPATH"):

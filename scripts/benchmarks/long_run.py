@@ -4,10 +4,10 @@
     python scripts/benchmarks/long_run.py                                  # table and picture again, from the CSV
 
 Writes ``docs/benchmarks/long_run.csv``, ``.png`` and ``.md``: for each node the growth between its plateau and the last
-window, on a line through all windows between them; at most 2 % is allowed. Memory is on its plateau when the first
-windows have filled caches; the line is that of Theil and Sen, the median of the slopes between all pairs, so single
-peaks of the allocator do not count. Open files are on theirs when each window also deletes what is older than
-``gradient_retention_windows``; they are small counts, so the line is that of least squares.
+window, on a line fitted to all windows between them; the limit is 2 %. Memory is on its plateau when the first windows
+have filled caches; the line is that of Theil and Sen, the median of the slopes between all pairs, so single peaks of
+the allocator do not count. Open files are on their plateau when each window also deletes objects older than
+``gradient_retention_windows``; they are small counts, so the line is a least-squares fit.
 """
 
 import argparse
@@ -35,29 +35,29 @@ CONNECTIONS = (
     "node's other open files stay 10 or 11."
 )
 
-Rows = list[dict[str, str]]  # as the CSV has them
+Rows = list[dict[str, str]]  # rows of the CSV
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process."""
+    """Return the resident memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * 4096
 
 
 def open_files(pid: int) -> int:
-    """Open file descriptors of a process."""
+    """Return the number of open file descriptors of a process."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
 async def measure(windows: int, run_dir: Path) -> Rows:
-    """One row for each node and window that all have completed."""
+    """Run a localnet; return one row for each node and each window that all nodes have completed."""
     plan = make_plan(miners=1, windows=windows, window_seconds=WINDOW_SECONDS, vocab_size=512, run_dir=run_dir)
     rows: Rows = []
     async with Localnet(plan) as net:
         done = 0
         while done < windows:
             view = await net.wait_until(lambda view, done=done: view.completed > done, timeout=120)
-            done = view.completed  # on a busy machine a look may find several new windows
+            done = view.completed  # on a busy machine one poll may find several new windows
             for name, child in (*net.nodes.items(), ("storage", net.storage)):
                 if child.running and child.pid:
                     size, files = resident_bytes(child.pid), open_files(child.pid)
@@ -67,7 +67,7 @@ async def measure(windows: int, run_dir: Path) -> Rows:
 
 
 def growth(rows: Rows, node: str, field: str) -> tuple[float, float]:
-    """Values on the line at the plateau, and at the end."""
+    """Return the values of the fitted line at the plateau and at the end."""
     points = [
         (int(row["window"]), float(row[field]))
         for row in rows
@@ -85,7 +85,7 @@ def growth(rows: Rows, node: str, field: str) -> tuple[float, float]:
 
 
 def report(rows: Rows) -> tuple[str, bool]:
-    """The table, and whether nothing grew by more than the limit."""
+    """Return the table, and whether all growth is within the limit."""
     windows = max(int(row["window"]) for row in rows)
     memory, files = PLATEAU.values()
     lines = [

@@ -21,7 +21,7 @@ KINDS = ("miner", "validator", "aggregator", "storage", "fork-server", "localnet
 
 
 def rows_of(folder: Path) -> list[dict[str, str | float]]:
-    """One for each process, as of the last window."""
+    """Return one row for each process, as of the last window."""
     with (folder / "usage.csv").open() as file:
         samples = list(csv.DictReader(file))
     windows = sorted({int(row["windows"]) for row in samples})
@@ -42,7 +42,7 @@ def rows_of(folder: Path) -> list[dict[str, str | float]]:
 
 
 def table(rows: list[dict[str, str | float]]) -> str:
-    """Means by kind of process, as Markdown."""
+    """Return the means by kind of process, as Markdown."""
     lines = [
         "| process | number | resident, MB | share of what is shared included (PSS), MB | its own (USS), MB "
         "| processor, s a window |",

@@ -13,7 +13,7 @@ Peers use the nodes' own code: ``InnerLoop`` is paused when the set arrives, lik
 
     python scripts/benchmarks/overlap_convergence.py                 # 64 rounds
     python scripts/benchmarks/overlap_convergence.py --rounds 500 --layers 1 --inner-steps 5 --batch 4 --arrives 2
-    python scripts/benchmarks/overlap_convergence.py --inner-steps 6 --only     # what is trained without overlap
+    python scripts/benchmarks/overlap_convergence.py --inner-steps 6 --only     # training without overlap
 
 Appends each finished cell to ``docs/benchmarks/overlap.csv`` and skips existing ones. ``--report`` prints the table.
 """
@@ -60,9 +60,9 @@ class OverlapCell:
     """One training.
 
     Attributes:
-        k: entries of 4096 that an update sends.
+        k: number of sent entries out of 4096.
         batch: sequences of an inner step.
-        arrives: inner step of a round before which the set of the round before is applied.
+        arrives: inner step of a round before which the previous round's set is applied.
     """
 
     method: str
@@ -178,7 +178,7 @@ def run_cell(cell: OverlapCell) -> dict[str, Any]:
 
 
 def print_table(rows: list[dict[str, str]]) -> None:
-    """Losses, and how much higher they are than those of ``outer_delay`` 0 with the same tokens, seed by seed."""
+    """Print losses, and their excess over those of ``outer_delay`` 0 with the same tokens, seed by seed."""
     found: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in rows:
         numbers = (int(row[name]) for name in ("k", "layers", "rounds", "batch", "inner_steps", "arrives"))

@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "docs" / "benchmarks" / "overlap_links.csv"
 MBIT = 20
 WARM_UP = 1
-# Batches for longer than a window, and every entry of an update.
+# More batches than fit into a window, and every entry of an update.
 CONSTANTS = {
     "pages_per_window": 12,
     "topk_compression": 64 * 64,
@@ -44,7 +44,7 @@ CONSTANTS = {
 
 
 class SlowNet(Localnet):
-    """A localnet with changed constants, and links that are held to ``MBIT`` for miners."""
+    """A localnet with changed constants and with miners' links limited to ``MBIT``."""
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__(plan)
@@ -74,7 +74,7 @@ class SlowNet(Localnet):
 
 
 async def measure(outer_delay: int, windows: int, run_dir: Path) -> list[dict[str, object]]:
-    """A row for each miner and window."""
+    """Return a row for each miner and window."""
     sizes = {"miners": 3, "windows": windows, "window_seconds": 16.0, "outer_delay": outer_delay}
     net = SlowNet(make_plan(scheme="sparseloco", run_dir=run_dir, **sizes))
     try:

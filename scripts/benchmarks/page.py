@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/benchmarks/page.py --windows 2000 --miners 20
 
-The run is synthetic, with the validator's own code for explanations. Needs Chromium, and the extra ``test``.
+The run is synthetic; the validator's own code writes its explanations. Needs Chromium, and the extra ``test``.
 """
 
 import argparse

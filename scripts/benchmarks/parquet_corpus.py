@@ -25,7 +25,7 @@ _MEDIAN, _SPREAD = 3000, 0.95
 
 
 def prepared() -> Path:
-    """Folder with ``dataset`` and ``tokenizer.json``. The first call makes it, in about a minute."""
+    """Return the folder with ``dataset`` and ``tokenizer.json``. The first call creates it, in about a minute."""
     if not CACHE.exists():
         CACHE.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=CACHE.parent))
@@ -42,7 +42,7 @@ def prepared() -> Path:
 
 
 def documents() -> list[str]:
-    """Rows with about ``CHARACTERS`` characters, shuffled; the same files give the same rows."""
+    """Return shuffled rows with about ``CHARACTERS`` characters; the same files give the same rows."""
     rng = random.Random(0)
     rows: list[str] = []
     characters = 0

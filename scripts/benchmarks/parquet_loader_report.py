@@ -19,7 +19,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def ratios(rows: Sequence[Row], what: str, to: str, of: Callable[[Row], float] = rate) -> list[float]:
-    """Ratio of each repetition."""
+    """Return the ratio of each repetition."""
     by = {(row["what"], row["repetition"]): of(row) for row in rows if row["part"] == "speed"}
     return [value / by[to, repetition] for (name, repetition), value in by.items() if name == what]
 

@@ -1,4 +1,4 @@
-"""Draws the pictures of ``docs/benchmarks`` from the CSV files beside them. It measures nothing.
+"""Draws the pictures of ``docs/benchmarks`` from the CSV files beside them. It takes no measurements.
 
     python scripts/benchmarks/pictures.py                   # every picture
     python scripts/benchmarks/pictures.py storage streaming # some of them
@@ -68,7 +68,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
 
 
 def redraw(name: str, path: Path | None = None) -> None:
-    """Draws the picture ``name`` from its CSV file, and writes it as PNG beside that.
+    """Draws the picture ``name`` from its CSV file, and writes it as PNG beside the CSV file.
 
     Args:
         path: the CSV file (default: ``docs/benchmarks/NAME.csv``).

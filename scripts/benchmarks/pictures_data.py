@@ -24,14 +24,14 @@ def parquet_loader(rows: Rows, path: Path) -> None:
 
 
 def token_rates(rows: Rows, **wanted: str) -> list[float]:
-    """Million tokens per second of each row that has the wanted values."""
+    """Return the million tokens per second of each matching row."""
     tokens, seconds = column(rows, "tokens", **wanted), column(rows, "seconds", **wanted)
     return [count / time / 1e6 for count, time in zip(tokens, seconds, strict=True)]
 
 
 def parquet_loader_grid(rows: Rows, path: Path) -> None:
     names = ("pages", "batch", "length", "requests", "ahead")
-    # While one parameter varies, the others keep the value that most cells have.
+    # While one parameter varies, the others keep their most frequent value.
     kept = {name: Counter(row[name] for row in rows).most_common(1)[0][0] for name in names}
     figure = new_figure(11, 6)
     heat, *places = figure.subplots(2, 3).flat

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from figures import MIB, Rows, bars, beside, column, new_figure, save, values_of
 
-# What the benchmarks' figures may be at most; they check them.
+# Upper limits of the benchmarks' figures; the benchmarks check them.
 CATCH_UP_LIMIT = 1.5
 TRUST_SECONDS, TRUST_REQUESTS = 3.0, 20
 

@@ -10,7 +10,7 @@ from tplr.schemas import Bucket
 
 
 def plain_client(endpoint: str, bucket: Bucket) -> AbstractAsyncContextManager[Any]:
-    """A client with the bucket's key; no checksums but those that a call asks for."""
+    """Return a client with the bucket's key, without checksums except those that a call requests."""
     return AioSession().create_client(
         "s3",
         endpoint_url=endpoint,

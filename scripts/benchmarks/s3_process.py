@@ -11,7 +11,7 @@ from typing import Any
 
 
 def start_server(folder: Path, stack: ExitStack, keys: Mapping[str, Any], *options: str) -> str:
-    """The endpoint of a new server, which ends with ``stack``.
+    """Start a server that ends with ``stack``; return its endpoint.
 
     Args:
         folder: for its objects and files.

@@ -10,7 +10,7 @@ The inputs of the simulation are constants and work: the run's constants, the me
 of the remaining phases, the processor time of a request (node and store) and of a validator's measurements, and the
 number of shared processors. It predicts a miner's waiting time for the updates and the decision, and for the window's
 end, and the time from which the decision can be read; also in windows that only measure. ``--predict`` reads none of
-the predicted values, so that a prediction can be recorded before anybody has seen them. Without options it does both,
+the predicted values, so that a prediction can be recorded before they are known. Without options it does both,
 and prints the result.
 
 ``--predict`` on the folder of one run predicts another run with ``--windows``, ``--window-seconds``, ``--set``.
@@ -36,8 +36,8 @@ from tplr.scale.network import Design, Network, WindowResult
 from tplr.scale.participants import Assumptions, Participants
 
 GIVEN = ("training", "waiting_for_pages", "packing", "uploading", "applying", "saving", "other")
-FIRST = 2  # windows of a run that are not ordinary: before them a node starts
-SEEDS = 20  # simulated runs of which medians are taken
+FIRST = 2  # first windows of a run to skip: nodes are still starting
+SEEDS = 20  # simulated runs; the medians are over these
 LATENCY = 1e-3  # seconds, within one machine
 
 UPDATES, END, DECIDED = "waiting for updates and decision", "waiting for the window's end", "decision can be read after"
@@ -46,7 +46,7 @@ ORDINARY, MEASURING = "ordinary", "measuring only"
 
 @dataclass(frozen=True)
 class Gathered:
-    """Times of a miner's gather of ``window``, and of its other phases, from the event ``window_time``."""
+    """Times of a miner's gather of ``window`` and of its other phases, from the event ``window_time``."""
 
     window: int
     seconds: dict[str, float]
@@ -54,15 +54,15 @@ class Gathered:
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
-    """All events of a node."""
+    """Return all events of a node."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def gathers(folder: Path, before: float = math.inf) -> list[Gathered]:
-    """Each miner's windows, without its first ones. Its time of a window contains the gather of the one before.
+    """Return each miner's windows, without the first ones. A window's time contains the gather of the previous window.
 
     Args:
-        before: no later ones than this one.
+        before: only windows before this one are returned.
     """
     rows = []
     for path in sorted((folder / "events").glob("miner-*.jsonl")):
@@ -84,7 +84,7 @@ def work(folder: Path) -> dict[str, float]:
 
 
 def processor_seconds(folder: Path) -> dict[str, float]:
-    """Processor time of each kind of process in a window: the mean over the second half of the run."""
+    """Return the processor time of each kind of process per window: the mean over the second half of the run."""
     with (folder / "usage.csv").open() as file:
         at = {(row["name"], int(row["windows"])): float(row["cpu"]) for row in csv.DictReader(file)}
     windows = sorted({window for _, window in at})
@@ -96,7 +96,7 @@ def processor_seconds(folder: Path) -> dict[str, float]:
 
 
 def request_work(folder: Path) -> float:
-    """Processor time of a request, in seconds: the aggregator's, which does little else, and the store's."""
+    """Return the processor seconds per request: of the aggregator, which does little else, and of the store."""
     cpu = processor_seconds(folder)
     pulses = [one for one in events_of(folder / "events" / "aggregator.jsonl") if one["event"] == "pulse"]
     half = pulses[len(pulses) // 2 :]
@@ -107,13 +107,13 @@ def request_work(folder: Path) -> float:
 
 
 def requests(folder: Path) -> Iterable[dict[str, Any]]:
-    """The store's log."""
+    """Yield the requests of the store's log."""
     with (folder / "logs" / "requests.jsonl").open() as file:
         yield from map(json.loads, file)
 
 
 def waiting(folder: Path, kind: str, before: float) -> dict[str, float]:
-    """Median seconds of the phases in which nodes wait for others, in windows of one kind; empty: there are none."""
+    """Return the median seconds of the phases in which nodes wait for others, in windows of one kind; empty if none."""
     rows = [row for row in gathers(folder, before) if row.kind == kind]
     if not rows:
         return {}
@@ -126,7 +126,8 @@ def waiting(folder: Path, kind: str, before: float) -> dict[str, float]:
 
 
 def decisions(folder: Path, windows: Iterable[int]) -> list[float]:
-    """Seconds after the end of each of the windows at which more than half of the electors had published decisions."""
+    """Return, for each window, the seconds from its end until more than half of the electors had published
+    decisions."""
     ends: dict[int, list[float]] = defaultdict(list)
     for path in sorted((folder / "events").glob("miner-*.jsonl")):
         for one in events_of(path):
@@ -148,7 +149,7 @@ def decisions(folder: Path, windows: Iterable[int]) -> list[float]:
 def simulate(
     given: dict[str, float], folder: Path, *, windows: int, window_seconds: float | None, changes: dict[str, Any]
 ) -> list[WindowResult]:
-    """The windows of ``SEEDS`` simulated runs, without their first ones."""
+    """Return the windows of ``SEEDS`` simulated runs, without the first windows of each."""
     names = [path.stem for path in (folder / "events").glob("*.jsonl")]
     miners, validators = (sum(name.startswith(role) for name in names) for role in ("miner", "validator"))
     hparams = load_hparams(folder / "hparams.json").model_copy(update=changes)
@@ -206,7 +207,7 @@ def predict(
 
 
 def table(prediction: dict[str, Any], folder: Path, before: float) -> str:
-    """Predicted and measured phases, as lines of a Markdown table."""
+    """Return predicted and measured phases, as lines of a Markdown table."""
     lines = ["| windows | phase | measured, s | predicted, s | |", "|---|---|---:|---:|---:|"]
     for kind, phases in prediction["predicted"].items():
         for name, real in waiting(folder, kind, before).items():

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import time
 
-LINK_MBIT = 1000  # a second, each way
+LINK_MBIT = 1000  # Mbit per second, in each direction
 
 
 class Lane:
@@ -19,13 +19,13 @@ class Lane:
 
     def __init__(self, mbit: float) -> None:
         self.free_at = 0.0
-        self._bytes = mbit * 1e6 / 8  # a second
+        self._bytes = mbit * 1e6 / 8  # bytes per second
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError), contextlib.closing(writer):
             while data := await reader.read(2**16):
                 now = time.perf_counter()
-                # A late caller (a sleep may last too long) catches up.
+                # Catches up after a sleep that lasted too long.
                 self.free_at = max(self.free_at, now - 0.005) + len(data) / self._bytes
                 await asyncio.sleep(self.free_at - now)
                 writer.write(data)

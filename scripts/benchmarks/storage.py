@@ -1,17 +1,16 @@
 """Measures throughput, processor time and peak memory of transfers and of a gather, against plain aiobotocore.
 
-One server with R2's rules and one process for each client, all on one machine and one file system. In every
-repetition the clients do the same job one right after the other, in rotating order. Each ratio is of one repetition,
-and the median counts. Before each job the disk is synced. Each job is done twice in a row, and the second counts: the
-host of a virtual machine takes back memory that nobody used for a second, so 768 MiB are used and freed before it.
-
-The large jobs are repeated over a relay that holds each direction to 1 Gbit/s, for all connections of a client
-together.
+One server with R2's rules and one process for each client, all on one machine and one file system. In every repetition
+the clients do the same job one right after the other, in rotating order. Each ratio is of one repetition; the median is
+reported. Before each job the disk is synced. Each job runs twice in a row, and the second run is reported: the host of
+a virtual machine reclaims memory that was idle for a second, so 768 MiB are used and freed before it. The large jobs
+are repeated over a relay that limits each direction to 1 Gbit/s, for all connections of a client together.
 
     python scripts/benchmarks/storage.py [--repetitions 5] [--before DIRECTORY] [--candidates]
 
-``--before`` adds ours of another source tree, ``--candidates`` the clients of ``storage_candidates.py`` (``pip install
-obstore``). Prints the medians, and writes ``docs/benchmarks/storage.csv`` and the table in ``storage.md``.
+``--before`` adds this project's client from another source tree, ``--candidates`` the clients of
+``storage_candidates.py`` (``pip install obstore``). Prints the medians, and writes ``docs/benchmarks/storage.csv`` and
+the table in ``storage.md``.
 """
 
 import argparse
@@ -35,11 +34,11 @@ from storage_worker import CLIENTS, MIB, PEER_MIB, PEERS, bucket_of, keys_of, kn
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 SOURCE = Path(__file__).parents[2] / "src"
 SIZES = (1, 32, 256)  # MiB
-WANTED = 0.9  # of the throughput of plain calls
+WANTED = 0.9  # minimum share of the throughput of plain calls
 OURS, BEFORE, BASE = CLIENTS[:3]
 SLOW_REPETITIONS = 3
 LOOPBACK, LINK = "loopback", "1 Gbit/s"
-TOUCHED = 768 * MIB  # the largest file twice, and as much as one again
+TOUCHED = 768 * MIB  # three times the largest file
 
 
 def touch_memory() -> None:
@@ -49,7 +48,7 @@ def touch_memory() -> None:
 
 
 def started(script: str, *arguments: str, source: Path = SOURCE) -> subprocess.Popen[str]:
-    """A script of this folder in a process of its own, talked to by its standard input and output."""
+    """A script of this folder in a separate process, driven over its standard input and output."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": "/nowhere",
@@ -67,7 +66,7 @@ def started(script: str, *arguments: str, source: Path = SOURCE) -> subprocess.P
 
 
 class Worker:
-    """A client in a process of its own."""
+    """A client in a separate process."""
 
     def __init__(self, kind: str, endpoint: str, source: Path) -> None:
         self.process = started("storage_worker.py", kind, endpoint, source=source)
@@ -95,7 +94,7 @@ def key_table() -> dict[str, Any]:
 
 
 def start_link(endpoint: str, stack: ExitStack) -> str:
-    """The endpoint of a new link to ``endpoint``, which ends with ``stack``."""
+    """Start a link to ``endpoint`` that ends with ``stack``; return its endpoint."""
     process = started("slow_link.py", endpoint)
     assert process.stdin
     assert process.stdout
@@ -105,7 +104,7 @@ def start_link(endpoint: str, stack: ExitStack) -> str:
 
 
 def run(repetitions: int, folder: Path, sources: dict[str, Path]) -> list[dict[str, Any]]:
-    """One row for each job, client and repetition. ``sources`` is the source tree of each client."""
+    """Return one row for each job, client and repetition. ``sources`` is the source tree of each client."""
     rows: list[dict[str, Any]] = []
 
     def once(worker: Worker, **job: Any) -> dict[str, float]:
@@ -137,7 +136,7 @@ def run(repetitions: int, folder: Path, sources: dict[str, Path]) -> list[dict[s
         endpoint = start_server(folder, stack, key_table(), "--no-write-rate")
         workers = start_workers(endpoint)
         target, block = folder / "small", os.urandom(MIB)
-        # A process of its own stores what the others get: a large upload leaves memory in the allocator.
+        # A separate process stores the objects for the gets, because a large upload leaves memory in the allocator.
         storing = Worker(OURS, endpoint, sources[OURS])
         for mib in SIZES:
             (folder / f"{mib}").write_bytes(block * mib)
@@ -148,7 +147,7 @@ def run(repetitions: int, folder: Path, sources: dict[str, Path]) -> list[dict[s
             nonlocal target
             target = folder / ("small" if mib == SIZES[0] else "large")
             source = folder / f"{mib}"
-            # The key is always the same: what is replaced leaves its memory to the next.
+            # The key is always the same, so a replaced object's memory is reused for the next one.
             measure("put", mib, repetition, workers, link, key="put", path=str(source))
             known = known_of(source.read_bytes())
             measure("get", mib, repetition, workers, link, key=f"stored-{mib}", path=str(target), known=known)
@@ -157,7 +156,7 @@ def run(repetitions: int, folder: Path, sources: dict[str, Path]) -> list[dict[s
             for repetition in range(repetitions + 1):
                 files(mib, repetition, workers)
                 measure("read", mib, repetition, workers, key=f"stored-{mib}")
-        # New processes: what the large transfers left in the allocator is not the gather's.
+        # New processes, so that memory that large transfers left in the allocator does not count for the gather.
         slow_endpoint = start_link(endpoint, stack)
         for link, gatherers in ((LOOPBACK, start_workers(endpoint)), (LINK, start_workers(slow_endpoint))):
             gatherers[OURS].do(do="prepare")
@@ -172,7 +171,8 @@ def run(repetitions: int, folder: Path, sources: dict[str, Path]) -> list[dict[s
 
 
 def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Median MiB/s and peak of each job and client; of ours also the ratios to the others, with their quartiles."""
+    """Return the median MiB/s and peak of each job and client; for ours also the ratios to the others, with
+    quartiles."""
     what = operator.itemgetter("link", "job", "MiB")
     seconds = {(*what(row), row["client"], row["repetition"]): row["seconds"] for row in rows}
     summary = []
@@ -196,7 +196,7 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(summary: list[dict[str, Any]]) -> str:
-    """Every job and client; then the jobs where ours is below ``WANTED`` of plain calls."""
+    """Return the lines of the table; the last ones name the jobs where ours is below ``WANTED`` of plain calls."""
     lines = [
         f"{line['link']:8}  {line['job']:14} {line['MiB']:4} MiB  {line['client']:21} {line['MiB/s']:7.1f} MiB/s  "
         f"cpu {line['cpu ms']:5.2f} ms/MiB  peak {line['peak MiB']:6.1f} MiB  "

@@ -1,6 +1,6 @@
 """Alternative storage clients with the same checks as ours: (a) aiobotocore with streamed bodies, (b) obstore.
 
-Only the measured part of each; see the decision in ``docs/benchmarks/storage.md``. obstore is not a dependency.
+Each has only the part that is measured; ``docs/benchmarks/storage.md`` has the decision. obstore is not a dependency.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def give(sink: Callable[[Any], object], chunks: list[Any]) -> None:
 
 
 async def save(path: Path, known: Known, stream: Callable[..., Any]) -> None:
-    """Write ``stream(sink, start, stop)`` of each part, and verify it."""
+    """Write each part with ``stream(sink, start, stop)``, and verify it."""
     if path.name.startswith("small"):
         with path.open("wb") as file:
             await stream(file.write, 0, known["size"])

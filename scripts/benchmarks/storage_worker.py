@@ -1,4 +1,5 @@
-"""One client of the storage benchmark in a process of its own: jobs come on standard input, figures go to its output.
+"""One client of the storage benchmark in a separate process: reads jobs from standard input, writes figures to its
+output.
 
 python scripts/benchmarks/storage_worker.py CLIENT ENDPOINT
 """
@@ -24,7 +25,7 @@ ACCOUNT = "a" * 32
 
 
 def keys_of(peer: int) -> tuple[str, str]:
-    """Access key id and secret of bucket ``peer``: a client each, as peers on the network have."""
+    """Return the access key id and secret of bucket ``peer``: one client each, like peers on the network."""
     return hashlib.md5(b"%d" % peer).hexdigest(), hashlib.sha256(b"%d" % peer).hexdigest()  # noqa: S324
 
 
@@ -33,7 +34,7 @@ def bucket_of(peer: int) -> str:
 
 
 def peers() -> list[Bucket]:
-    """The buckets with their keys."""
+    """Return the buckets with their keys."""
     keys = map(keys_of, range(PEERS))
     return [
         Bucket(name=bucket_of(peer), account_id=ACCOUNT, access_key_id=key, secret_access_key=secret)
@@ -48,7 +49,7 @@ def memory(field: str) -> int:
 
 
 class Known(TypedDict):
-    """A checkpoint manifest's facts about an object; ``blake3``, of the whole object, is for clients without parts."""
+    """An object's entry in a checkpoint's manifest; ``blake3`` of the whole object is for clients without parts."""
 
     size: int
     blake3: str
@@ -79,7 +80,7 @@ class Ours:
     async def get(self, key: str, path: Path, known: Known) -> None:
         from tplr.storage import download_file
 
-        if path.name.startswith("small"):  # as documents and updates are read
+        if path.name.startswith("small"):  # like documents and updates
             await self.stores[0].get_file(key, path, max_bytes=2**40)
         else:
             await download_file(self.stores[0], key, path, size=known["size"], blake3s=known["blake3s"])
@@ -97,7 +98,7 @@ class Ours:
             await store.put("update", body)
 
     async def gather(self, committed: bool) -> int:
-        """By the hash of each peer's commit, or by hashes known from an included set."""
+        """Gather by the hash in each peer's commit, or by hashes known from an included set."""
         from tplr.exchange.gather import GatherRules, gather
         from tplr.schemas import UploadBounds
 
@@ -127,7 +128,7 @@ class Ours:
 
 
 class Plain:
-    """aiobotocore, one call for each object; nothing is hashed or verified."""
+    """aiobotocore, one call for each object, without hashes and verification."""
 
     async def open(self, stack: AsyncExitStack, endpoint: str) -> None:
         from plain_s3 import plain_client
@@ -160,7 +161,7 @@ class Plain:
 def kinds() -> dict[str, Any]:
     from storage_candidates import Obstore, Streamed
 
-    # "before" is ours of another source tree; see ``storage.py``.
+    # "before" is this project's client from another source tree; see ``storage.py``.
     return dict(zip(CLIENTS, (Ours, Ours, Plain, Streamed, Obstore), strict=True))
 
 
@@ -184,7 +185,7 @@ async def work(kind: str, endpoint: str) -> None:
             began, cpu = time.perf_counter(), time.process_time()
             await jobs[job["do"]]()
             seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-            idle = idle or memory("VmRSS")  # after a first small job: everything is imported and connected
+            idle = idle or memory("VmRSS")  # after a first small job, so that everything is imported and connected
             print(json.dumps({"seconds": seconds, "cpu": cpu, "peak": memory("VmHWM") - idle}), flush=True)
 
 

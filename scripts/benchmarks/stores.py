@@ -51,13 +51,13 @@ Row = dict[str, Any]
 
 
 def private_memory() -> int:
-    """Bytes of this process that are not pages of files."""
+    """Return the bytes of this process that are not pages of files."""
     text = Path("/proc/self/status").read_text()
     return 1024 * int(text.partition("RssAnon:")[2].split()[0])
 
 
 def make_store(folder: Path) -> MmapStore:
-    """A store of random tokens, written in pieces."""
+    """Write a store of random tokens, in pieces."""
     rng = np.random.default_rng(0)
     with (folder / "sequence.bin").open("wb") as file:
         for _ in range(0, TOKENS, 1 << 22):
@@ -69,7 +69,7 @@ def make_store(folder: Path) -> MmapStore:
 
 
 def alternate(job: str, sides: dict[str, Callable[[], int]], repetitions: int) -> Iterator[Row]:
-    """Each side's rate (its return value per second) in every repetition, after one to warm up."""
+    """Yield each side's rate (its return value per second) in every repetition, after a warm-up."""
     names = list(sides)
     for repetition in range(repetitions + 1):
         for name in names[repetition % len(names) :] + names[: repetition % len(names)]:
@@ -156,7 +156,7 @@ def preparations(folder: Path) -> Iterator[Row]:
         return sum(len(fast.encode_batch(chunk).ids) for chunk in chunks)
 
     def plain() -> int:
-        # Much slower: a part of the texts is enough for a rate.
+        # Much slower, so a part of the texts is enough for a rate.
         rows = (tokenizer.backend_tokenizer.encode_batch_fast(chunk) for chunk in chunks[::8])
         return sum(len(row.ids) for chunk in rows for row in chunk)
 
@@ -169,7 +169,7 @@ def preparations(folder: Path) -> Iterator[Row]:
 
 
 def documents() -> Iterator[str]:
-    """Python's standard library, repeated, in documents of about 4,000 characters."""
+    """Yield Python's standard library, repeated, in documents of about 4,000 characters."""
     while True:
         for texts in corpus.standard_library().values():
             for text in texts:
@@ -177,7 +177,7 @@ def documents() -> Iterator[str]:
 
 
 def summarise(rows: list[Row]) -> list[Row]:
-    """Median rate of each side, and the ratios of ours to it within one repetition: median and quartiles."""
+    """Return the median rate of each side, and the ratios of ours to it within one repetition: median and quartiles."""
     summary = []
     rates = {(row["job"], row["side"], row["repetition"]): row["rate"] for row in rows}
     for job, side in dict.fromkeys((row["job"], row["side"]) for row in rows):
@@ -194,7 +194,7 @@ def summarise(rows: list[Row]) -> list[Row]:
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # a plain memmap's
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # of a plain memmap
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:

@@ -1,10 +1,10 @@
 """Time and size of a pipeline's state, and of a resume after ten million samples, in two versions of the package.
 
-Each job runs in a process of its own with one version's source tree, the versions in alternating order; imports are not
+Each job runs in a separate process with one version's source tree, the versions in alternating order; imports are not
 measured. ``state``: ``state_dict()`` behind ``concat_chunk(1024).shuffle(10000)``, of tokens below 50,000, five times
-in a row as a run that saves checkpoints does; the first is reported by itself. The others: seconds from a new iterator
-to the next sample, from a state after ``--samples`` samples of one source. That state is one after the first sample
-with its position moved, which is the state that reading gives; the next sample is checked.
+in a row, as in a run that saves checkpoints; the first one is reported separately. The other jobs: seconds from a new
+iterator to the next sample, from a state after ``--samples`` samples of one source. That state is taken after the first
+sample and its position is moved, which gives the same state as reading; the next sample is checked.
 
     python scripts/benchmarks/stream_state.py --before DIRECTORY [--repetitions 3] [--samples 10000000]
 
@@ -62,7 +62,7 @@ def state(folder: Path, samples: int) -> dict[str, float]:
 
 
 def moved(position: Any, key: str, value: int) -> Any:
-    """``position`` with another number under ``key``, wherever it is."""
+    """Return ``position`` with another number under ``key``, at any depth."""
     if isinstance(position, list):
         return [moved(item, key, value) for item in position]
     if not isinstance(position, dict):
@@ -71,7 +71,7 @@ def moved(position: Any, key: str, value: int) -> Any:
 
 
 def resume(dataset: Any, key: str, value: int, expected: Any) -> dict[str, float]:
-    """Seconds until the sample after a state whose ``key`` is ``value``."""
+    """Return the seconds until the first sample after a state with ``key`` set to ``value``."""
     with dataset.iter() as fresh:
         next(fresh)
         saved = fresh.state_dict()
@@ -109,7 +109,7 @@ JOBS: dict[str, Callable[[Path, int], dict[str, float]]] = {
 
 
 def write_records(folder: Path, samples: int) -> None:
-    """A file of more records than ``samples``, and the offset of the one after them."""
+    """Write a file of more records than ``samples``, and the offset at which the first ``samples`` records end."""
     with (folder / "records.jsonl").open("w") as file:
         file.writelines(f'{{"id": {number}}}\n' for number in range(samples))
         (folder / "offset").write_text(str(file.tell()))

@@ -1,7 +1,7 @@
 """Streaming from S3 to batches of tokens, compared with epochraft, mosaicml-streaming, litdata and datasets.
 
 One server process with R2's rules, and one process for each library, all over the same texts. In each repetition the
-libraries do the same job one after the other, in an order that changes. A ratio compares values of one repetition; the
+libraries do the same job one after the other, in a changing order. A ratio compares values of one repetition; the
 result is the median over repetitions.
 
     python scripts/benchmarks/streaming.py [--repetitions 3] [--samples 1000000]
@@ -41,7 +41,7 @@ CACHE = ROOT / ".cache" / "streaming-benchmark"
 KEY_ID, SECRET, BUCKET = "a" * 32, "b" * 64, "corpus"
 KEYS = {KEY_ID: {"secret": SECRET, "buckets": {BUCKET: "read-write"}}}
 SHARDS, LENGTH, BATCH = {"text": 8, "small": 1}, 2048, 8
-RECORDS = 1_010_000  # of ``small``: more than a million, after which the resume is measured
+RECORDS = 1_010_000  # of ``small``: more than a million, because the resume is measured after a million
 SECONDS = 4.0  # duration of a pass
 PATIENCE = 90.0  # seconds; timeout of a job
 OURS = "tplr.data"
@@ -90,7 +90,7 @@ class Ours:
 
 
 class Epochraft(Ours):
-    """The same interface. Its pause of one second between two opened files is switched off."""
+    """The same interface. The library's pause of one second between two opened files is switched off."""
 
     def __init__(self, job: Job) -> None:
         os.environ["EPOCHRAFT_OPEN_DELAY_S3"] = "0"
@@ -104,7 +104,7 @@ class Epochraft(Ours):
 
 
 class MosaicML:
-    """Its shards, in its order; tokenized as by a typical user."""
+    """The library's shards, in its order; tokenized like a typical user would."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -131,7 +131,7 @@ class MosaicML:
 
 
 class LitData:
-    """Its chunks, in their order; tokenized as by a typical user."""
+    """The library's chunks, in their order; tokenized like a typical user would."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -139,7 +139,7 @@ class LitData:
     def dataset(self, corpus: str) -> Any:
         from litdata import StreamingDataset
 
-        # It resumes only with the cache named in the state, which has its chunks.
+        # It resumes only with the cache named in the state, which holds the chunks.
         local = next(self.job.fresh) if corpus == "text" else self.job.folder / "lit-small"
         local.mkdir(parents=True, exist_ok=True)
         options = {"endpoint_url": self.job.endpoint, "aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET}
@@ -204,7 +204,7 @@ KINDS: dict[str, Any] = {
 
 
 def cut(texts: Iterable[str], tokenizer: Any) -> Iterator[Any]:
-    """Batches; texts are encoded 64 at a time, for which a tokenizer uses all cores."""
+    """Return batches; texts are encoded 64 at a time, so that the tokenizer uses all cores."""
     texts = iter(texts)
     groups = iter(lambda: list(itertools.islice(texts, 64)), [])
     return cut_rows((row for group in groups for row in tokenizer(group)["input_ids"]), tokenizer.eos_token_id)
@@ -223,7 +223,7 @@ def cut_rows(rows: Iterable[list[int]], eos: int) -> Iterator[Any]:
 
 
 def limit(tokenizer: Any) -> float:
-    """Tokens per second of the engine alone: texts in memory, in batches of the size that ``tokenize`` uses."""
+    """Return tokens per second of the engine alone: texts in memory, in batches of the size that ``tokenize`` uses."""
     from tplr.tokenize import encoder
 
     engine = encoder(tokenizer)
@@ -240,10 +240,10 @@ def limit(tokenizer: Any) -> float:
 
 
 def tokenizer_of(name: str) -> Any:
-    """``tokenizer``, or ``unigram``, which the fast engine does not support."""
+    """Return ``tokenizer``, or ``unigram``, which the fast engine does not support."""
     from transformers import PreTrainedTokenizerFast
 
-    file = str(CACHE / "corpus" / name / "tokenizer.json")  # any release of transformers reads it
+    file = str(CACHE / "corpus" / name / "tokenizer.json")  # every release of transformers can read it
     return PreTrainedTokenizerFast(tokenizer_file=file, eos_token="<|endoftext|>")  # noqa: S106 - no password
 
 
@@ -389,7 +389,7 @@ def python_of(kind: str) -> str:
 
 
 def install(problems: dict[str, str]) -> list[str]:
-    """The libraries that could be installed."""
+    """Install the libraries; return those that could be installed."""
     installed = [OURS]
     for line in Path(__file__).with_name("streaming-requirements.txt").read_text().splitlines():
         if not line or line.startswith("#"):
@@ -420,7 +420,8 @@ def install(problems: dict[str, str]) -> list[str]:
 
 
 def make_corpus() -> None:
-    """``text``: pieces of Python's standard library, 36 MB; ``small``: a million short records; two tokenizers."""
+    """Write ``text`` (pieces of Python's standard library, 36 MB), ``small`` (a million short records) and two
+    tokenizers."""
     folder = CACHE / "corpus"
     if (folder / "made").exists():
         return
@@ -486,7 +487,7 @@ def fill(endpoint: str) -> None:
 
 
 def measure(repetitions: int, samples: int, folder: Path, problems: dict[str, str]) -> list[dict[str, Any]]:
-    """One row for each library, measure and repetition."""
+    """Return one row for each library, measure and repetition."""
     rows: list[dict[str, Any]] = []
     kinds = install(problems)
     make_corpus()
@@ -543,7 +544,7 @@ def measure(repetitions: int, samples: int, folder: Path, problems: dict[str, st
 
 
 def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Median of each measure, and of the ratio to ours in the same repetition, with its quartiles."""
+    """Return the median of each measure, and of the ratio to ours in the same repetition, with its quartiles."""
     values = {(r["library"], r["job"], r["measure"], r["repetition"]): r["value"] for r in rows}
     summary = []
     for library, job, name in dict.fromkeys((r["library"], r["job"], r["measure"]) for r in rows):
@@ -589,7 +590,7 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     summary = summarise(rows)
-    # A process of its own: this folder is not among those that are searched for modules.
+    # In a separate process, because this process does not search this folder for modules.
     subprocess.run([sys.executable, Path(__file__).with_name("pictures.py"), "streaming"], check=True)
     for line in summary:
         print(
@@ -601,8 +602,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path = [path for path in sys.path if Path(path) != Path(__file__).parent]  # `streaming` is MosaicML's, too
-    OUT = os.fdopen(os.dup(1), "w")  # libraries print what they like
+    sys.path = [path for path in sys.path if Path(path) != Path(__file__).parent]  # MosaicML has a `streaming` too
+    OUT = os.fdopen(os.dup(1), "w")  # libraries print to standard output
     if "--worker" in sys.argv:
         os.dup2(2, 1)
     main()

@@ -1,12 +1,12 @@
 """The same small jobs with tplr.data, epochraft, datasets, torchdata, mosaicml-streaming and litdata, on local files.
 
-Speed, and behaviour: a process is killed and resumed from its last state, and each sample is counted; a state of two
-ranks is resumed by four; compressed files are read. Each job runs in a process of its own.
+It measures speed and behaviour: a process is killed and resumed from its last state, and each sample is counted; a
+state of two ranks is resumed by four; compressed files are read. Each job runs in a separate process.
 
     python scripts/benchmarks/streaming_libraries.py [--repetitions 3] [--only LIBRARY ...] [--no-behaviour]
 
-A run of some libraries, of speed alone or of behaviour alone (``--repetitions 0``) replaces their rows. A library that
-can't be imported is skipped and named; all are in the package index. Writes
+A run of only some libraries, or of only speed or only behaviour (``--repetitions 0``), replaces the rows of these. A
+library that can't be imported is skipped and named; all are in the package index. Writes
 ``docs/benchmarks/streaming_libraries.csv`` and ``streaming_libraries.png``, and prints a table.
 """
 
@@ -42,7 +42,7 @@ READ_SECONDS = 100  # of a compressed file
 
 Samples = Iterator[dict[str, Any]]
 KEYS = ("library", "job", "repetition", "measure")  # of a row
-# The samples, and what returns the state after the last one of them.
+# The samples, and a function that returns the state after the last of them.
 Opened = tuple[Samples, Callable[[], Any]]
 
 
@@ -64,15 +64,17 @@ class Library:
         raise NotImplementedError
 
     def state_of(self, states: list[Any]) -> Any:
-        """Return the state for another number of ranks from those of all former ranks; default: the first rank's."""
+        """Return the state for another number of ranks from the states of all former ranks; default: that of the first
+        rank."""
         return states[0]
 
     def samples(self, corpus: str, shuffle: bool) -> Samples:
-        """Samples without a state."""
+        """Return samples without a state."""
         return self.open(corpus, shuffle, None)[0]
 
     def sequences(self, corpus: str) -> Iterator[Any]:
-        """Sequences of ``LENGTH`` tokens; by default with 64 texts in each call of the tokenizer, and a plain loop."""
+        """Yield sequences of ``LENGTH`` tokens; by default with 64 texts in each call of the tokenizer, and a plain
+        loop."""
         samples = self.samples(corpus, shuffle=False)
         tokenizer = self.tokenizer()
         held: list[int] = []
@@ -84,7 +86,7 @@ class Library:
             del held[: len(held) // LENGTH * LENGTH]
 
     def read(self, path: str) -> Samples:
-        """The records of one compressed JSONL file."""
+        """Read the records of one compressed JSONL file."""
         raise NotImplementedError(f"{self.package} has no reader for it")
 
     def tokenizer(self) -> Any:
@@ -165,7 +167,7 @@ class HuggingFace(Library):
             return {"input_ids": [tokens[i : i + LENGTH] for i in range(0, len(tokens), LENGTH)]}
 
         dataset = self.dataset(self.files(corpus))
-        # Its documented way: each batch of 1,000 texts is packed alone, with a shorter sequence at its end.
+        # As the library documents it: each batch of 1,000 texts is packed alone, with a shorter sequence at its end.
         dataset = dataset.map(packed, batched=True, batch_size=1000, remove_columns=["id", "text"])
         return (sample["input_ids"] for sample in dataset)
 
@@ -174,7 +176,7 @@ class HuggingFace(Library):
 
 
 class TorchData(Library):
-    """``torchdata.nodes`` has no reader: the records are read by a loop, or are in memory for its samplers."""
+    """``torchdata.nodes`` has no reader: a loop reads the records, or they are in memory for its samplers."""
 
     package = "torchdata"
 
@@ -224,7 +226,7 @@ class MosaicML(Library):
         from streaming.base.util import clean_stale_shared_memory  # pyright: ignore[reportMissingImports]
 
         if not self.rank:
-            clean_stale_shared_memory()  # a killed process leaves some, and the next one refuses to start
+            clean_stale_shared_memory()  # left by a killed process; the next one would refuse to start
         if self.world > 1:
             join(self.rank, self.world)
         local = str(self.folder / f"mds-{corpus}")
@@ -259,7 +261,7 @@ class LitData(Library):
         return StreamingDataset(str(self.folder / f"lit-{corpus}"), shuffle=shuffle, seed=42, drop_last=False)
 
     def samples(self, corpus: str, shuffle: bool) -> Samples:
-        # Its own iterator restarts if it is called after its end.
+        # The library's iterator restarts if it is called after its end.
         return (sample for sample in self.dataset(corpus, shuffle))
 
     def open(self, corpus: str, shuffle: bool, state: Any) -> Opened:
@@ -306,7 +308,7 @@ def records_of_file(file: str) -> Samples:
 
 
 def join(rank: int, world: int) -> None:
-    """Enter the process group, by which a library learns its rank."""
+    """Enter the process group, from which a library reads its rank."""
     from torch import distributed
 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
@@ -317,9 +319,9 @@ def join(rank: int, world: int) -> None:
 
 
 def speed(library: Library) -> dict[str, dict[str, float]]:
-    """Samples per second of processor time, read in order and shuffled; tokens per second of it; a resume.
+    """Return samples per second of processor time, in order and shuffled; tokens per second of it; and a resume.
 
-    Another load on the machine changes processor time least. It is that of all threads.
+    Processor time is that of all threads; other load on the machine affects it least.
     """
     answers: dict[str, dict[str, float]] = {}
     for job, shuffle in (("read", False), ("shuffle", True)):
@@ -337,7 +339,7 @@ def speed(library: Library) -> dict[str, dict[str, float]]:
 
 
 def resume_seconds(library: Library, done: int) -> float:
-    """Seconds to the next sample from a state after so many, in the process that took it."""
+    """Return the seconds to the next sample from a state after a number of samples, in the process that took it."""
     samples, state_of = library.open("large", False, None)
     for _ in itertools.islice(samples, done):
         pass
@@ -374,7 +376,7 @@ def deliver(
 
 
 def compressed(library: Library) -> dict[str, Any]:
-    """Samples in a compressed file, or the error, by suffix."""
+    """Return the number of samples in a compressed file, or the error, by suffix."""
     found: dict[str, Any] = {}
     signal.signal(signal.SIGALRM, late)
     for suffix in COMPRESSED:
@@ -401,7 +403,7 @@ WORK = {job.__name__: job for job in (speed, deliver, compressed, prepare)}
 
 
 def work(name: str, job: str, folder: str, rank: str, world: str, arguments: str) -> None:  # noqa: PLR0917
-    out = os.fdopen(os.dup(1), "w")  # libraries print what they like
+    out = os.fdopen(os.dup(1), "w")  # libraries print to standard output
     os.dup2(2, 1)
     answer = WORK[job](LIBRARIES[name](Path(folder), int(rank), int(world)), **json.loads(arguments))
     print(json.dumps(answer), file=out, flush=True)
@@ -412,7 +414,7 @@ def work(name: str, job: str, folder: str, rank: str, world: str, arguments: str
 
 
 class JobFailed(Exception):
-    """A worker's last line of output."""
+    """A job failed; the message is the worker's last line of output."""
 
 
 def start(name: str, job: str, folder: Path, *, rank: int = 0, world: int = 1, port: int = 0, **arguments: Any) -> Any:
@@ -454,7 +456,7 @@ def numbers(path: Path) -> list[int]:
 
 
 def accounted(before: list[int], after: list[int]) -> dict[str, Any]:
-    """Samples that were never delivered, and those delivered twice."""
+    """Return the samples that were never delivered, and those delivered twice."""
     found = before + after
     return {"lost": RECORDS["small"] - len(set(found)), "doubled": len(found) - len(set(found))}
 
@@ -475,7 +477,7 @@ def kill_and_resume(name: str, folder: Path, shuffle: bool) -> dict[str, Any]:
 
 
 def change_world(name: str, folder: Path) -> dict[str, Any]:
-    """Two ranks take ``RANK_SAMPLES`` each; four resume, as ``Library.state_of`` says."""
+    """Two ranks take ``RANK_SAMPLES`` each; four resume from ``Library.state_of``."""
     states = [folder / f"{name}-world-state-{rank}" for rank in range(OLD_WORLD)]
     for state in states:
         state.unlink(missing_ok=True)
@@ -529,7 +531,7 @@ COMPRESSED: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst":
 
 
 def measure(names: list[str], repetitions: int, behaviour: bool, folder: Path) -> Iterator[dict[str, Any]]:
-    """One row for each library, job, measure and repetition; a job that failed has the measure ``error``."""
+    """Yield one row for each library, job, measure and repetition; a failed job has the measure ``error``."""
     make_corpus(folder)
     for name in names:
         run(name, "prepare", folder)
@@ -565,7 +567,7 @@ def rows_of(name: str, job: str, repetition: int, figures: dict[str, Any]) -> It
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Markdown: a row for each job, a column for each library; medians."""
+    """Yield the lines of a Markdown table of medians: a row for each job, a column for each library."""
     names = list(dict.fromkeys((row["library"], row["version"]) for row in rows))
     yield f"| | {' | '.join(f'{name} {version}' for name, version in names)} |\n|---{'|---' * len(names)}|"
     for job in dict.fromkeys(row["job"] for row in rows):
@@ -618,11 +620,11 @@ def main() -> None:
                 writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(rows)
-    # A process of its own: this folder is not among those that are searched for modules. It needs matplotlib.
+    # In a separate process, because this process does not search this folder for modules. Drawing needs matplotlib.
     subprocess.run([sys.executable, Path(__file__).with_name("pictures.py"), "streaming_libraries"], check=False)
     print(*table(rows), sep="\n")
 
 
 if __name__ == "__main__":
-    sys.path = [path for path in sys.path if Path(path) != Path(__file__).parent]  # `streaming` is MosaicML's, too
+    sys.path = [path for path in sys.path if Path(path) != Path(__file__).parent]  # MosaicML has a `streaming` too
     main()

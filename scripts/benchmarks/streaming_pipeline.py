@@ -1,6 +1,6 @@
 """Pipelines alone, over samples in memory: samples per second, worker processes, size and time of a state, resume.
 
-Each job runs in a process of its own, and measures its sides one after the other in an order that changes with the
+Each job runs in a separate process, and measures its sides one after the other, in an order that changes with the
 repetition. A ratio compares two sides of one repetition; the result is the median over repetitions. With ``--before``
 the jobs also run with the package of another checkout, whose sides are called "before".
 
@@ -35,7 +35,7 @@ BUFFER, BATCH = 1000, 32
 
 # Side of a job -> name of a measure -> value.
 Figures = dict[str, dict[str, float]]
-# Side of a job -> what measures it.
+# Side of a job -> the function that measures it.
 Sides = dict[str, Callable[[], dict[str, float]]]
 
 
@@ -51,7 +51,7 @@ def wanted(sample: dict[str, int]) -> int:
 
 
 def generator_chain(samples: Iterable[Any]) -> Iterator[Any]:
-    """map, filter, shuffle and batch as one writes them without a library."""
+    """map, filter, shuffle and batch as plain generators, without a library."""
 
     def mapped(source: Iterable[Any]) -> Iterator[Any]:
         for sample in source:
@@ -90,7 +90,7 @@ def generator_chain(samples: Iterable[Any]) -> Iterator[Any]:
 
 
 def plain() -> Sides:
-    """Samples per second of processor time of ``map | filter | shuffle | batch``."""
+    """Return the samples per second of processor time of ``map | filter | shuffle | batch``."""
     samples = [{"id": i} for i in range(SAMPLES)]
 
     def pipeline(source: Any) -> Any:
@@ -109,12 +109,13 @@ def plain() -> Sides:
 
 
 def processes() -> Sides:
-    """Samples per second of ``parallel_map`` in two worker processes and in two threads; a cheap function."""
+    """Return the samples per second of ``parallel_map`` with a cheap function, in two worker processes and in two
+    threads."""
     samples = [{"id": i} for i in range(50_000)]
 
     def mapped(executor: str) -> dict[str, float]:
         with our_sequence(samples).parallel_map(renamed, 2, executor_type=executor).iter() as iterator:
-            deque(itertools.islice(iterator, 2000), maxlen=0)  # the processes start, which takes a second
+            deque(itertools.islice(iterator, 2000), maxlen=0)  # starts the processes, which takes a second
             return rate(iterator, len(samples) - 2000)
 
     return {OURS: lambda: mapped("process"), "threads": lambda: mapped("thread")}
@@ -138,21 +139,21 @@ def their_sequence(samples: list[Any]) -> Any:
 
 
 def rate(items: Iterable[Any], samples: int) -> dict[str, float]:
-    """Reads all items, which are made of so many samples."""
+    """Read all items, which consist of the given number of samples; return samples per second."""
     began = time.perf_counter()
     deque(items, maxlen=0)
     return {"samples_per_s": samples / (time.perf_counter() - began)}
 
 
 def cpu_rate(items: Iterable[Any], samples: int) -> dict[str, float]:
-    """As ``rate``, for work in one thread: another load on the machine changes processor time least."""
+    """Like ``rate``, in processor time, for work in one thread: other load on the machine affects it least."""
     began = time.process_time()
     deque(items, maxlen=0)
     return {"samples_per_cpu_s": samples / (time.process_time() - began)}
 
 
 def work(job: str, repetition: int) -> None:
-    """Measure the sides of a job once, after a first run of each."""
+    """Measure the sides of a job once, after a warm-up of each."""
     sides = JOBS[job]()
     for measure in sides.values():
         measure()
@@ -171,7 +172,7 @@ def measured(job: str, repetition: int, source: Path) -> Figures:
 
 
 def measure(jobs: list[str], repetitions: int, before: Path | None) -> list[dict[str, Any]]:
-    """One row for each job, side, repetition and measure."""
+    """Return one row for each job, side, repetition and measure."""
     rows = []
     for repetition, job in itertools.product(range(repetitions), jobs):
         versions = [(OURS, SOURCE)] + ([(BEFORE, before)] if before else [])
@@ -189,7 +190,7 @@ def measure(jobs: list[str], repetitions: int, before: Path | None) -> list[dict
 
 
 def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A line for each job, measure and side: its median, and the ratio of ours to it."""
+    """Yield a line for each job, measure and side: its median, and the ratio of ours to it."""
     key = operator.itemgetter("job", "measure", "side", "repetition")
     values = {key(row): float(row["value"]) for row in rows}
     yield "| job | measure | side | median | ours / it |\n|---|---|---|---|---|"

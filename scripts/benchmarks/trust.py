@@ -3,10 +3,11 @@
     python scripts/benchmarks/trust.py [--repetitions 5]
 
 Real electors with real signatures over HTTP on the project's S3 server, which answers each request after 50 ms. All
-have 20 peers' updates at time 0, when the window's updates are in or out. Delta is a production run's. Requests and
-bytes are counted where they leave a validator: those of votes, echoes, statuses and decisions, which come on top of a
-window without them. In the case "first silent", the elector with the most stake does not take part. Limits: with five
-that answer, 3 s and 20 requests. Writes docs/benchmarks/trust.csv and its picture.
+validators have 20 peers' updates at time 0, when the window's updates are either in or out. Delta is that of a
+production run. Requests and bytes are counted at the validator that sends them: those of votes, echoes, statuses and
+decisions, which are in addition to a window without elections. In the case "first silent", the elector with the most
+stake does not take part. Limits with five answering validators: 3 s and 20 requests. Writes docs/benchmarks/trust.csv
+and its picture.
 """
 
 import argparse
@@ -41,7 +42,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "benchmarks" / "trust.csv"
 VALIDATORS, PEERS, REQUEST_SECONDS, DELTA = (1, 5, 20), range(100, 120), 0.05, 2.0
 RUN, WINDOW = Run(3, "1"), 7
 UNTIL = 60.0
-WARM_UP = 0.5  # seconds from the start of all to time 0
+WARM_UP = 0.5  # seconds from the start of all validators to time 0
 FOUND = {str(uid): hashlib.sha256(b"%d" % uid).hexdigest() for uid in PEERS}
 QUESTION = WindowQuestion(
     window=WINDOW,
@@ -69,7 +70,7 @@ class Count:
 
 
 class CountedStore(S3Store):
-    """A store whose gets and puts are counted, also those that fail."""
+    """A store that counts its gets and puts, including those that fail."""
 
     count: Count
 
@@ -139,7 +140,7 @@ async def decide(folder: Path, validators: int, *, silent: bool) -> list[Count]:
 
 
 def row_of(case: str, validators: int, repetition: int, counts: list[Count]) -> dict[str, object]:
-    """The slowest validator's seconds, and the mean and the largest number of requests and bytes."""
+    """Return the slowest validator's seconds, and the mean and the largest number of requests and bytes."""
     return {
         "case": case,
         "validators": validators,
@@ -154,7 +155,7 @@ def row_of(case: str, validators: int, repetition: int, counts: list[Count]) -> 
 
 
 async def measure(repetitions: int) -> list[dict[str, object]]:
-    """All cases, in turn within each repetition."""
+    """Measure all cases, one after the other in each repetition."""
     rows = []
     cases = [("all answer", count) for count in VALIDATORS] + [("first silent", count) for count in VALIDATORS[1:]]
     for repetition in range(repetitions):

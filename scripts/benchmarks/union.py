@@ -1,14 +1,14 @@
 """Measures the overlap of entries in a window's updates, and the size of their re-encoded sum.
 
 Twenty honest miners of the simulated network (``tplr.localnet.simulation``: real training, error feedback, SparseLoCo)
-send updates; the step of all of them is applied after each window. Of each window's first m updates: the share of
-entries that anybody sent, and bits for each parameter of
+send updates; the step of all of them is applied after each window. For the first m updates of each window it reports
+the share of entries that any miner sent, and bits per parameter of
 
-- the updates end to end, as an aggregate has them,
+- the concatenated updates, as in an aggregate,
 - the exact sum: a float32 number for each of these entries, and their positions,
-- a sum that is quantized again, to 8 or 4 bits: smaller, but no hash of an update proves it.
+- a sum quantized again, to 8 or 4 bits: smaller, but it can't be verified with the hashes of updates.
 
-Positions are counted at their entropy for each chunk, a lower bound.
+Positions count at their entropy per chunk, which is a lower bound.
 
     python scripts/benchmarks/union.py
 
@@ -34,7 +34,7 @@ COUNTS = (1, 2, 5, 10, 15, 20)
 
 
 def configured() -> HParams:
-    """SparseLoCo's constants of a localnet."""
+    """Return SparseLoCo's constants of a localnet."""
     return small(HParams.model_validate(scheme_constants("sparseloco")), vocabulary=1024)
 
 

@@ -1,8 +1,8 @@
 """Compares processor time of the data layer in two versions of the package, by public names only.
 
-Each job runs in a process of its own with one version's source tree, the versions in alternating order. A process
-repeats its job and reports the least processor time of a pass, which another load on the machine changes least. A ratio
-is ``before / now`` within one round: above 1, this version takes less time.
+Each job runs in a separate process with one version's source tree, the versions in alternating order. A process repeats
+its job and reports the least processor time of a pass, which other load on the machine affects least. A ratio is
+``before / now`` within one round: above 1, this version takes less time.
 
     python scripts/benchmarks/versions.py --before DIRECTORY [--rounds 5]
 
@@ -45,7 +45,7 @@ def drain(items: Iterable[Any]) -> None:
 
 
 def stream(*steps: tuple[str, dict[str, Any]], files: str = "corpus.jsonl") -> Callable[[Path], Callable[[], None]]:
-    """A pipeline over ``files`` with the named methods of ``CheckpointableDataset``."""
+    """Return a job that reads a pipeline over ``files`` with the named methods of ``CheckpointableDataset``."""
 
     def setup(folder: Path) -> Callable[[], None]:
         from tplr.data import CheckpointableDataset
@@ -66,7 +66,7 @@ def tokenizer(folder: Path) -> Any:
 
 
 def tokens(method: str, **arguments: Any) -> Callable[[Path], Callable[[], None]]:
-    """Cuts a list of tokenized documents that is in memory."""
+    """Return a job that cuts a list of tokenized documents in memory."""
 
     def setup(folder: Path) -> Callable[[], None]:
         import numpy as np
@@ -83,7 +83,7 @@ def tokens(method: str, **arguments: Any) -> Callable[[Path], Callable[[], None]
 
 
 def command(*words: str) -> Callable[[Path], Callable[[], None]]:
-    """A subcommand of ``tplr``; ``{}`` is the folder, ``{new}`` a folder that does not exist."""
+    """Return a job that runs a subcommand of ``tplr``; ``{}`` is the folder, ``{new}`` a folder that does not exist."""
 
     def setup(folder: Path) -> Callable[[], None]:
         from tplr.cli import main
@@ -153,7 +153,7 @@ def work(name: str, folder: Path) -> None:
 
 
 def make_inputs(folder: Path) -> None:
-    """A corpus as JSON Lines and parquet, a tokenizer, a store and a dataset of pages."""
+    """Write a corpus as JSON Lines and parquet, a tokenizer, a store and a dataset of pages."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from parquet_corpus import _texts
@@ -235,7 +235,7 @@ async def measure(before: Path, rounds: int, names: list[str]) -> list[dict[str,
 
 
 def ratios(rows: list[dict[str, Any]], job: str) -> list[float]:
-    """``before / now`` by round."""
+    """Return ``before / now`` by round."""
     found = {(row["version"], row["round"]): float(row["cpu_seconds"]) for row in rows if row["job"] == job}
     return [found["before", number] / found["now", number] for number in sorted({number for _, number in found})]
 

@@ -2,16 +2,16 @@
 
     python scripts/benchmarks/ways.py [--list] [--only page]
 
-A profiler notes every call from a function of ``tplr`` to another one, also over threads and tasks. Frames of
-comprehensions count as their function, libraries not at all.
+A profiler records every call from one function of ``tplr`` to another, also across threads and tasks. Frames of
+comprehensions count as their function; libraries are not counted.
 
 - PUT, GET and variable: all functions that run. The S3 server is not counted; the variable ends at a HEAD's response.
-- Gradient and page: functions to which the data are an argument or a result, and the calls between two of them. PUT and
-  GET are left out, and so is what a node does besides: measuring, reporting, saving.
+- Gradient and page: functions that take or return the data, and the calls between two of them. PUT and GET are left
+  out, and so are a node's other tasks: measuring, reporting, saving.
 
-Of these calls two kinds are counted apart: into another file, and with an argument that the caller was given itself
-("passed on"). Nested functions, such as closures, are counted, too. ``--list`` prints the calls, with ``*`` and ``=``
-for the two kinds. ``docs/architecture.md`` has the table.
+Two kinds of these calls are counted separately: calls into another file, and calls that pass on an argument of the
+caller ("passed on"). Nested functions, such as closures, are counted, too. ``--list`` prints the calls, with ``*`` and
+``=`` for the two kinds. ``docs/architecture.md`` has the table.
 """
 
 import argparse
@@ -63,7 +63,7 @@ BESIDES = ("align", "baseline", "_begin_save", ":_bytes.", "batch_losses", "deco
 BESIDES += ("fingerprint", "in_basis", "inner_products", "memory_by_kind", "OuterScheme.whole", "probe_gradient")
 BESIDES += ("put_aggregate", "report", "restore", "_row_losses", "set_caps", "state_dict", "tensor_norm")
 BESIDES += ("token_losses", "TrainState._gradient.", "trial_step", "witnessed")
-# Whether these run depends on when the window is decided.
+# These run or not, depending on when the window is decided.
 BESIDES += ("WindowUpdates._follow", "WindowUpdates.from_set")
 PAGE = ("node/sources", "pages/", "tokenize/")
 NO_S3 = ("testing/", "localnet/")
@@ -78,7 +78,7 @@ class Function(NamedTuple):
 
 @functools.cache
 def function_of(code: types.CodeType) -> Function | None:
-    """The function with this code; None in libraries and modules."""
+    """Return the function with this code; None for libraries and modules."""
     path = Path(code.co_filename)
     if not path.is_relative_to(ROOT) or code.co_name == "<module>":
         return None
@@ -87,10 +87,10 @@ def function_of(code: types.CodeType) -> Function | None:
 
 
 class Trace:
-    """Calls of functions of ``tplr`` while the ``with`` block lasts; one at a time.
+    """Records calls of functions of ``tplr`` during the ``with`` block; one trace at a time.
 
     Args:
-        carries: whether a value has the data; None: every function counts.
+        carries: returns whether a value contains the data; None: every function counts.
     """
 
     current: "Trace | None" = None
@@ -130,14 +130,14 @@ class Trace:
             self._calls[caller, function] = self._calls.get((caller, function), False) or passed_on
 
     def begins(self, work: object) -> None:
-        """Record that ``work`` will run in a thread or a task, where no frame shows its caller."""
+        """Record that ``work`` will run in a thread or a task, in which no frame shows its caller."""
         caller = _nearest(sys._getframe(1))
         code = _code_of(work)
         if caller and code and (function := function_of(caller.f_code)):
             self._begun_by[code] = function
 
     def calls(self, only: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> dict[tuple[Function, Function], bool]:
-        """Caller and called -> whether data were passed on. Of files that begin with ``only``."""
+        """Map each pair of caller and callee in files that begin with ``only`` to whether data were passed on."""
         return {
             pair: passed_on
             for pair, passed_on in self._calls.items()
@@ -148,7 +148,7 @@ class Trace:
 
 
 def profile(frame: types.FrameType, event: str, result: object, trace: type[Trace] = Trace) -> None:
-    """A profiler; threads may call it while the interpreter ends, when globals are gone."""
+    """Profile a call; threads may call this while the interpreter shuts down and globals are gone."""
     if trace.current:
         trace.current.note(frame, event, result)
 
@@ -160,14 +160,14 @@ def _arguments(frame: types.FrameType) -> list[object]:
 
 
 def _nearest(frame: types.FrameType | None) -> types.FrameType | None:
-    """The frame, or the first above it, of a function of ``tplr``."""
+    """Return the frame itself, or the first caller's frame, that belongs to a function of ``tplr``."""
     while frame is not None and function_of(frame.f_code) is None:
         frame = frame.f_back
     return frame
 
 
 def _code_of(work: object) -> types.CodeType | None:
-    """Code of a function of ``tplr`` behind a partial, a method or a coroutine."""
+    """Return the code of the function of ``tplr`` behind a partial, a method or a coroutine."""
     match work:
         case functools.partial():
             return next(filter(None, map(_code_of, (work.func, *work.args))), None)
@@ -178,7 +178,7 @@ def _code_of(work: object) -> types.CodeType | None:
 
 
 def follow_threads_and_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Tell the present trace of all work that is begun."""
+    """Report all started work to the current trace."""
     submit = ThreadPoolExecutor.submit
 
     def noted_submit(pool: ThreadPoolExecutor, work: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -200,7 +200,7 @@ def _is_data(value: object) -> bool:
 
 
 def holds(is_data: Callable[[object], bool]) -> Callable[[object], bool]:
-    """Whether a value is data, or a record or collection that holds some."""
+    """Return whether a value is data, or a record or collection that contains data."""
 
     def found(value: object, depth: int = 4) -> bool:
         if is_data(value) or not depth:
@@ -215,7 +215,8 @@ def holds(is_data: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 def is_gradient(weights: set[int]) -> Callable[[object], bool]:
-    """Tensors but for weights and token ids, updates, and what may be the bytes of one."""
+    """Return whether a value is a tensor other than weights and token ids, an update, or bytes that may be an
+    update."""
 
     def is_data(value: object) -> bool:
         if isinstance(value, torch.Tensor):
@@ -229,7 +230,7 @@ def is_gradient(weights: set[int]) -> Callable[[object], bool]:
 
 
 def is_page(value: object) -> bool:
-    """Texts, the bytes they are in, and token ids."""
+    """Return whether a value is text, the bytes that contain text, or token ids."""
     if isinstance(value, str | bytes | bytearray | memoryview):
         return len(value) > 100
     if isinstance(value, np.ndarray):
@@ -248,7 +249,7 @@ class Node(NamedTuple):
 
 @asynccontextmanager
 async def two_nodes(folder: Path, scheme: str) -> AsyncIterator[tuple[Node, Node, Any]]:
-    """A miner and a validator on a chain file, an S3 server and real pages; and the hparams."""
+    """Open a miner and a validator on a chain file, an S3 server and real pages; also return the hparams."""
     options = {"miners": 1, "scheme": scheme, "vocab_size": 512}
     plan = make_plan(windows=8, run_dir=folder / "run", **options)
     corpus = await asyncio.to_thread(prepared_corpus, plan.cache, plan.corpus, plan.vocab_size)
@@ -283,7 +284,7 @@ async def _node(name: str, network: Network, hparams: Any, endpoint: str, stack:
 
 
 async def gradient(scheme: str) -> dict[tuple[Function, Function], bool]:
-    """From a miner's loss to its bucket, and from there to the outer step."""
+    """Trace from a miner's loss to its bucket, and from there to the outer step."""
     with tempfile.TemporaryDirectory() as folder:
         async with two_nodes(Path(folder), scheme) as (miner, validator, hparams):
             models = [node.replica.train_state.parameters.values() for node in (miner, validator)]
@@ -314,7 +315,7 @@ async def _until(condition: Callable[[], bool], tasks: Sequence[asyncio.Future[N
 
 
 async def page() -> dict[tuple[Function, Function], bool]:
-    """From parquet to a window's batches; footer and manifest are known."""
+    """Trace from parquet to a window's batches; footer and manifest are cached."""
     with tempfile.TemporaryDirectory() as folder:
         async with two_nodes(Path(folder), "demo") as (miner, _, _):
             await miner.source.batches(miner.source.assigned(1, 5, "0x" + "ab" * 32))
@@ -324,7 +325,7 @@ async def page() -> dict[tuple[Function, Function], bool]:
 
 
 async def requests(way: str) -> dict[tuple[Function, Function], bool]:
-    """One PUT, one GET, or a variable from the environment to the response of a HEAD."""
+    """Trace one PUT, one GET, or a variable from the environment to the response of a HEAD."""
     account, data = new_account(), os.urandom(2**20)
     with tempfile.TemporaryDirectory() as folder:
         rules = Rules(one_write_per_second=False)

@@ -2,9 +2,8 @@
 
 The first table builds updates, writes them and measures the files. The bound is ``log2(binomial(n, k)) / k`` bits per
 index of a chunk with n entries, of which k are sent. The second table compares quantizers at equal bytes: each gets the
-k that fits into its files. Twenty gradients (for ``demo``), or differences of weights (``sparseloco``), of a small
-Llama on Python's own sources are sent one after the other; the measure is the remaining error feedback, relative to
-their sum.
+largest k that fits. Twenty gradients (for ``demo``), or differences of weights (``sparseloco``), of a small Llama on
+Python's own sources are sent one after the other; the measure is the remaining error feedback, relative to their sum.
 
     python scripts/benchmarks/wire.py
 
@@ -46,7 +45,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 def llama_150m() -> Shapes:
-    """Parameters of a Llama of 152 million, by the name and shape that transformers gives them."""
+    """Return the parameters of a Llama with 152 million parameters, by transformers' names and shapes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -60,12 +59,12 @@ def llama_150m() -> Shapes:
 
 
 def random_update(spec: PayloadSpec) -> bytes:
-    """Coefficients at random places; sizes do not depend on what they are."""
+    """Return coefficients at random positions; sizes do not depend on the values."""
     generator = torch.Generator().manual_seed(1)
     made: dict[str, Coefficients] = {}
     for name, tensor in spec.tensors.items():
         grid, k = tensor.grid, tensor.k
-        # Strictly increasing: the numbers 0, 1, ... plus steps that never fall.
+        # Strictly increasing: the numbers 0, 1, ... plus a non-decreasing sequence.
         steps = torch.randint(grid.entries - k + 1, (grid.chunks, k), generator=generator, dtype=torch.int32)
         indices = steps.sort(dim=1).values + torch.arange(k)
         made[name] = indices, torch.randn(grid.chunks, k, generator=generator)
@@ -73,7 +72,7 @@ def random_update(spec: PayloadSpec) -> bytes:
 
 
 def weigh(shapes: Shapes, outer: str, k: int, bits: int) -> dict[str, Any]:
-    """One row of the first table."""
+    """Return one row of the first table."""
     spec = PayloadSpec.of(shapes, outer=outer, target_chunk=CHUNK, topk=k, bits=bits)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "update.safetensors"
@@ -138,7 +137,8 @@ def recorded(outer: str) -> list[dict[str, torch.Tensor]]:
 
 
 def spec_within(shapes: Shapes, budget: float, outer: str, **settings: Any) -> PayloadSpec | None:
-    """The largest k whose files take at most ``budget`` bits a parameter, without header; None if no k does."""
+    """Return the largest k with files of at most ``budget`` bits per parameter, without header; None if there is
+    none."""
     count = sum(math.prod(shape) for shape in shapes.values())
     best = None
     for k in range(1, CHUNK**2):
@@ -151,7 +151,7 @@ def spec_within(shapes: Shapes, budget: float, outer: str, **settings: Any) -> P
 
 @torch.no_grad()
 def left_unsent(work: list[dict[str, torch.Tensor]], spec: PayloadSpec) -> tuple[float, float]:
-    """Return the unsent part, of the first window alone and of all together: its norm over the norm of everything."""
+    """Return the unsent part of the first window alone and of all windows together: its norm over the total norm."""
     error = {name: torch.zeros_like(one) for name, one in work[0].items()}
     first, dct = 0.0, spec.outer == "demo"
     for window, tensors in enumerate(work):
@@ -176,7 +176,7 @@ def _norm(tensors: Mapping[str, torch.Tensor]) -> float:
 
 
 def compare_quantizers() -> list[dict[str, Any]]:
-    """Rows of the second table, the best one of each scheme and budget first."""
+    """Return the rows of the second table, with the best row of each scheme and budget first."""
     rows: list[dict[str, Any]] = []
     for outer in SCHEMES:
         work = recorded(outer)

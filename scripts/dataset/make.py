@@ -1,4 +1,4 @@
-"""Make a dataset of pages out of text, JSON lines or parquet; the same as ``tplr data make``."""
+"""Make a dataset of pages from text, JSON lines or parquet; the same as ``tplr data make``."""
 
 import sys
 

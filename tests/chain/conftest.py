@@ -1,4 +1,4 @@
-"""A chain file in virtual time, and hotkeys registered on it; and the same subnet on every kind of chain."""
+"""A chain file in virtual time with registered hotkeys, and the same subnet on every kind of chain."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ LIMITS = ChainLimits(
     tempo=20, min_stake=10.0, min_allowed_weights=1, weights_rate_limit=5, commit_reveal=False, immunity_period=3
 )
 
-# Blocks are final at once, and everybody sees the newest.
+# Blocks are final at once, and all nodes see the newest.
 EXACT = {"limits": LIMITS, "finality_lag": 0, "stale_heads": 0.0}
 
 
 class World:
-    """A chain in virtual time with its administrator's hand on it."""
+    """A chain in virtual time, with access for its administrator."""
 
     def __init__(self, path: Path, **settings: object) -> None:
         self.path = path
@@ -27,7 +27,7 @@ class World:
         self.admin = Ledger(path, clock=self.clock, archive=True)
 
     def pass_blocks(self, number: int) -> int:
-        """Let exactly so many blocks be made; returns the head."""
+        """Let exactly this number of blocks be made; returns the head."""
         goal = self.admin.look()[0] + number
         while True:
             head, due = self.admin.look()
@@ -63,7 +63,7 @@ def make_world(tmp_path):
 
 @pytest.fixture(autouse=True)
 def sdk_home(tmp_path_factory, monkeypatch):
-    """The SDK keeps metadata by genesis and spec, token symbols and settings: never in the user's own home."""
+    """The SDK caches metadata by genesis and spec, token symbols and settings: keep these out of the user's home."""
     home = tmp_path_factory.getbasetemp() / "sdk-home"
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("BITTENSOR_RUNTIME_CACHE_DIR", str(home / "runtimes"))

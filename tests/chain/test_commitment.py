@@ -1,4 +1,4 @@
-"""Bucket → 128 characters → bucket, and nothing else is taken for one."""
+"""A bucket is encoded as 128 characters and decoded again; any other text is refused."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""From an operator's arguments to an open chain."""
+"""An operator's arguments open the right chain."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
-"""What every chain promises, on each implementation: in virtual time, between processes, and through the real SDK.
+"""The contract of every chain, on each implementation: in virtual time, between processes, and through the real SDK.
 
-With ``CHAIN_URL`` set, what can be asked of any chain is also asked of the node there.
+With ``CHAIN_URL`` set, the tests that suit any chain also run on the node at that address.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ async def test_old_state_is_told_by_archives_only(kind, tmp_path):
         assert await archive.commitments(at) == await archive.weights(at) == {}
 
 
-# Who is there
+# Registered nodes
 
 
 async def test_the_metagraph_is_that_of_its_block(kind, tmp_path):
@@ -276,7 +276,7 @@ async def test_a_signature_is_verified_by_the_address_alone(kind, tmp_path):
 
 @pytest.mark.skipif("CHAIN_URL" not in os.environ, reason="CHAIN_URL names no node")
 async def test_a_live_node_answers_as_promised(tmp_path):
-    """Reads only, with a hotkey that nobody knows. ``CHAIN_NETUID`` chooses the subnet (default: 3)."""
+    """Only reads, with an unregistered hotkey. ``CHAIN_NETUID`` chooses the subnet (default: 3)."""
     import bittensor as bt
 
     netuid = int(os.environ.get("CHAIN_NETUID", "3"))

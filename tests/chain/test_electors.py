@@ -1,4 +1,4 @@
-"""Who decides: by stake alone, in integers, the same on every node."""
+"""Electors are chosen by stake alone, in integers, with the same result on every node."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,7 @@
-"""A bad network, seen from a node: windows stay right, nothing is written twice, and everything recovers.
+"""Chain faults as a node sees them: windows stay right, no duplicate writes, full recovery.
 
-Each test runs on ``LocalChain`` behind ``FaultyChain``, in virtual time, and on ``SubtensorChain`` at a node whose
-faults are real ones: broken sockets, mute answers, a pool that refuses or forgets.
+Each test runs on ``LocalChain`` behind ``FaultyChain``, in virtual time, and on ``SubtensorChain`` at a node with real
+faults: broken sockets, missing answers, a pool that refuses or forgets.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ OTHER = Bucket(name="d" * 32, account_id="d" * 32, access_key_id="e" * 32, secre
 
 
 class Rig:
-    """A world, one node's view of it, and a way to make things go wrong there.
+    """A world, one node's view of it, and a way to inject faults there.
 
     Attributes:
         patience: seconds after which faults are certain to be noticed.
-        three_windows: seconds that they take.
+        three_windows: duration of three windows in seconds.
     """
 
     patience = 0.0
@@ -50,7 +50,7 @@ class Rig:
         self.manager = ChainManager(chain, blocks_per_window=BLOCKS_PER_WINDOW, retry_interval=0.05)
 
     def rows(self, table: str) -> int:
-        """How often something was written on chain, ever."""
+        """Return the number of all writes on chain so far."""
         (count,) = self.world.admin._db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()
         return count
 
@@ -81,7 +81,7 @@ class LocalRig(Rig):
         pass
 
     def stop(self) -> None:
-        """Virtual time stands still by itself."""
+        """Does nothing: virtual time only moves when a test advances it."""
 
     def go_on(self) -> None:
         pass
@@ -189,7 +189,7 @@ async def test_windows_stay_right(rig, fault):
         await rig.mend_stream()
         goal = rig.world.admin.look()[0] + BLOCKS_PER_WINDOW
         await rig.world.act(asyncio.wait_for(watch.clock.wait_for_block(goal), 20))
-        # The newest window, by the chain itself; and the ticks account for every window on the way.
+        # The newest window by the chain itself; and the ticks account for every window before it.
         assert goal <= watch.clock.block <= rig.world.admin.look()[0]
         await asyncio.sleep(0.01)
         for before, after in zip(watch.ticks, watch.ticks[1:], strict=False):
@@ -206,7 +206,7 @@ async def test_a_chain_that_stops_for_three_windows_stops_the_windows(rig, caplo
         at, ticks = watch.clock.block, len(watch.ticks)
         with caplog.at_level(logging.WARNING):
             await asyncio.sleep(rig.three_windows)
-        assert watch.clock.block - at <= 1  # one may have been on its way
+        assert watch.clock.block - at <= 1  # one block may have been in flight
         assert len(watch.ticks) - ticks <= 1
         assert rig.patience == 0.0 or watch.clock.seconds_left() == 0.0
         assert (await rig.manager.chain.metagraph()).block >= at
@@ -264,7 +264,7 @@ async def test_a_rate_limit_is_said_and_passes(rig):
     assert await rig.world.act(rig.manager.try_commit(BUCKET)) is True
 
 
-# Who is there
+# Registered nodes
 
 
 async def test_deregistration_is_said_and_a_new_registration_is_seen(rig):
@@ -303,7 +303,7 @@ async def test_a_uid_that_changes_hotkey_loses_its_bucket(rig):
 
 async def test_permits_come_and_go(rig):
     admin, me = rig.world.admin, rig.manager.hotkey
-    admin.set_limits(weights_rate_limit=0, tempo=60_000)  # no epoch gives the permit back meanwhile
+    admin.set_limits(weights_rate_limit=0, tempo=60_000)  # no epoch returns the permit in the meantime
     await rig.world.join("peer")
     admin.set_permit(me, granted=False)
     await rig.world.pass_blocks(1)
@@ -331,6 +331,6 @@ async def test_reads_that_fail_keep_what_was_known(rig):
     assert rig.manager.metagraph is before
     await rig.mend_stream()
     if isinstance(rig, NodeRig):
-        rig.world.node.drop_connections()  # what was mute stays so until the connection is given up
+        rig.world.node.drop_connections()  # a mute connection stays mute until it is given up
     await rig.manager.refresh()
     assert rig.manager.metagraph.block >= before.block

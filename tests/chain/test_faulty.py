@@ -1,4 +1,4 @@
-"""The fault injector itself: what it says it does to a chain, and nothing more."""
+"""The fault injector injects exactly the faults that it announces."""
 
 import pytest
 from faulty import FaultyChain

@@ -1,4 +1,4 @@
-"""Streams that break, fall silent, skip and repeat; and deadlines over calls that do not want to end."""
+"""Block streams that break, go silent, skip and repeat, and deadlines over calls that do not end."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ async def test_numbers_come_once_each_without_gaps_however_often_the_subscriptio
 
 
 async def test_a_silent_subscription_is_left_even_if_it_does_not_want_to_go(monkeypatch):
-    """Leaving a subscription is a question to the node, too, and a mute one does not answer that either."""
+    """Unsubscribing is also a request to the node, and a mute node does not answer it."""
     monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.02)
     opened = 0
 
@@ -51,7 +51,7 @@ async def test_a_silent_subscription_is_left_even_if_it_does_not_want_to_go(monk
 
 
 async def test_a_node_that_says_only_blocks_from_before_is_left_as_a_silent_one_is():
-    """It lags behind the node that was followed before it: each of its blocks is an old one for hours."""
+    """It lags behind the previous node: for hours, each of its blocks is an old one."""
     recovered = []
 
     async def subscribe():

@@ -1,4 +1,4 @@
-"""Files of hotkeys, and signatures of real key pairs."""
+"""Hotkey files, and signatures of real key pairs."""
 
 import json
 import subprocess

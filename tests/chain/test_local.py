@@ -1,4 +1,4 @@
-"""The embedded chain in virtual time: every rule of the real one that nodes may run into."""
+"""The embedded chain in virtual time: every rule of the real chain that nodes may meet."""
 
 import asyncio
 import dataclasses
@@ -348,7 +348,7 @@ async def test_weights_need_a_permit_stake_and_a_uid(world):
                 await act(world, chain.set_weights({0: 1.0}))
             assert refused.value.name == name
     async with open_chain(world, "unpermitted") as chain:
-        await act(world, chain.set_weights({1: 1.0}))  # weight on oneself alone needs none
+        await act(world, chain.set_weights({1: 1.0}))  # weight only on oneself needs no permit
         assert await chain.weights() == {1: {1: 1.0}}
 
 

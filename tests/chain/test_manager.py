@@ -1,4 +1,4 @@
-"""What a node knows of the chain, and writes whose fate is unknown."""
+"""A node's view of the chain, and writes with an unknown result."""
 
 import asyncio
 import logging
@@ -89,7 +89,7 @@ async def test_buckets_of_a_window_are_those_at_its_end_whenever_they_are_asked_
 
 
 async def test_buckets_that_the_chain_forgot_are_never_guessed(make_world):
-    """A node that took today's buckets instead would apply other updates than everybody else."""
+    """A node that used today's buckets instead would apply other updates than all other nodes."""
     world = make_world(retained_blocks=5)
     world.join("me", "peer")
     await commit_as(world, "peer", encode_commitment(bucket("a")))
@@ -341,7 +341,7 @@ async def test_a_write_of_unknown_fate_is_given_blocks_to_land_in(world, validat
 
 
 async def test_weights_that_land_late_do_not_look_like_a_rate_limit(world, validator):
-    """The first attempt lies in the pool while the second is checked, and is included before the second is sent."""
+    """The first attempt waits in the pool while the second is checked, and is included before the second is sent."""
     chain = validator.chain._chain
     sends = 0
     send = chain.set_weights

@@ -1,4 +1,4 @@
-"""A whole miner on a subtensor node: wallet from disk, the SDK, checks, its bucket on chain, and a clean end."""
+"""A whole miner on a subtensor node: wallet from disk, the SDK, checks, its bucket on chain, and a clean exit."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 
 
 def replaced(command: list[str], **values: str) -> list[str]:
-    """``command`` with other values behind the named arguments."""
+    """Return ``command`` with other values for the named arguments."""
     command = list(command)
     for name, value in values.items():
         command[command.index(f"--{name.replace('_', '.')}") + 1] = value
@@ -58,7 +58,7 @@ async def test_a_miner_joins_through_the_sdk(tmp_path):
         async with asyncio.timeout(120):
             while process.returncode is None and wanted not in held(world):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
-            await asyncio.sleep(1)  # it goes on to wait for the start window
+            await asyncio.sleep(1)  # it continues and waits for the start window
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60):

@@ -14,7 +14,7 @@ from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
 from tplr.chain.rules import ChainLimits
 
-# Follows so many blocks while committing as fast as the chain takes it; prints what it saw.
+# Follows a number of blocks while committing as fast as the chain accepts it; prints the blocks it saw.
 NODE = """
 import asyncio, json, sys
 from tplr.chain.local import LocalChain

@@ -1,4 +1,4 @@
-"""Everything on chain is public: what a stranger can do with a committed bucket is read it, and nothing else."""
+"""Everything on chain is public: with a committed bucket a stranger can read it and nothing more."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Nodes that go and come back, that take connections and say nothing, and runtimes that lack something."""
+"""Nodes that disconnect and return, that accept connections and do not answer, and runtimes with missing parts."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ async def world(tmp_path):
 
 @pytest.fixture
 async def mute_url():
-    """A websocket that takes connections and requests, answers pings, and says nothing else."""
+    """A websocket that accepts connections and requests, answers pings, and sends nothing else."""
 
     async def swallow(connection):
         async for _ in connection:
@@ -38,7 +38,7 @@ async def mute_url():
 
 @pytest.fixture
 def impatience(monkeypatch):
-    """A fiftieth of the usual waits for a silent node; the pauses between two dials stay as they are."""
+    """A fiftieth of the usual waits for a silent node; pauses between two dials are unchanged."""
     monkeypatch.setattr("tplr.chain.subtensor.QUIET_SECONDS", 0.1)
     monkeypatch.setattr("tplr.chain.subtensor.PROBE_SECONDS", 0.2)
     monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.1)
@@ -64,7 +64,7 @@ async def test_reads_and_blocks_continue_after_an_outage_of_the_only_node(world,
             assert await waiting == first + 1
         assert await asyncio.wait_for(anext(blocks), 5) == first + 2
     await chain.close()
-    gc.collect()  # an exception that nobody asked for is logged when its task goes
+    gc.collect()  # an exception that was never retrieved is logged when its task is collected
     assert "never retrieved" not in caplog.text
 
 
@@ -122,7 +122,7 @@ async def test_a_read_at_a_node_that_falls_mute_ends_early_and_the_next_node_ser
 
 
 async def test_a_block_is_final_only_if_the_node_that_answers_says_so(world, impatience):
-    """The next node lags: it may still replace a block that was final at the one before."""
+    """The next node lags: it may still replace a block that was final at the previous node."""
     second = await world.second_node()
     second._finality_lag = 1000
     chain = await world.connect("me", f"{world.node.url},{second.url}")
@@ -157,7 +157,7 @@ async def test_a_connection_does_not_grow_with_the_number_of_reads(world):
 
 
 async def test_a_slow_read_at_a_living_node_is_waited_for(world, impatience, monkeypatch):
-    """A large answer is late, but the node says its head meanwhile."""
+    """A large answer is late, but the node announces its head in the meantime."""
     chain = await world.connect("me", world.node.url)
 
     async def late():
@@ -186,7 +186,7 @@ async def test_a_second_commitment_too_soon_says_the_block(tmp_path):
 
 
 async def test_a_runtime_without_a_needed_api_is_a_configuration_error(tmp_path, monkeypatch):
-    """At once, with advice: a retry would fail alike."""
+    """At once, with advice, because a retry would also fail."""
     lacking = subtensor_node.OPAQUE_METADATA.replace(b"SubnetInfoRuntimeApi", b"SubnetInfoRuntimeXyz")
     assert lacking != subtensor_node.OPAQUE_METADATA
     monkeypatch.setattr(subtensor_node, "OPAQUE_METADATA", lacking)

@@ -1,7 +1,7 @@
-"""The adapter of the SDK, through the SDK's own seam for other backends: a substrate made of an embedded chain.
+"""The adapter of the SDK, through the SDK's interface for other backends: a substrate on an embedded chain.
 
-What this proves: the calls we make, the values we take out, errors and their names. Not the wire: encoding and
-signing happen below that seam.
+The tests cover the SDK calls, the values read from them, and errors with their names. They do not cover the wire:
+encoding and signing happen below that interface.
 """
 
 import asyncio
@@ -319,6 +319,6 @@ async def test_a_missing_hotkey_and_a_dead_node_are_said(wallet, tmp_path):
     (tmp_path / "wallets" / "node" / "hotkeys" / "torn").write_text("{")
     with pytest.raises(ConfigError, match="torn"):
         await SubtensorChain.open("ws://127.0.0.1:9", hotkey="torn", **there)
-    for hotkey in ("default", None):  # who only reads needs no wallet
+    for hotkey in ("default", None):  # read-only use needs no wallet
         with pytest.raises(ChainUnavailable):
             await SubtensorChain.open("ws://127.0.0.1:9", hotkey=hotkey, **there)

@@ -1,4 +1,4 @@
-"""The unmodified SDK at nodes of ours: what only a real connection can show."""
+"""The unmodified SDK at test nodes: behaviour that only a real connection shows."""
 
 import asyncio
 import json
@@ -111,7 +111,7 @@ async def test_what_can_not_be_opened_is_said(world):
 
 
 async def test_the_node_itself_checks_signatures_and_nonces(world, monkeypatch):
-    """Else it would prove little about what the adapter sends."""
+    """Otherwise the tests would prove little about the adapter's messages."""
     chain = await world.connect("me", world.node.url)
     sent = []
     submit = SubtensorNode._rpc_author_submitAndWatchExtrinsic

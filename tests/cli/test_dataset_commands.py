@@ -1,4 +1,4 @@
-"""``docs/datasets.md`` is true: its commands run in order, on a real server; and what verbs say when they fail."""
+"""The commands of ``docs/datasets.md`` run in order on a real server; the output of commands that fail."""
 
 import asyncio
 import gzip
@@ -23,8 +23,8 @@ COMMANDS = all_of_guide("docs/datasets.md")
 
 @pytest.fixture
 def operator(served, tmp_path, monkeypatch, tokenizer):
-    """A folder with an operator's texts, and the settings that the page asks for."""
-    monkeypatch.setattr("tplr.cli.data.setup_logging", lambda: None)  # it would outlive the test
+    """A folder with an operator's texts, and the settings that the page requires."""
+    monkeypatch.setattr("tplr.cli.data.setup_logging", lambda: None)  # logging settings would outlive the test
     for name in [name for name in config.Environment.read().variables if name.startswith(("R2_", "TPLR_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TPLR_S3_ENDPOINT", served.server.endpoint)
@@ -82,7 +82,7 @@ async def test_the_guide_is_true(operator, served, capsys):
 
 
 async def test_so_is_the_one_of_preprocessing(operator, capsys):
-    """From raw records to a token store in a bucket: its commands in order."""
+    """Its commands in order, from raw records to a token store in a bucket."""
     (operator / "chats.jsonl").write_text("".join(f'{{"text": "chat {i}, {"and so on " * 6}"}}\n' for i in range(40)))
     PipelineConfig.from_dict({"input": {"sections": [{"field": "text"}]}}).to_file(operator / "config.json")
     said = []

@@ -1,4 +1,4 @@
-"""The command line: its subcommands, their usage, and what a wrong command line ends with."""
+"""The command line: its subcommands, their usage, and the exit status of a wrong command line."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Three nodes with their buckets on one server and one chain: what one publishes, the others find."""
+"""Three nodes with their buckets on one server and one chain: each finds the objects that the others publish."""
 
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A node's own buckets, and what is deleted from them."""
+"""A node's own buckets, and the deletion of old objects from them."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ async def test_clean_up_runs_with_the_windows(world: World) -> None:
         loops = [group.create_task(alice.clock.run()), group.create_task(alice.run_cleanup())]
         await alice.clock.wait_for_window(window)
         assert await world.keys(ALICE)
-        # A clean-up that fails ends nothing: the next window has another.
+        # A failed clean-up has no effect: the next window has another one.
         world.server.faults.add("^DELETE ", Status(403, "AccessDenied"), times=1)
         async with asyncio.timeout(20):
             await world.clock.drive(gone(), step=12.0)

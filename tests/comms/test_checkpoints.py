@@ -1,4 +1,4 @@
-"""Checkpoints of nodes and programs: where they are published, and in which order they are found."""
+"""Checkpoints of nodes and programs: where they are published, and the order in which they are found."""
 
 import io
 from collections.abc import Iterable, Mapping
@@ -45,11 +45,11 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
     await miner.publish_checkpoint(snapshot(9))
     await miner.publish_checkpoint(snapshot(10), local=True)
     found = [(one.window, one.uid) for one in await miner.checkpoints()]
-    # The leading validator's first, then those in the own bucket, then those on this machine.
+    # The leading validator's checkpoints first, then those in the node's own bucket, then those on this machine.
     assert found == [(7, leader.uid), (9, miner.uid), (10, miner.uid)]
     assert [(one.window, one.uid) for one in await leader.checkpoints()] == [(7, leader.uid)]
 
-    # A bucket that is away hides no other place; but which checkpoint is the first can't be told without it.
+    # An unreachable bucket hides no other place, but without it the first checkpoint is unknown.
     fault = world.server.faults.add(rf"^GET /{world.accounts[0].name}\?", Status(403, "AccessDenied"), times=None)
     assert [(one.window, one.uid) for one in await miner.checkpoints()] == [(9, miner.uid), (10, miner.uid)]
     with pytest.raises(AccessDenied):
@@ -58,7 +58,7 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
 
     assert [store.name for store in leader.own_stores] == [world.accounts[0].name]
     leader._checkpoints = miner._checkpoints = leader._connections.store(world.common.writable)
-    # Both are tidied when the node starts: what a killed node left half uploaded lies where its checkpoints go.
+    # Both are cleaned when the node starts: unfinished uploads of a killed node are among its checkpoints.
     assert [store.name for store in leader.own_stores] == [world.accounts[0].name, "common"]
     await leader.publish_checkpoint(snapshot(8))
     latest = await miner.get_latest_checkpoint()
@@ -68,7 +68,7 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
     fetched = await miner.fetch_checkpoint(latest, tmp_path / "got", {"model.a": TensorLayout.of(torch.ones(3))})
     assert fetched.window == 8
 
-    # Newest first, also of those that lie in two places.
+    # Newest first, also among checkpoints in two places.
     leader._checkpoints = None
     await leader.publish_checkpoint(snapshot(11))
     assert [one.window for one in await miner.leaders_checkpoints()] == [11, 8, 7]
@@ -98,7 +98,7 @@ class Newcomer(CheckpointExchange):
 
 
 async def test_many_checkpoints_of_one_elector_come_between_those_of_others() -> None:
-    """Each may be of garbage weights, and is downloaded before that shows."""
+    """Each may have garbage weights, which is only detected after its download."""
     newcomer = Newcomer({0: [10, 20], 1: range(21, 60), 2: [20]})
     found = [(one.uid, one.window) for one in await newcomer.checkpoints()]
     assert found[:6] == [(1, 59), (0, 20), (2, 20), (1, 58), (0, 10), (1, 57)]
@@ -127,7 +127,7 @@ async def test_so_many_parts_of_a_checkpoint_travel_at_once(
     await node.fetch_checkpoint(checkpoint, tmp_path / "fetched", manifest.tensors)
     assert (max(sent), len(sent)) == (parts, 5)
     assert max(fetched) == parts
-    # A state that goes in parts, too.
+    # Also a state that is uploaded in parts.
     monkeypatch.setattr(state_objects, "ONE_PUT_BYTES", 2**20)
     sent.clear()
     await node.put({"a": torch.ones(2**24)}, None, W, "checkpoint", local=False)
@@ -135,7 +135,7 @@ async def test_so_many_parts_of_a_checkpoint_travel_at_once(
 
 
 async def test_a_program_s_checkpoint(world: World, hparams: HParams, tmp_path: Path) -> None:
-    """Published by the leader's program, loaded by a miner's; a miner's own is in its folder."""
+    """The leader's program publishes it and a miner's program loads it; a miner's own checkpoint is in its folder."""
     leader, miner = world[LEADER], world[ALICE]
     model, other = build_model(hparams), build_model(hparams.model_copy(update={"init_seed": 7}))
     optimizer, fresh = (torch.optim.AdamW(one.parameters(), lr=0.5) for one in (model, other))

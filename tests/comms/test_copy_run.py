@@ -1,4 +1,4 @@
-"""What a validator copies of the run from the electors, so that it has it when it is one."""
+"""A validator copies a run's documents from the electors, so that it has them when it becomes an elector."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ class NotListed(MemoryStore):
 
 
 class Heir(PeerLists):
-    """A validator with an empty bucket, beside three electors that hold lists from some windows on."""
+    """A validator with an empty bucket, and three electors that have lists from some windows on."""
 
     uid: Any = 3
     signer: Any = signer(3)
@@ -45,7 +45,7 @@ class Heir(PeerLists):
         return signer(uid)
 
     async def copied(self, *lists: tuple[int, ...]) -> set[int]:
-        """First windows of the lists that it has after two attempts; ``lists``: those of each elector."""
+        """Return the first windows of the lists that it has after two attempts; ``lists`` are those of each elector."""
         for uid, firsts in enumerate(lists):
             start, store = StartWindow(start_window=10), self.stores[uid]
             await put_document(store, start_window_key("1"), start, window=WHOLE_RUN, signer=signer(uid))
@@ -58,7 +58,7 @@ class Heir(PeerLists):
 
 
 async def test_lists_are_copied_that_most_have_though_none_has_all() -> None:
-    """Two electors were away, each at another time; one that lists more than others adds nothing."""
+    """Two electors were absent, at different times; an elector with more lists than the others adds nothing."""
     assert await Heir().copied((10, 20, 30, 40), (10, 30, 40), (10, 20, 40, 99)) == {10, 20, 30, 40}
 
 

@@ -1,4 +1,4 @@
-"""Decisions that a node has read: how many it remembers, and what it forgets."""
+"""Decisions that a node has read: how many it keeps, and which ones it drops."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +40,7 @@ async def included(node: Node, window: int) -> int:
 
 
 async def test_an_old_window_stays_void_for_who_has_read_many_later_ones() -> None:
-    """After a rollback, to a checkpoint that may be a hundred windows old."""
+    """After a rollback to a checkpoint that may be a hundred windows old."""
     node = Node()
     assert await included(node, VOIDED) == 0
     for window in range(NOW - REMEMBERED_WINDOWS, NOW):

@@ -1,4 +1,4 @@
-"""``docs/comms.md`` is true: its blocks run from top to bottom, in one empty folder."""
+"""The code blocks of ``docs/comms.md`` run from top to bottom, in one empty folder."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""The first bytes of an update of a past window, whoever has them."""
+"""An update of a past window is fetched with its first bytes, from any bucket that has it."""
 
 import hashlib
 import time

@@ -22,7 +22,7 @@ async def test_the_leader_s_documents(world: World) -> None:
     leader, bob = world[LEADER], world[BOB]
     assert await bob.get_start_window() is None
     assert await bob.get_peer_list() is None
-    # The answer to the first attempt is lost: the second meets what the first one wrote.
+    # The answer to the first attempt is lost: the second attempt finds the object of the first.
     world.server.faults.add("^PUT .*start_window", LoseResponse(), times=2)
     world.server.faults.add("^PUT .*peers_", LoseResponse(), times=2)
     await leader.post_start_window(7)
@@ -30,7 +30,7 @@ async def test_the_leader_s_documents(world: World) -> None:
         await leader.post_peer_list(
             PeerList(peers=(first,), initial_selection=False, sync_window=3, first_effective_window=first)
         )
-    await world[ALICE].post_start_window(99)  # nobody asks her
+    await world[ALICE].post_start_window(99)  # no node reads it
     assert await bob.get_start_window() == 7
     with pytest.raises(PreconditionFailed):
         await leader.post_start_window(8)
@@ -102,12 +102,12 @@ async def test_groups_of_peers_have_their_documented_names(world: World) -> None
 async def test_no_permit_holder_stops_or_misleads_the_start_of_a_run(
     world: World, hparams: HParams, tmp_path: Path
 ) -> None:
-    """One names a start window that never comes, the bucket of another refuses everybody."""
+    """One names a start window that never comes; the bucket of another refuses all nodes."""
     admin = Ledger(world.chain, clock=world.clock)
     for name in ("alice", "bob"):
         admin.set_permit(HOTKEYS[name].ss58_address, True)
     admin.close()
-    world.clock.advance(30 + 2 * hparams.blocks_per_window * world[LEADER].chain.block_time)  # elected then, too
+    world.clock.advance(30 + 2 * hparams.blocks_per_window * world[LEADER].chain.block_time)  # elected then as well
     leader = world[LEADER]
     await leader.refresh()
     assert leader.validators() == [LEADER, ALICE, BOB]

@@ -93,13 +93,13 @@ async def test_gather(world: World) -> None:
 
 
 def pair(values: list[float], indices: list[int] | None = None) -> dict[str, torch.Tensor]:
-    """The coefficients of a parameter ``w``, in one row."""
+    """Return the coefficients of a parameter ``w``, in one row."""
     return {"widxs": torch.tensor([indices or [*range(len(values))]]), "wvals": torch.tensor([values])}
 
 
 @pytest.mark.parametrize("totalks", [{"w": 8}, None])
 async def test_gather_gives_every_peer_unit_norm(world: World, totalks: dict[str, int] | None) -> None:
-    """However large its values are: a peer can't scale itself up."""
+    """For values of any size: a peer can't increase its own weight."""
     for uid, values in ((LEADER, [10.0, 20.0, 20.0]), (ALICE, [3e38, 0.0, -3e38]), (BOB, [0.0, 0.0, 0.0])):
         world[uid]._hparams = world[uid]._hparams.model_copy(update={"topk_compression": 3})
         others = {} if totalks else {"other": torch.tensor(9.0)}
@@ -127,7 +127,7 @@ async def test_gather_gives_every_peer_unit_norm(world: World, totalks: dict[str
 async def test_gather_takes_the_documented_number_of_indices(
     world: World, values: list[float], indices: list[int], totalk: int, counts: bool
 ) -> None:
-    """``min(topk_compression, totalk)``: here 2, or fewer where there are not as many."""
+    """``min(topk_compression, totalk)``: here 2, or fewer if the tensor has fewer entries."""
     await world[ALICE].put(pair(values, indices), ALICE, W, "gradient", local=False)
     found = await world[BOB].gather(BOB, [ALICE], W, "gradient", 0.1, device="cpu", totalks={"w": totalk}, local=False)
     assert found.skipped_uids == ({} if counts else {ALICE: Reason.MALFORMED})
@@ -199,7 +199,7 @@ async def test_names_that_no_clean_up_would_find_are_refused(
 @pytest.mark.parametrize("local", [True, False])
 async def test_a_large_state_goes_in_parts(world: World, monkeypatch: pytest.MonkeyPatch, local: bool) -> None:
     monkeypatch.setattr(state_objects, "ONE_PUT_BYTES", 2**20)
-    monkeypatch.setattr("tplr.storage.s3_store.MAX_PUT_BYTES", 2**25)  # what one PUT to a bucket carries
+    monkeypatch.setattr("tplr.storage.s3_store.MAX_PUT_BYTES", 2**25)  # limit of one PUT to a bucket
     large = {"a": torch.arange(10 * 2**20, dtype=torch.float32), "note": "large"}  # 40 MiB
     alice, bob = world[ALICE], world[ALICE if local else BOB]
     bob.max_state_bytes = 2**26
@@ -210,7 +210,7 @@ async def test_a_large_state_goes_in_parts(world: World, monkeypatch: pytest.Mon
     info = await (alice.local_store(ALICE) if local else alice.own_store).head(state_key("checkpoint", W, ALICE, "1"))
     assert (info.last_modified, "-" in info.etag) == (written, not local)
     assert len([one for one in seen if one.startswith("PUT ")]) == (0 if local else 3)
-    # Damage on the way is found, though the store can't check an ETag of parts.
+    # Damage in transit is found, although the store can't check a multipart ETag.
     world.server.faults.add("^GET .*checkpoint", FlipBit(30_000_000))
     state, step = await bob.get(ALICE, W, "checkpoint", local=local)
     assert (step, state["note"]) == (7, "large")

@@ -1,4 +1,4 @@
-"""Packed updates: gathered with their commits, and by the rules of a run."""
+"""Packed updates are gathered with their commits, by the rules of a run."""
 
 import asyncio
 import hashlib
@@ -43,7 +43,7 @@ def test_update_rules_wait_for_the_bound_and_the_store_s_clock(hparams: HParams)
     rules = updates.UpdateRules.of(W, bounds, hparams, spec, ended_ago=1.0, patient=True)
     assert rules.closes_in == 4.0 - 1.0 + updates.STORE_CLOCK_SECONDS
     assert rules.patience == hparams.gather_patience_seconds
-    assert updates.UpdateRules.of(W, bounds, hparams, spec, ended_ago=1.0).patience == 0  # nobody waits for the dead
+    assert updates.UpdateRules.of(W, bounds, hparams, spec, ended_ago=1.0).patience == 0  # no wait for absent peers
     assert rules.commit_key(ALICE) == commit_key(W, ALICE, hparams.version)
     trusting = hparams.model_copy(update={"require_commit": False})
     assert updates.UpdateRules.of(W, bounds, trusting, spec, ended_ago=1.0).commit_key(ALICE) is None

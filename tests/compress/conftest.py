@@ -1,4 +1,4 @@
-"""A small run's shapes, with every odd kind among them, and random updates of it."""
+"""Tensor shapes of a small run, including every unusual kind, and random updates of these shapes."""
 
 import pytest
 import torch

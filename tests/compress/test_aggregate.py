@@ -1,4 +1,4 @@
-"""Adding up peers: against a plain sum, exact in its order, and nobody heavier than the cap."""
+"""Aggregation against a plain sum: exact in its order, and no peer counts more than the cap."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_sums_are_those_of_a_loop_in_float64(entries, monkeypatch):
 
 
 def norm_by_halves(values: np.ndarray) -> float:
-    """The order of additions, written again: the second halves of [chunks, k] are added to the first ones."""
+    """An independent version of the order of additions: second halves of [chunks, k] are added to the first halves."""
     squares = values.astype(np.float64) ** 2
     for _ in range(2):
         while len(squares) > 1:
@@ -53,7 +53,7 @@ def test_norms_are_added_up_in_one_order(at_once, monkeypatch):
     found = norms(values)
     np.testing.assert_array_equal(found, [[norm_by_halves(one.numpy()) for one in peer] for peer in values])
     torch.testing.assert_close(found, values.double().flatten(2).norm(dim=2), rtol=1e-14, atol=0)
-    apart = torch.empty(25, 2, 4, 7).permute(2, 1, 0, 3).copy_(values)  # as decoded: another order in memory
+    apart = torch.empty(25, 2, 4, 7).permute(2, 1, 0, 3).copy_(values)  # the memory order of decoded values
     assert torch.equal(norms(apart), found)
 
 

@@ -1,4 +1,4 @@
-"""Packing against NumPy's, and the one spelling of padding."""
+"""Bit packing against NumPy's, and the single valid padding."""
 
 import numpy as np
 import pytest

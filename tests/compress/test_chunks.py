@@ -1,4 +1,4 @@
-"""Grids are as written down, and row blocks cover a matrix once, in order."""
+"""Grids have their documented shapes, and row blocks cover a matrix once, in order."""
 
 import pytest
 import torch

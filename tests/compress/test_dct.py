@@ -1,4 +1,4 @@
-"""The transform against SciPy's, chunk by chunk, and the type it is done in."""
+"""The transform against SciPy's, chunk by chunk, and its data type."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tplr.compress.dct import basis, inverse, inverse_at, inverse_sparse, transf
 @pytest.mark.parametrize("shape", [(12, 20), (8, 8), (35,), (6, 9, 2), (128, 192), (61, 50)])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 4e-6), (torch.bfloat16, 4e-6)])
 def test_chunks_are_transformed_as_scipy_does(shape, dtype, error):
-    """A tensor in bfloat16 is transformed in float32: only its own rounding is in the result."""
+    """A tensor in bfloat16 is transformed in float32: the result contains only the rounding of the input."""
     grid = ChunkGrid.of(shape, 64 if max(shape) > 60 else 5)
     matrix = torch.randn(grid.rows, grid.cols, generator=torch.Generator().manual_seed(1)).to(dtype)
     chunks = grid.cut(matrix).to(torch.float32 if dtype == torch.bfloat16 else dtype)

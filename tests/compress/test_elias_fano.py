@@ -1,4 +1,4 @@
-"""Rows of indices survive; everything that is no row of indices is refused."""
+"""Rows of indices survive a round trip; any other input is refused."""
 
 import itertools
 

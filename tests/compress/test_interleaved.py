@@ -1,4 +1,4 @@
-"""One index of each group survives; everything else is refused."""
+"""One index of each group survives a round trip; any other input is refused."""
 
 import itertools
 

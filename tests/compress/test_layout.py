@@ -1,4 +1,4 @@
-"""Offsets and sizes follow from shapes and settings, and cover the object without a gap."""
+"""Offsets and sizes follow from shapes and settings, and cover the object without gaps."""
 
 from pathlib import Path
 

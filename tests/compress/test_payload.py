@@ -1,7 +1,7 @@
-"""The trust boundary: what is built is read back, and what anyone else invents is refused with one error.
+"""The trust boundary: built updates are read back, and any other bytes are refused with one error.
 
-400 mutated objects are tried for each width of values; the long tests try as many as ``TPLR_FUZZ_CASES`` says (2000:
-10,000 in all).
+400 mutated objects are tried for each width of values; the long tests try ``TPLR_FUZZ_CASES`` of them (default 2000:
+10,000 in total).
 """
 
 import contextlib
@@ -155,7 +155,7 @@ def test_a_pickle_is_never_loaded(spec, tmp_path):
 
 
 def mutate(body: bytes, spec: PayloadSpec, chance: random.Random) -> bytes:
-    """One to four random changes, most of them such that the object keeps its size."""
+    """Apply one to four random changes; most of them keep the object's size."""
     changed = bytearray(body)
     for _ in range(chance.randint(1, 4)):
         specs = list(spec.tensors.values())
@@ -189,7 +189,7 @@ def mutate(body: bytes, spec: PayloadSpec, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
-# Text of a valid header to what a liar puts there; most keep the length.
+# Text of a valid header -> its false replacement; most keep the length.
 LIES = [
     (b'"window":"0000000000000123"', b'"window":"0000000000000122"'),
     (b'"window":"0000000000000123"', b'"window":"123"'),
@@ -216,7 +216,7 @@ LENGTHS = [0, 1, 7, 2**16, 2**31, 2**32 - 1, 2**63, 2**64 - 1]
 
 
 def lie(body: bytes, spec: PayloadSpec, chance: random.Random) -> bytes:
-    """One lie of the kinds that a stranger would think of first."""
+    """Apply one false statement of the most obvious kinds."""
     kind = chance.randrange(6)
     if kind == 0:
         old, new = chance.choice(LIES)
@@ -242,7 +242,7 @@ def test_mutated_objects_are_refused_or_valid(spec, coefficients, cases):
     body = build(coefficients(), spec, **META)
     chance = random.Random(f"fuzz-{spec.bits}")
     outcomes = {True: 0, False: 0}
-    accepted_safely(body, spec)  # what torch loads on first use is not counted
+    accepted_safely(body, spec)  # torch's allocations on first use are not counted
     with bounded_memory(8 * 2**20):
         for _ in range(cases):
             mutant = chance.choice([mutate, mutate, lie])(body, spec, chance)
@@ -261,8 +261,8 @@ def accepted_safely(mutant: bytes, spec: PayloadSpec) -> bool:
 
 @contextlib.contextmanager
 def bounded_memory(limit: int) -> Iterator[None]:
-    """Fails if the process ever holds ``limit`` bytes more within than it did before."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from what is held now
+    """Fails if the process ever holds ``limit`` bytes more during the block than before it."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the memory held now
     before = peak_memory()
     yield
     assert peak_memory() - before < limit
@@ -274,7 +274,7 @@ def peak_memory() -> int:
 
 
 def assert_safe(update: Update, spec: PayloadSpec) -> None:
-    """Finite values at valid indices, and bytes that are the only spelling of them."""
+    """Assert finite values at valid indices, and bytes that are their only encoding."""
     prologue = spec.prologue(
         window=update.window, uid=update.uid, pages_digest=update.pages_digest, batches=update.batches
     )

@@ -1,4 +1,4 @@
-"""Few bits are near the values, and exactly the same for everyone."""
+"""Quantized values are near the originals, and identical on every node."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def coded_alone(values: torch.Tensor, quantizer: Quantizer, seed: int = 0) -> Qu
 
 
 def largest_coefficients(seed: int) -> torch.Tensor:
-    """Like top-k values: none near zero, a tail above, and chunks that differ by orders of magnitude."""
+    """Return values like top-k values: none near zero, a tail above, and chunks that differ by orders of magnitude."""
     generator = torch.Generator().manual_seed(seed)
     size = torch.exp(3 * torch.randn(50, 1, generator=generator))
     magnitude = size * (1 + torch.distributions.Exponential(2.0).icdf(torch.rand(50, 32, generator=generator)))
@@ -98,7 +98,7 @@ def test_several_peers_are_decoded_as_each_alone(scale):
 
 @pytest.mark.parametrize("codebook", ["lloyd", "bins"])
 def test_several_tensors_are_coded_as_each_alone(codebook):
-    """One with chunks of zeros, which are no part of its codebook; one without values; one of another shape."""
+    """One tensor has chunks of zeros, which are not part of its codebook; one has no values; one has another shape."""
     values = torch.stack([largest_coefficients(1), largest_coefficients(2), torch.zeros(50, 32)])
     values[1, 7:20] = 0
     groups, seeds = [values, largest_coefficients(3)[None, :9, :5]], [[4, 5, 6], [7]]

@@ -1,4 +1,4 @@
-"""Tensors of one shape come together, each once, and what is computed for all of them goes back to each."""
+"""Tensors of one shape are grouped, each once, and results of a group return to the right tensors."""
 
 import torch
 

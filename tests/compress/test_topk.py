@@ -1,4 +1,4 @@
-"""The k largest, against a plain sort, and the largest of each group, with ties."""
+"""The k largest entries against a plain sort, and the largest entry of each group, with ties."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What is loaded when, in which order it comes, and that nothing outlives it."""
+"""``load_ahead``: when items are loaded, the order of results, and no task that outlives the iterator."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from tplr.concurrency.load_ahead import LoadAhead
 
 
 class Library:
-    """Loads that note when they begin; a key waits for its gate if it has one."""
+    """Loads that record when they begin; a key waits for its gate if it has one."""
 
     def __init__(self, *gated: int) -> None:
         self.begun: list[int] = []
@@ -124,7 +124,7 @@ def test_what_can_not_be_opened_fails_each_load():
 
 def test_closing_and_being_forgotten_end_it():
     library = Library()
-    ahead = LoadAhead(library, [1, 2, 3], depth=2, threads=2)  # the third waits for room
+    ahead = LoadAhead(library, [1, 2, 3], depth=2, threads=2)  # the third waits for space
     until(lambda: library.begun == [1, 2])
     ahead.close()
     ahead.close()

@@ -1,4 +1,4 @@
-"""Who waits, who goes first, and that nobody's slot is lost."""
+"""``OrderedSemaphore``: who waits, the order of grants, and no lost slots."""
 
 import asyncio
 

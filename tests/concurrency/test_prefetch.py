@@ -1,4 +1,4 @@
-"""What is under way, what is dropped, and that nothing outlives the block."""
+"""Prefetching: work in flight, dropped work, and no task that outlives the block."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What is submitted when, in which order results come, and what an error or an interrupt costs."""
+"""``ReadAheadBuffer``: when work is submitted, the order of results, and the effect of errors and interrupts."""
 
 from concurrent.futures import Future
 

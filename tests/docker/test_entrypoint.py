@@ -1,4 +1,4 @@
-"""The container's entrypoint, run as a shell script: processes, signals, and what each exit status leads to."""
+"""The container's entrypoint as a shell script: processes, signals, and the effect of each exit status."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Stands for ``tplr``: says how it was called, and then does what the test asks for.
+# Replaces ``tplr``: prints its arguments, and then acts as the test requires.
 PROGRAM = '#!/bin/sh\necho "called: $*"\n'
 
 
@@ -82,7 +82,7 @@ def test_a_misconfigured_node_is_not_started_again_and_again(container: Containe
     assert process.stderr
     assert "exit status 2: correct what is listed above" in process.stderr.readline()
     time.sleep(0.3)
-    assert process.poll() is None  # the restart policy sees a container that runs
+    assert process.poll() is None  # to the restart policy the container is running
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10) == 2
 

@@ -1,4 +1,4 @@
-"""Dockerfile, compose file and scripts: linters that need no daemon, and the promises that a linter does not know."""
+"""Dockerfile, compose file and scripts: linters without a daemon, and guarantees that linters do not check."""
 
 import os
 import re
@@ -21,7 +21,7 @@ NODES = ("miner", "validator", "aggregator")
 
 
 def lint(name: str, *arguments: str | Path) -> None:
-    """Run a linter that is installed beside Python; skips the test where it is not."""
+    """Run a linter that is installed beside Python; skips the test without it."""
     program = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if program is None:
         pytest.skip(f"needs {name}")
@@ -51,7 +51,7 @@ def test_the_shell_scripts_pass_their_linter() -> None:
 
 
 def substituted(text: str) -> str:
-    """As compose does without any variable: ``${NAME:-default}`` and ``${NAME:?text}``."""
+    """Substitute like compose without any variable: ``${NAME:-default}`` and ``${NAME:?text}``."""
     return re.sub(r"\$\{(\w+):([-?])([^}]*)\}", lambda found: found[3] if found[2] == "-" else "/given", text)
 
 
@@ -62,7 +62,7 @@ def test_each_node_gets_arguments_that_it_knows(role: str) -> None:
     assert service["entrypoint"] == ["tini", "--", "entrypoint.sh", role]
     options = [one for one in map(substituted, service["command"]) if not one.startswith("--metrics-")]
     parsed = node_arguments(parse_arguments([role, *options]))
-    # What the node writes is in its volume, and its health check looks at its events.
+    # The node's files are in its volume, and its health check reads its events.
     assert str(parsed.state).startswith("/var/lib/templar/")
     assert f"EVENTS={parsed.events} " in DOCKERFILE
     assert f"{role}:/var/lib/templar" in service["volumes"]

@@ -1,4 +1,4 @@
-"""Who counts as active, and how that sorts the peers."""
+"""Which peers count as active, and how activity sorts the peers."""
 
 from tplr.errors import AccessDenied, StoreError, StoreUnavailable
 from tplr.exchange import activity
@@ -27,7 +27,7 @@ async def test_active_is_who_uploaded_lately() -> None:
     stores = {uid: Counting() for uid in (1, 2, 3)}
     await stores[1].put(gradient_key(9, 1, "1"), b"x")
     await stores[2].put(gradient_key(6, 2, "1"), b"x")  # too long ago
-    await stores[3].put(gradient_key(9, 1, "1"), b"x")  # another one's name
+    await stores[3].put(gradient_key(9, 1, "1"), b"x")  # another uid's key
     assert await active_peers([3, 2, 1, 4], stores.get, range(9, 6, -1), "1") == ((1,), ())
     assert [store.heads for store in stores.values()] == [1, 3, 3]
 
@@ -35,7 +35,7 @@ async def test_active_is_who_uploaded_lately() -> None:
 async def test_a_store_that_fails_harms_only_its_owner(monkeypatch) -> None:
     monkeypatch.setattr(activity, "ANSWER_SECONDS", 1.0)
     stores = {
-        1: Counting(StoreUnavailable("503")),  # once: asked again
+        1: Counting(StoreUnavailable("503")),  # one error, so it is asked again
         2: Counting(AccessDenied("403")),
         3: Counting(*[StoreUnavailable("503", retry_after=5.0)] * 9),
         4: Counting(),

@@ -1,4 +1,4 @@
-"""Included sets and aggregates: written once, read back exactly, anything else refused before it is fetched."""
+"""Included sets and aggregates: written once, read back exactly, any other object refused before it is fetched."""
 
 import hashlib
 import time
@@ -66,13 +66,13 @@ async def test_the_first_aggregate_that_is_right_is_taken() -> None:
 
 @pytest.mark.parametrize(("method", "hanging"), [("HEAD", 3), ("GET", 1)])
 async def test_a_bucket_that_hangs_costs_little(served, method, hanging) -> None:
-    """Whoever hangs is asked first, on a real server; the buckets of the others answer."""
+    """The hanging bucket is asked first, on a real server; the buckets of the others answer."""
     hang, none, right = [served.store] * hanging, MemoryStore(), MemoryStore()
     body = assemble(SET, list(BODIES.values()))
     await served.store.put(KEY, body)
     served.server.faults.add(f"^{method} ", Delay(3600), times=None)
     began = time.monotonic()
-    with pytest.raises(StoreUnavailable):  # it may have it: a window is not lost by that
+    with pytest.raises(StoreUnavailable):  # the bucket may have it, so the window is not lost
         await find_aggregate([*hang, none], SET, SourceSpeeds())
     assert time.monotonic() - began < ANSWER_SECONDS + PATIENCE_SECONDS + 2
     await right.put(KEY, body)

@@ -1,4 +1,4 @@
-"""The answer of most electors: nobody is asked without need, and nobody is waited for."""
+"""The answer of most electors: no needless requests, and no waiting for a slow elector."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ ELECTORS = Electors(tuple(Elector(uid, f"key-{uid}", stake) for uid, stake in en
 
 
 class Answers:
-    """What each elector answers: a value, an error, or None: never."""
+    """The answer of each elector: a value, an error, or None for no answer."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = answers
@@ -68,7 +68,7 @@ async def test_what_kept_a_majority_from_being_found_is_raised() -> None:
 
 
 async def test_a_lie_does_not_hide_that_a_later_attempt_may_succeed() -> None:
-    """Who catches only what may pass would stop."""
+    """A caller that only catches temporary errors would stop."""
     with pytest.raises(StoreUnavailable):
         await agreed(ELECTORS, Answers(PayloadError("lie"), StoreUnavailable("down"), "x", "y", "x"))
     with pytest.raises(PayloadError):

@@ -1,4 +1,4 @@
-"""Ballots in buckets: each is on disk before it is published, published once, and the same after a restart."""
+"""Ballots in buckets: each is on disk before it is published, published once, and unchanged after a restart."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +37,13 @@ VOTE, OTHER_VOTE = (Vote(found=found, missing={}, peers=None) for found in ({"10
 
 
 class Bucket(MemoryStore):
-    """One that fails as often as a test says, and counts writes."""
+    """A bucket that fails as often as a test requires, and counts writes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fails = 0
         self.written: list[str] = []
-        self.most: dict[str, int] = {}  # bytes that a reader of each key takes
+        self.most: dict[str, int] = {}  # bytes that a reader of each key fetches
 
     async def put(self, key: str, data: bytes, **options: Any) -> ObjectInfo:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.fails:
@@ -83,7 +83,7 @@ class Seats:
         return found
 
     async def proof(self, value: Value = VALUE) -> CheckedProof:
-        """Two have echoed it."""
+        """Return the proof that two electors have echoed it."""
         first = await self.box(0).carry_out(Propose(0, value, await self.votes(), None))
         assert isinstance(first, CheckedRelay)
         second = await self.box(1).carry_out(Repeat(first))
@@ -108,7 +108,7 @@ async def test_a_vote_is_stored_before_it_is_published_and_never_replaced(seats:
     with pytest.raises(StoreUnavailable):
         await seats.box(0, seconds=0.05).vote(VOTE)
     seats.buckets[0].fails = 0
-    again = await seats.box(0).vote(OTHER_VOTE)  # it is bound by what it has signed
+    again = await seats.box(0).vote(OTHER_VOTE)  # its signed vote binds it
     assert isinstance(again, Signed)
     assert again.document == VOTE
     there = await seats.box(1).read(Wanted("vote", 0, 0))
@@ -119,7 +119,7 @@ async def test_what_is_published_counts_if_the_disk_is_lost_and_is_stored_again(
     first = await seats.box(0).vote(VOTE)
     for _ in range(2):
         assert await seats.box(0, "-new").vote(OTHER_VOTE) == first
-        await seats.buckets[0].delete(vote_key(WINDOW, 0, "1"))  # and then it is on the new disk
+        await seats.buckets[0].delete(vote_key(WINDOW, 0, "1"))  # afterwards it is on the new disk
     assert await seats.box(0, "-new").restore(election(0))
     assert await seats.box(1).read(Wanted("vote", 0, 0)) == first
 
@@ -145,7 +145,7 @@ async def test_a_restart_restores_everything_and_publishes_what_is_missing(seats
     assert isinstance(made, CheckedDecision)
     assert again.committed == made.proof
     assert sorted(again.votes) == [0, 1, 2]
-    # It knows what it has echoed: it looks for the others' echoes, not for a proposal.
+    # It knows its own echo: it looks for the others' echoes, not for a proposal.
     fresh = election(1)
     assert await seats.box(1).restore(fresh)
     assert [one.uid for one in fresh.wanted(0.5) if one.kind == "relay"] == [0, 2]
@@ -200,7 +200,7 @@ async def test_a_commitment_binds_and_shows_more_later(seats: Seats) -> None:
     proof = await seats.proof()
     first = await seats.box(0).carry_out(Commit(proof, {}, {}))
     assert isinstance(first, CheckedDecision)
-    # One that does not know its own is bound by it.
+    # An elector that does not know its own document is bound by it.
     other = CheckedProof(0, OTHER, value_id(OTHER), proof.echoes)
     bound = await seats.box(0).carry_out(Commit(other, {}, {}))
     assert bound == first

@@ -1,4 +1,4 @@
-"""Documents of electors, really signed: every embedded signature is checked, and nothing else is believed."""
+"""Signed documents of electors: every embedded signature is checked, and nothing unsigned is accepted."""
 
 import contextlib
 import gc
@@ -107,7 +107,7 @@ def test_what_many_documents_embed_is_verified_once(reader, monkeypatch: pytest.
 
 
 def test_what_a_hostile_elector_signs_does_not_fill_the_memory(reader) -> None:
-    """Its relays are refused, and read again in each round; its statuses are accepted, each with a new vote."""
+    """Its relays are refused and read again in each round; its statuses are accepted, each with a new vote."""
 
     def relays() -> None:
         for number in range(8):
@@ -126,7 +126,7 @@ def test_what_a_hostile_elector_signs_does_not_fill_the_memory(reader) -> None:
 
 
 def memory_after(work: Callable[[], None]) -> int:
-    """Bytes that are still in use afterwards."""
+    """Return the bytes that are still in use afterwards."""
     gc.collect()
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints: what is published is whole; what a stranger publishes is what was asked for, or is refused unread."""
+"""Published checkpoints are complete; a stranger's checkpoint is the requested one or is refused unread."""
 
 import asyncio
 import hashlib
@@ -72,7 +72,7 @@ async def test_round_trip(store: ObjectStore, tmp_path: Path) -> None:
     assert await published(store, signer(version="2")) == []
     manifest = await take(store, tmp_path / "got")
     assert (manifest.window, manifest.global_step, manifest.values) == (9, 6, {"outer": {"version": 1}})
-    # What was not asked for was not fetched.
+    # Parts that were not requested were not fetched.
     assert manifest.tensors.keys() == MODEL.keys()
     assert not any("inner" in piece.tensor for shard in manifest.shards for piece in shard.pieces)
     assert len(list((tmp_path / "got").iterdir())) == len(manifest.shards) + 1
@@ -252,7 +252,7 @@ async def test_a_manifest_by_another_hotkey_is_refused(tmp_path: Path, author: S
 
 
 async def test_the_same_checkpoint_is_published_once(tmp_path: Path) -> None:
-    """However often a node is started: its signature differs, its manifest does not."""
+    """For any number of starts: the signature differs, the manifest does not."""
     store = MemoryStore()
     snapshot(tmp_path / "mine", 9)
     key = checkpoint_prefix(9, 5, "1") + MANIFEST
@@ -285,7 +285,7 @@ async def test_numbers_that_were_changed_are_refused(store: ObjectStore, tmp_pat
 
 
 async def test_a_shard_under_another_header_is_refused(tmp_path: Path) -> None:
-    """With digests that fit: no digest says what a header is."""
+    """With matching digests, because no digest covers the header."""
     store = MemoryStore()
     manifest = snapshot(tmp_path / "mine", 9)
     name = manifest.shards[0].name
@@ -304,7 +304,7 @@ async def test_a_shard_under_another_header_is_refused(tmp_path: Path) -> None:
 async def test_a_large_shard_travels_by_the_digests_of_its_parts(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was spoilt on this disk before it was sent is named, and nothing is visible."""
+    """A shard that was damaged on this disk before the upload is named, and nothing becomes visible."""
     monkeypatch.setattr(parts, "MIB", PART)
     monkeypatch.setattr(parts, "MIN_PART_BYTES", PART)
     folder = tmp_path / "mine"

@@ -1,4 +1,4 @@
-"""A document is written once, however often its answer gets lost on the way; what it is, its signature says."""
+"""A document is written once, even if responses get lost; its signature identifies its kind."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ async def read(store: ObjectStore, author: Author = ME) -> int:
 
 
 class LosesAnswers(MemoryStore):
-    """Stores the first put, and says that it does not know."""
+    """Stores the first put, but reports an unknown result."""
 
     lost = False
 
@@ -53,7 +53,7 @@ async def test_another_document_is_never_overwritten() -> None:
 
 
 async def test_the_same_document_stays_with_its_first_signature() -> None:
-    """As after a restart: a signature is never the same again."""
+    """As after a restart, because every signature differs."""
     store = MemoryStore()
     await put(store, 3)
     before = await store.head("doc")

@@ -1,6 +1,6 @@
-"""Electors in discrete time, with an adversary: agreement, progress, and nobody honest is left out.
+"""Electors in discrete time, with an adversary: agreement, progress, and no honest peer left out.
 
-What each single rule is for: ``test_election_rules.py``.
+``test_election_rules.py`` tests each single rule.
 """
 
 import pytest
@@ -15,7 +15,7 @@ from tplr.exchange.quorum import void
 
 @st.composite
 def networks(draw: st.DrawFn) -> Network:
-    """Electors of which the adversary holds as much as it can below half of the stake."""
+    """Electors of which the adversary holds as much stake as possible below one half."""
     count = draw(st.integers(2, 6))
     stakes = {uid: draw(st.integers(1, 50)) for uid in range(count)}
     hostile = draw(st.sets(st.integers(0, count - 1), max_size=count - 1))
@@ -32,7 +32,7 @@ def networks(draw: st.DrawFn) -> Network:
 
 @st.composite
 def halves(draw: st.DrawFn) -> Network:
-    """Electors of which the adversary holds just half of the stake, in one or two hands."""
+    """Electors of which the adversary holds exactly half of the stake, with one or two electors."""
     honest = draw(st.lists(st.integers(2, 50), min_size=1, max_size=3))
     one = draw(st.integers(1, sum(honest) - 1))
     hostile = draw(st.sampled_from(([sum(honest)], [one, sum(honest) - one])))
@@ -48,7 +48,7 @@ def halves(draw: st.DrawFn) -> Network:
 
 
 def check(network: Network) -> None:
-    """All that the docstring of ``exchange/election.py`` says."""
+    """Check all statements in the docstring of ``exchange/election.py``."""
     assert network.committed.keys() == set(network.honest), "not all have committed"
     values = {proof.id: proof.value for proof in network.committed.values()}
     assert len(values) == 1, f"{len(values)} values"
@@ -111,7 +111,7 @@ def test_more_than_half_of_the_stake_can_decide_what_it_wants() -> None:
 
 
 def test_a_vote_that_is_shown_to_one_elector_costs_one_slot() -> None:
-    """0 proposes; 3, which is hostile, shows its vote to 1 alone, which demands an update that 0 can't support."""
+    """0 proposes; 3, which is hostile, shows its vote only to 1, which demands an update that 0 can't support."""
     network = Network({0: 20, 1: 19, 2: 16, 3: 45}, frozenset({3}), seed=1, chaos=0.0, played=(103,))
     network.votes[1] = [signed(vote(dict.fromkeys((*network.miners, 103), 0), ()), 1)]
     network.votes[0] = [signed(vote(dict.fromkeys(network.miners, 0), ()), 0)]
@@ -121,7 +121,7 @@ def test_a_vote_that_is_shown_to_one_elector_costs_one_slot() -> None:
     network.run(slots=3)
     check(network)
     (value,) = {proof.id: proof.value for proof in network.committed.values()}.values()
-    # The proposers: 3, silent; 0, which knows of the vote by now, as 1 has published it.
+    # The proposers: 3, which is silent; 0, which knows the vote by now, because 1 has published it.
     assert {proof.slot for proof in network.committed.values()} == {1}
     assert [one.uid for one in value.included.included] == [*network.miners, 103]
 

@@ -1,6 +1,6 @@
-"""Each rule of an election on its own: what one elector says and looks for, after what it has read, at a time.
+"""Each rule of an election alone: an elector's output and requests, given its inputs and the time.
 
-With ``test_election.py``, which has networks of electors, these tests notice the change of any single rule.
+Together with ``test_election.py``, which has networks of electors, these tests detect a change of any single rule.
 """
 
 from collections.abc import Callable, Iterable
@@ -55,7 +55,7 @@ def ballot(uid: int, *found: int) -> Signed[Vote]:
     return signed(vote(dict.fromkeys(found, 0), (100, 101)), uid)
 
 
-# All have found 100; 0, 1 and 2 have found 101, too.
+# All have found 100; 0, 1 and 2 have also found 101.
 VOTES = {uid: ballot(uid, 100, *([101] if uid < 3 else [])) for uid in EVERYBODY}
 
 
@@ -75,7 +75,7 @@ VOID = void(WINDOW, "1")
 
 @dataclass
 class One:
-    """One elector. What it says is published at once, unless its bucket fails."""
+    """One elector. Its documents are published at once, unless its bucket fails."""
 
     uid: int
     fails: bool = False
@@ -86,7 +86,7 @@ class One:
         self.election.vote(VOTES[self.uid])
 
     def at(self, deltas: float, *, seen: float | None = None, slot: int = 0) -> list[Action]:
-        """What it says so many Delta after the slot's beginning, in a round that began at ``seen`` Delta."""
+        """Return its actions at a time in Delta from the slot's beginning, in a round that began at ``seen`` Delta."""
         now, began = ((slot * SLOT + time) * DELTA for time in (deltas, deltas if seen is None else seen))
         actions: list[Action] = []
         while more := self.election.act(began, now):
@@ -104,7 +104,7 @@ class One:
         return self
 
     def wanted(self, deltas: float, *, slot: int = 0) -> dict[str, list[int]]:
-        """Whose documents it looks for, by their kind."""
+        """Return the uids whose documents it looks for, by kind."""
         kinds: dict[str, list[int]] = {}
         for one in self.election.wanted((slot * SLOT + deltas) * DELTA):
             kinds.setdefault(one.kind, []).append(one.uid)
@@ -120,11 +120,11 @@ def proposal(slot: int, value: Value, voters: Iterable[int] = (), proof: Checked
 
 
 def echoes(slot: int, value: Value, uids: Iterable[int]) -> list[CheckedRelay]:
-    """Relays of these electors. Whose turn it is has proposed."""
+    """Return the relays of these electors; the slot's proposer has proposed."""
     return [repeated(uid, proposal(slot, value)) for uid in uids]
 
 
-# Locks: what electors with more than half of the stake have echoed may be decided already
+# Locks: a value echoed by electors with more than half of the stake may already be decided
 
 
 SOURCES: dict[str, Callable[[CheckedProof], list[Checked]]] = {
@@ -180,7 +180,7 @@ def test_who_is_locked_accepts_its_value_or_a_proof_that_is_as_new(proposal: Che
 
 
 def test_what_an_elector_demands_in_a_slot_is_what_its_status_says() -> None:
-    """A proof or a vote that only this elector is shown later makes no honest proposer fail."""
+    """A proof or a vote that is later shown only to this elector makes no honest proposer fail."""
     fresh = one(2, knows=(1, 3, 4))
     (status,) = fresh.at(0, slot=1)
     assert status == SendStatus(1, votes_of((1, 2, 3, 4)), None)
@@ -188,11 +188,11 @@ def test_what_an_elector_demands_in_a_slot_is_what_its_status_says() -> None:
     assert [type(action) for action in fresh.at(1.5, slot=1)] == [Repeat]
 
 
-# Demands: what all honest electors have found is included
+# Demands: updates that all honest electors have found are included
 
 
 def test_nothing_is_accepted_before_an_elector_could_read_the_votes() -> None:
-    """Whoever proposes first could else leave out what others have found."""
+    """Otherwise the first proposer could leave out updates that others have found."""
     elector = one(2, knows=()).read(proposal(0, LESS, (1, 2, 3, 4)))
     assert elector.at(0.1) == []
     assert elector.wanted(PROPOSE_FROM)["vote"] == [0]  # the proposal has shown the others
@@ -229,7 +229,7 @@ def test_an_update_that_an_elector_found_and_knows_the_votes_of_is_demanded(slot
 
 
 def test_an_update_that_an_elector_has_not_found_is_not_demanded() -> None:
-    """So a vote that is shown to one elector alone costs no slot, unless that one has found the update itself."""
+    """So a vote that is shown to only one elector costs no slot, unless that elector has found the update itself."""
     elector = one(3)
     elector.at(PROPOSE_FROM)
     elector.read(proposal(0, LESS, (1, 2, 3, 4)))
@@ -290,7 +290,7 @@ def test_half_of_the_votes_are_proposed_by_nobody() -> None:
 
 
 def test_a_later_proposer_waits_for_the_statuses() -> None:
-    """Another elector may be locked, and says so in its status."""
+    """Another elector may be locked, which its status shows."""
     elector = one(1)
     elector.at(0, slot=1)
     assert elector.wanted(0.5, slot=1)["status"] == [0, 2, 3, 4]
@@ -329,7 +329,7 @@ def test_an_elector_echoes_once_in_a_slot() -> None:
 
 
 def test_what_comes_after_the_bound_is_not_echoed() -> None:
-    """Nobody could be committed to it in this slot."""
+    """No elector could be committed to it in this slot."""
     elector = one(4).read(proposal(0, BOTH, EVERYBODY))
     assert elector.at(ECHO_UNTIL + 0.1) == []
     assert elector.wanted(ECHO_UNTIL) == {}
@@ -353,7 +353,7 @@ def echoed(at: float = 0.5) -> One:
 
 
 def test_an_elector_commits_two_delta_after_its_echo() -> None:
-    """Until then somebody else may have echoed another proposal."""
+    """Until then another elector may have echoed another proposal."""
     elector = echoed(0.5).read(*echoes(0, BOTH, (1, 2)))
     due = 0.5 + COMMIT_AFTER
     assert COMMIT_AFTER == 2  # Delta until the others have read the echo, and Delta until it has read theirs
@@ -400,7 +400,7 @@ def test_nobody_commits_so_late_that_others_could_enter_the_next_slot_without_kn
     elector = echoed(2.9)
     assert elector.at(COMMIT_UNTIL) == []
     assert elector.wanted(COMMIT_UNTIL) == {}
-    elector.read(*echoes(0, BOTH, (1, 2, 3)))  # it was asked for before, and answers now
+    elector.read(*echoes(0, BOTH, (1, 2, 3)))  # it was requested before, and arrives now
     assert elector.at(COMMIT_UNTIL + 0.1) == []
     assert SLOT == COMMIT_UNTIL + 1
 
@@ -431,7 +431,7 @@ def test_an_elector_goes_on_until_its_own_decision_can_be_read_with_a_majority()
     (action,) = elector.at(3.0)
     assert isinstance(action, Commit)
     assert not elector.election.finished
-    elector.read(decision_of(0, action.proof, (1, 2)))  # of which it is none
+    elector.read(decision_of(0, action.proof, (1, 2)))  # it is not among these electors
     assert (elector.election.decided, elector.election.finished) == (action.proof, False)
     assert [type(action) for action in elector.at(3.5)] == [Commit]
     assert elector.election.finished
@@ -457,7 +457,7 @@ def test_who_is_shown_in_anothers_decision_need_not_write_its_own_again() -> Non
 
 
 def test_nobody_commits_twice() -> None:
-    """More than half of the stake lies: what this elector has said stays."""
+    """More than half of the stake lies: this elector's commitment does not change."""
     elector = echoed().read(*echoes(0, BOTH, (1, 2)))
     elector.at(3.0)
     other = proof_of(1, VOID, (0, 1, 2))
@@ -505,7 +505,8 @@ def test_who_is_committed_before_a_restart_stays_so() -> None:
 
 @pytest.mark.parametrize("kind", ["relay", "status", "decision"])
 def test_votes_that_a_ballot_embeds_are_known(kind: str) -> None:
-    """Who publishes disputed updates has to know whose vote disputes them; and who signs two votes is named."""
+    """The publisher of disputed updates must know whose vote disputes them; an elector that signs two votes is
+    named."""
     elector, votes = one(4, knows=(0,)), {0: ballot(0, 101), **votes_of((1, 2))}
     shown = decision_of(1, proof_of(0, BOTH, (0, 1, 2)))
     documents: dict[str, Checked] = {
@@ -520,7 +521,7 @@ def test_votes_that_a_ballot_embeds_are_known(kind: str) -> None:
     assert elector.election.equivocators == {0}
 
 
-# What is looked for: few requests if all is well, and everything in time if not
+# Requests: few if all is well, and everything in time if not
 
 
 def test_who_waits_for_a_proposal_looks_for_it_alone() -> None:
@@ -571,7 +572,7 @@ def test_a_slot_begins_with_the_decisions_of_the_last_one() -> None:
     assert elector.wanted(PROPOSE_UNTIL, slot=1) == {"relay": [0, 1, 2, 3]}
 
 
-# Attacks on agreement, played out
+# Scripted attacks on agreement
 
 
 @dataclass
@@ -604,7 +605,7 @@ class Scripted(Network):
 
 
 def scripted(stakes: dict[int, int], hostile: set[int], finder: int) -> Scripted:
-    """A network in which ``finder`` and, if they like, the hostile ones have found the update of 103."""
+    """Return a network in which ``finder`` and, if they choose, the hostile electors have found the update of 103."""
     network = Scripted(stakes, frozenset(hostile), seed=1, played=(103,), delays=(DELTA,))
     everybody = (*network.miners, 103)
     for uid in stakes:
@@ -615,9 +616,10 @@ def scripted(stakes: dict[int, int], hostile: set[int], finder: int) -> Scripted
 
 
 def test_what_one_elector_was_made_to_commit_to_is_what_all_commit_to() -> None:
-    """The proposal reaches 2 alone, as late as it may: it commits last, with the hostile echoes that it alone is shown.
+    """The proposal reaches only 2, as late as possible: 2 commits last, with the hostile echoes that are shown only to
+    it.
 
-    The next proposer has another value, which is as good for all who do not know of that.
+    The next proposer has another value, which is equally good for all electors that do not know of that commitment.
     """
     network = scripted({0: 21, 1: 20, 2: 20, 3: 20, 4: 19}, hostile={0, 1}, finder=2)
     first = {uid: votes[0] for uid, votes in network.votes.items()}
@@ -636,7 +638,7 @@ def test_what_one_elector_was_made_to_commit_to_is_what_all_commit_to() -> None:
 
 
 def test_a_proof_that_was_kept_back_does_not_undo_a_later_decision() -> None:
-    """Slot 0: 3 echoes a value, and sees a second proposal: nobody commits, but the hostile ones have a proof of it.
+    """Slot 0: 3 echoes a value and sees a second proposal: no elector commits, but the hostile ones have a proof of it.
 
     Slot 1: 4 commits to another value. Slot 2: the proof is shown, to 5 already before the decision of 4.
     """
@@ -657,7 +659,7 @@ def test_a_proof_that_was_kept_back_does_not_undo_a_later_decision() -> None:
     for uid in (0, 1):
         network.show("relay", uid, 2, [3, 5, 6], PROPOSE_FROM, lambda uid=uid: repeated(uid, again))
     network.run(slots=7)
-    assert kept.id in {identity for slot, identity in network.echoes if slot == 0}  # the proof is a true one
+    assert kept.id in {identity for slot, identity in network.echoes if slot == 0}  # the proof is valid
     assert BEGINS < network.committed_at[4] < 2 * BEGINS
     assert network.values_committed() == [[*network.miners]]
     assert network.committed.keys() == {3, 4, 5, 6}
@@ -676,7 +678,7 @@ def test_votes_of_one_half_shown_early_leave_no_honest_update_out() -> None:
 
 
 def test_a_miner_that_one_honest_elector_knows_is_not_included() -> None:
-    """The minimum: hostile votes of just under half, and one honest one, are needed for a hash; and they are enough."""
+    """The minimum: a hash needs hostile votes of just under half of the stake and one honest vote; these suffice."""
     for stake, included in ((2, [100]), (1, [])):
         electors = Electors((Elector(0, "key-0", 49), Elector(1, "key-1", stake), Elector(2, "key-2", 51 - stake)))
         lies = {0: vote({100: 7}, ()), 1: vote({100: 7}, ()), 2: vote({}, ())}

@@ -1,4 +1,4 @@
-"""Electors over a real S3 server: requests, restarts, and others that are silent, lie, hang or say two things."""
+"""Electors over a real S3 server: requests, restarts, and electors that are silent, lie, hang or equivocate."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ class Seat:
         return Election(self.electors, self.uid, question(void_from), self.delta)
 
     async def take_part(self, opens: float, found: Mapping[str, str] = FOUND) -> ElectionRun:
-        """From the vote on, until it is decided."""
+        """Take part from the vote until the decision."""
         box, election = self.box(), self.election()
         if not await box.restore(election):
             feed(election, await box.vote(vote(found)))
@@ -92,19 +92,19 @@ class Seat:
 
 @dataclass
 class Council:
-    """All electors, by falling stake, on one server."""
+    """All electors, by decreasing stake, on one server."""
 
     server: Server
     seats: list[Seat]
     requests: list[str]
 
     async def decide(self, uids: Iterable[int]) -> list[ElectionRun]:
-        """These electors do what honest ones do."""
+        """Let these electors act honestly."""
         opens = asyncio.get_running_loop().time() + 0.3
         return await asyncio.gather(*(self.seats[uid].take_part(opens) for uid in uids))
 
     def values(self, uids: Iterable[int]) -> list[Value]:
-        """Each one's value; it is committed once."""
+        """Return the value of each elector; each is committed once."""
         assert {len(self.seats[uid].committed) for uid in uids} == {1}
         return [self.seats[uid].committed[0].value for uid in uids]
 
@@ -173,7 +173,7 @@ async def test_alone_an_elector_commits_without_a_read(council: Opening) -> None
 
 
 async def test_one_silent_one_hanging_one_lying_and_one_equivocating_stop_nobody(council: Opening) -> None:
-    """Of nine, the first four: more than 44 % of the stake."""
+    """The first four of nine have more than 44 % of the stake."""
     async with council(9, delta=1.0) as nine:
         silent, hanging, lying, two_faced = range(4)
         honest = range(4, 9)
@@ -199,7 +199,7 @@ async def test_one_silent_one_hanging_one_lying_and_one_equivocating_stop_nobody
 
 
 async def _lie(seat: Seat) -> None:
-    """Votes for what nobody has, and when it may propose, proposes a void window."""
+    """Votes for updates that no elector has; as proposer, proposes a void window."""
     await seat.put(vote_key(WINDOW, seat.uid, "1"), vote({"10": "00" * 32, "11": "00" * 32}))
     for slot in range(9):
         if seat.electors.proposer(slot) == seat.uid:
@@ -207,7 +207,7 @@ async def _lie(seat: Seat) -> None:
 
 
 async def _equivocate(seat: Seat) -> None:
-    """Two votes and two proposals, in turn, as fast as the store takes them."""
+    """Publish two votes and two proposals, alternating, as fast as the store accepts them."""
     values = [void(WINDOW, "1"), void(WINDOW, "1").model_copy(update={"peers": LISTED})]
     while True:
         for found, value in zip((FOUND, {}), values, strict=True):
@@ -234,7 +234,7 @@ async def test_a_killed_elector_says_nothing_else_after_its_restart(council: Ope
         first = await box.vote(vote())
         feed(election, first)
         feed(election, await box.carry_out(Propose(0, void(WINDOW, "1"), {}, None)))
-        # It is killed, and has another opinion when it is back, even if its disk is lost.
+        # It is killed, and has another opinion after its restart, even if its disk is lost.
         for folder in (seat.folder, seat.folder / "lost"):
             box, election = seat.box(folder), seat.election()
             restored = await box.restore(election)

@@ -1,4 +1,4 @@
-"""The rules by which an election is run over buckets, each alone: scripted elections and boxes, no network."""
+"""The rules for running an election over buckets, each alone: scripted elections and boxes, no network."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ PROOF = CheckedProof(0, void(7, "1"), "id", {})
 
 
 class Election:
-    """Wants and says what a test has written down; ends after ``rounds``."""
+    """Requests and publishes the documents of a script; ends after ``rounds``."""
 
     def __init__(self, rounds: int, *, wants: list[Wanted] | None = None, says: list[list[Any]] | None = None) -> None:
         self.committed: CheckedProof | None = None
@@ -52,7 +52,7 @@ class Election:
 
 
 class Box:
-    """Answers when a test says, if ever; keeps what was carried out."""
+    """Answers at scripted times, if at all; records the actions that were carried out."""
 
     def __init__(self, answer: Callable[[Wanted], float] = lambda _: 0.0, fails: int = 0) -> None:
         self.answer = answer
@@ -79,7 +79,7 @@ class Box:
 
 @pytest.fixture
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the election was told."""
+    """Return the documents that the election was given."""
     told: list[str] = []
     monkeypatch.setattr(election_run, "feed", lambda _, ballot: told.append(ballot))
     return told
@@ -88,7 +88,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def run(
     election: Election, box: Box, *, until: float = 10.0
 ) -> tuple[ElectionRun, bool, list[CheckedProof], float]:
-    """The run, whether it finished, what it was committed to, and for how long it ran."""
+    """Return the run, whether it finished, the committed value, and its duration."""
     clock, committed = asyncio.get_running_loop().time, []
 
     async def note(proof: CheckedProof) -> None:
@@ -116,7 +116,7 @@ async def test_a_slow_bucket_is_asked_once_at_a_time_and_not_waited_for_again(fe
     # One round waits for it, the next ones do not; between rounds is a pause.
     assert took < 0.25 * DELTA * (1 + 2) + 0.15 * DELTA
     assert made.requests == 4
-    assert len(box.ended) == len(box.asked)  # what is under way ends with the run
+    assert len(box.ended) == len(box.asked)  # requests in flight end with the run
 
 
 async def test_a_slow_bucket_that_answers_is_heard_and_waited_for_again(fed: list[str]) -> None:
@@ -154,7 +154,7 @@ async def test_a_commitment_that_fails_is_made_again_in_the_next_round(fed: list
     assert (election.unpublished_, box.done) == (1, [commit])
     box = Box(fails=1)
     await run(Election(1, says=[[commit], [commit]]), box)
-    assert box.done == []  # not in the same one, which has read nothing since
+    assert box.done == []  # not in the same round, which has read nothing since
 
 
 async def test_another_word_that_fails_is_not_repeated_here(fed: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The envelope of a document, with real key pairs: who signed what, in which run, about which window."""
+"""The envelope of a document, with real key pairs: signer, content, run and window."""
 
 import dataclasses
 import json
@@ -75,7 +75,7 @@ def test_the_hash_of_the_body_identifies_a_document_not_its_signature() -> None:
     ],
 )
 def test_a_signature_under_another_label_is_none(said: bytes, other: bytes, asked: dict[str, Any]) -> None:
-    """Whoever changes the header to what a reader expects has no signature of it."""
+    """A changed header that a reader expects has no valid signature."""
     head, body = signed().split(b"\n")
     assert said in head
     with pytest.raises(PayloadError, match="has not signed it"):
@@ -115,14 +115,14 @@ def test_a_document_of_another_kind_window_author_or_run_is_refused(change: dict
 
 @pytest.mark.parametrize("change", [{"window": 8}, {"uid": 2}])
 def test_a_body_that_contradicts_its_envelope_is_refused(change: dict[str, Any]) -> None:
-    """Its author signed it: a report of another window is true there, and no report of this one."""
+    """Its author signed it: a report of another window is valid there, but not in this window."""
     raw = sign_document(REPORT.model_copy(update=change), window=7, signer=signer())
     with pytest.raises(PayloadError, match=f"its body says {next(iter(change))} {next(iter(change.values()))}"):
         open_document(raw, DebugReport, **READ)
 
 
 def test_a_header_may_not_be_moved_to_another_document() -> None:
-    """As a replay of a run's document in another run, window, kind or bucket would."""
+    """Like a replay of a run's document in another run, window, kind or bucket."""
     raw = signed()
     for old, new in ((b'"window":7}', b'"window":8}'), (b'"netuid":3', b'"netuid":4'), (b'"uid":1', b'"uid":2')):
         moved = raw.replace(old, new, 1)
@@ -153,7 +153,7 @@ def encodings(text: str) -> list[str]:
 
 @pytest.mark.parametrize("body", encodings(body_of(REPORT).decode()))
 def test_one_document_has_one_encoding(body: str) -> None:
-    """Else two electors that say the same would not have the same hash. Their author signs the bytes as they are."""
+    """Otherwise equal statements of two electors would have different hashes. The author signs the exact bytes."""
     raw = sign_body(body.encode(), kind="debug", window=7, signer=signer())
     with pytest.raises(PayloadError, match=r"is not canonical|is no DebugReport"):
         open_document(raw, DebugReport, **READ)

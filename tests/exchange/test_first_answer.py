@@ -1,4 +1,4 @@
-"""Who holds up a fetch without having the object; the other ways are tested with aggregates and updates."""
+"""Sources that delay a fetch without having the object; the tests of aggregates and updates have the other cases."""
 
 import asyncio
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ async def test_who_answers_late_that_it_has_nothing_does_not_delay_every_fetch(m
 
     speeds = SourceSpeeds()
     assert await find_first(stores, look, fetch, speeds, what="object") == "good"
-    assert asked == ["empty-1", "empty-2", "empty-3", "good"]  # the last two at once, after 0.2 s
+    assert asked == ["empty-1", "empty-2", "empty-3", "good"]  # the last two together, after 0.2 s
     for _ in range(3):  # each shows one of them
         asked.clear()
         assert await find_first(stores, look, fetch, speeds, what="object") == "good"

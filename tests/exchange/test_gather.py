@@ -1,4 +1,4 @@
-"""Each peer is judged alone, by the store's time stamps, and one peer's garbage never costs another its place."""
+"""Each peer is judged alone, by the store's time stamps; one peer's invalid bytes do not affect other peers."""
 
 import asyncio
 import dataclasses
@@ -52,7 +52,7 @@ def body_of(uid: int) -> bytes:
 
 
 class Peer(MemoryStore):
-    """A bucket whose owner decides when things are written."""
+    """A bucket whose owner decides when objects are written."""
 
     def __init__(self, uid: int) -> None:
         self.now = T0
@@ -77,7 +77,8 @@ async def honest(uid: int) -> Peer:
 
 
 async def judge(peer: MemoryStore | None, uid: int = 3, **rules: object) -> Reason | bytes:
-    """Verdict on ``peer``, gathered between two honest ones that must come through whatever it does."""
+    """Return the verdict on ``peer``, gathered between two honest peers that must succeed for any behaviour of
+    ``peer``."""
     stores = {1: await honest(1), uid: peer, 5: await honest(5)}
     result = await gather(stores, dataclasses.replace(RULES, **rules))
     gathered = {one.uid: one.update for one in result.updates}
@@ -120,7 +121,7 @@ async def test_honest_peer_is_gathered_with_hash_and_size() -> None:
 @pytest.mark.parametrize(
     ("stamp", "verdict"),
     [
-        # The store cuts stamps off to whole seconds: T0 covers [T0, T0 + 1), which reaches over the start at T0 + 0.4.
+        # The store truncates time stamps to seconds: T0 covers [T0, T0 + 1), which includes the start at T0 + 0.4.
         (T0 - 1, Reason.TOO_EARLY),
         (T0, None),
         (T0 + 10, None),
@@ -180,7 +181,7 @@ async def test_waits_for_an_upload_until_the_bound_has_passed() -> None:
 
 
 async def test_what_is_replaced_before_the_bound_is_judged_as_it_is_then() -> None:
-    """Or a node that looks early and one that looks late would go on with different models."""
+    """Otherwise a node that polls early and one that polls late would continue with different models."""
     peer = Peer(3)
     await peer.commit()
     await peer.upload(at=T0 - 1)
@@ -226,7 +227,7 @@ async def test_what_passes_is_waited_for(error: Exception, failures: int, verdic
 
 
 class Swapping(Peer):
-    """Puts another object in place after each look at it."""
+    """Replaces the object after each HEAD."""
 
     async def head(self, key: str) -> ObjectInfo:
         info = await super().head(key)
@@ -244,7 +245,7 @@ async def test_object_swapped_between_head_and_get_is_never_taken() -> None:
 
 
 class Stalling(Peer):
-    """Takes every request and answers none."""
+    """Accepts every request and never answers."""
 
     async def head(self, key: str) -> ObjectInfo:
         await asyncio.Event().wait()
@@ -264,7 +265,7 @@ async def test_nobody_waits_for_a_bucket_that_stalls_when_the_bound_has_passed()
 
 
 async def test_the_last_look_decides_and_has_its_time() -> None:
-    """A missing object is missing, not unavailable, and what appears in the last moment counts."""
+    """A missing object is missing, not unavailable, and an object that appears at the last moment counts."""
 
     class Slow(Peer):
         looks = 0
@@ -291,7 +292,7 @@ async def test_the_last_look_decides_and_has_its_time() -> None:
 
 
 class Dripping(Peer):
-    """Describes its object, and never gives its body."""
+    """Answers a HEAD, but never sends the body."""
 
     async def get(self, key: str, **options: Any) -> bytes:
         await asyncio.Event().wait()
@@ -331,7 +332,7 @@ async def test_an_update_in_parts_is_refused() -> None:
 
 
 async def test_commit_at_the_start_counts_and_a_later_one_does_not() -> None:
-    # Stamps are cut off to whole seconds, so one of T0 may have been written before the start at T0 + 0.4.
+    # Time stamps are truncated to seconds, so an object of T0 may have been written before the start at T0 + 0.4.
     for stamp, verdict in ((T0, body_of(3)), (T0 + 1, Reason.NO_COMMIT)):
         peer = Peer(3)
         await peer.commit(at=stamp)

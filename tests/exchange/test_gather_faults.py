@@ -1,4 +1,4 @@
-"""Real packed updates over HTTP while buckets fail: each fault has its verdict, and nobody else loses a place."""
+"""Packed updates over HTTP while buckets fail: each fault has its verdict, and no other peer loses its place."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ class Buckets:
     async def publish(
         self, uid: int, *, at: float = T0 + 2, body: bytes | None = None, committed: bytes | None = None
     ) -> None:
-        """What an honest peer does, unless told otherwise."""
+        """Publish like an honest peer, except for the given changes."""
         store = self.stores[uid] = self.connections.store(bucket_of(uid))
         body = packed(uid) if body is None else body
         self.now = T0 - 3
@@ -77,7 +77,7 @@ class Buckets:
         await put_update(store, WINDOW, uid, body, VERSION, deadline_seconds=30)
 
     def fault(self, uid: int, method: str, action: Action, times: int | None) -> None:
-        """On requests for the update of ``uid``."""
+        """Add a fault to requests for the update of ``uid``."""
         self.server.faults.add(f"^{method} /{bucket_of(uid).name}/gradient", action, times=times)
 
     async def gather(self, patience: float) -> GatherResult[Update]:
@@ -115,7 +115,7 @@ async def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         if open_sockets() == sockets:
             break
     left = asyncio.all_tasks() - tasks - {asyncio.current_task()}
-    # A request of the server's that hangs by a fault is its own affair.
+    # A server request that hangs because of a fault is not counted.
     assert [task for task in left if "RequestHandler" not in repr(task.get_coro())] == []
     assert open_sockets() == sockets
 
@@ -153,7 +153,7 @@ async def test_a_fault_that_passes_costs_nobody_its_place(buckets: Buckets) -> N
     for uid in (*HONEST, *range(1, 1 + len(FAULTS))):
         await buckets.publish(uid)
     for uid, (method, action) in enumerate(FAULTS.values(), 1):
-        # aiohttp itself repeats once what broke before the answer.
+        # aiohttp itself retries once after a break before the answer.
         buckets.fault(uid, method, action, times=2 if isinstance(action, Reset) else 1)
     result = await buckets.gather(patience=15)
     assert result.skipped == {}
@@ -172,7 +172,7 @@ async def test_a_fault_that_lasts_is_unavailable_and_ends_with_patience(buckets:
 
 
 class AfterHead:
-    """A bucket where something happens between the look at the update and its download."""
+    """A bucket with an action between the HEAD of the update and its download."""
 
     def __init__(self, store: ObjectStore, happens: Callable[[], Awaitable[object]]) -> None:
         self._store = store
@@ -256,7 +256,7 @@ async def test_what_a_peer_may_do_has_its_reason(buckets: Buckets, monkeypatch: 
     assert result.skipped == {
         1: Reason.TOO_EARLY,
         2: Reason.TOO_LATE,
-        3: Reason.MALFORMED,  # another object than the one that was looked at
+        3: Reason.MALFORMED,  # another object than that of the HEAD
         4: Reason.DENIED,  # revoked in mid-run
         5: Reason.MISSING,  # no such bucket
         6: Reason.HASH_MISMATCH,

@@ -1,4 +1,4 @@
-"""Envelopes of every kind by hostile authors, in numbers: one error or a valid document, at a bounded price."""
+"""Many hostile envelopes of every kind: one error or a valid document, at bounded cost."""
 
 import dataclasses
 import random
@@ -14,7 +14,7 @@ from tplr.errors import PayloadError
 from tplr.exchange.envelope import MAX_HEADER_BYTES, Author, Run, body_of, envelope_cap, open_document
 from tplr.schemas import Document
 
-# Of each kind; the long tests go on after the first thousand.
+# Envelopes of each kind; the long tests continue after the first thousand.
 MUTATIONS = pytest.mark.parametrize("mutations", [1_000, pytest.param(20_000, marks=pytest.mark.long)])
 ME = signer(UID)
 
@@ -29,7 +29,7 @@ def opens(raw: bytes, schema: type[Document], author: Author = ME, *, window: in
     if refusal:
         assert len(refusal) < 600
         return None
-    # One document, one body: what a reader holds is exactly what its author signed.
+    # One document, one body: a reader has exactly the signed bytes.
     assert opened.raw == raw
     assert raw.endswith(b"\n" + body_of(opened.document))
     return opened.document
@@ -38,7 +38,7 @@ def opens(raw: bytes, schema: type[Document], author: Author = ME, *, window: in
 @MUTATIONS
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mutated_envelope_is_one_error(kind: str, mutations: int) -> None:
-    """What its author did not sign is never a document, whichever byte is another one."""
+    """Bytes that the author did not sign are never a document, for a change of any byte."""
     document, schema = KINDS[kind], type(KINDS[kind])
     raw = signed(document, schema, window=WINDOW, by=ME)
     assert opens(raw, schema) == document
@@ -95,7 +95,7 @@ def test_an_envelope_is_valid_for_its_run_its_window_its_author_and_its_kind_alo
     assert opens(raw, schema, window=WINDOW + 1) is None
     for name, other in KINDS.items():
         assert name == kind or opens(raw, type(other)) is None
-    # A header says whose it is, but is no proof of it.
+    # A header names its author, but does not prove it.
     forged = signed(body, schema, window=WINDOW, by=dataclasses.replace(signer(UID, name="eve"), hotkey=ME.hotkey))
     assert opens(forged, schema) is None
 
@@ -125,7 +125,7 @@ def test_a_header_bomb_is_one_error(kind: str) -> None:
     assert opens(raw + b" " * envelope_cap(schema.max_bytes), schema) is None
 
 
-# What all bombs of every kind together may take, with making and signing them, and two manifests of 16 MiB.
+# Limits for all bombs of every kind together, including making and signing them, and two manifests of 16 MiB.
 LIMIT_SECONDS, LIMIT_BYTES = 60, 2**30
 
 

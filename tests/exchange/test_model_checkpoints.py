@@ -1,4 +1,4 @@
-"""A program's checkpoint over HTTP: training continues from it as if it had never stopped."""
+"""A program's checkpoint over HTTP: training resumes from it exactly."""
 
 import copy
 from collections.abc import Callable

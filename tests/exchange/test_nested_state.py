@@ -1,4 +1,4 @@
-"""Nested states come back as they were; anything else is refused with one error."""
+"""Nested states survive a round trip; any other input is refused with one error."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Peer lists: which one holds in a window, and that a published one stays."""
+"""Peer lists: which one is effective in a window, and that a published list never changes."""
 
 import pytest
 from signers import signed, signer

@@ -1,4 +1,4 @@
-"""Pauses between two looks: short at first, never above their share of the time that was waited."""
+"""Pauses between two polls: short at first, and never above their share of the elapsed waiting time."""
 
 from tplr.exchange.polling import GROWTH, pause_after
 

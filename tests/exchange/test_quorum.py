@@ -60,7 +60,7 @@ def included(votes: dict[int, Vote], **changes) -> IncludedSet:
 def test_a_hash_needs_more_than_half_of_all_stake() -> None:
     votes = {0: vote({10: 1, 11: 1}), 1: vote({10: 1, 11: 2}), 2: vote({11: 2, 12: 3})}
     assert supported(votes, ELECTORS) == {10: sha(1), 11: sha(2)}
-    # Who has not voted counts as a vote against: half of the voters are no half of the stake.
+    # An elector that has not voted counts as a vote against: half of the voters are not half of the stake.
     assert supported({0: vote({10: 1})}, ELECTORS) == {}
 
 
@@ -89,7 +89,7 @@ def test_the_reason_with_the_most_stake_is_given() -> None:
     missing = {10: Reason.MISSING, 13: Reason.MISSING, 14: Reason.MISSING}
     others = {10: Reason.UNAVAILABLE, 13: Reason.EXCLUDED, 14: Reason.UNAVAILABLE}
     votes = {0: vote({11: 1}, missing), 1: vote({11: 2}, others), 2: vote({12: 3, 11: 3}, others)}
-    # 11: everybody has found something else. 13: excluded reserve peers are named, others not.
+    # 11: all electors have found different updates. 13: excluded reserve peers are named, others are not.
     expected = {"10": Reason.UNAVAILABLE, "11": Reason.UNAVAILABLE, "12": Reason.UNAVAILABLE, "13": Reason.EXCLUDED}
     assert included(votes).skipped == expected
 

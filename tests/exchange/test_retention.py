@@ -1,4 +1,4 @@
-"""What is old goes; what is young, another's, of another version or no window's stays."""
+"""Old objects are deleted; recent ones and those of other nodes, versions or kinds are kept."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A score report that is published later than its hash: readers are told when, and get nothing else than was hashed."""
+"""A score report that is published later than its hash: readers learn when, and read only the hashed report."""
 
 import hashlib
 

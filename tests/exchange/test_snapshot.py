@@ -1,4 +1,4 @@
-"""Snapshots: what is read is what was written, in whatever pieces; what is torn, foreign or senseless is refused."""
+"""Snapshots are read back as written, in pieces of any size; torn, foreign or invalid ones are refused."""
 
 import itertools
 import json
@@ -71,7 +71,7 @@ def test_what_is_read_is_what_was_written(tmp_path, max_bytes):
         target = torch.full_like(tensor, 99)
         reader.read_into(name, target)
         assert torch.equal(target, tensor), name
-    # Any reader of safetensors can read a shard, and no shard is larger than asked for by more than a row.
+    # Any reader of safetensors can read a shard, and no shard exceeds the requested size by more than a row.
     for shard in manifest.shards:
         pieces = load_file(tmp_path / shard.name)
         assert pieces

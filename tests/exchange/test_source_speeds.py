@@ -1,4 +1,4 @@
-"""Sources by measured speed: unknown ones are tried, slow and failing ones come last, nobody for ever."""
+"""Sources by measured speed: unknown ones are tried, slow and failing ones come last, but not for ever."""
 
 from tplr.exchange.source_speeds import EXPLORE, SourceSpeeds
 from tplr.storage import MemoryStore

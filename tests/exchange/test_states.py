@@ -1,4 +1,4 @@
-"""A state dict comes back as it was, and a stranger's bytes are one or are refused."""
+"""A state dict survives a round trip; a stranger's bytes are a valid state dict or are refused."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Commits and updates are judged by when they were written: an answer that gets lost must not make them late."""
+"""Commits and updates are judged by their write time: a lost response must not make them late."""
 
 import hashlib
 import time
@@ -24,7 +24,7 @@ COMMIT, UPDATE = commit_key(7, 3, "1"), gradient_key(7, 3, "1")
 
 
 class Clock:
-    """The server's: every request takes five seconds."""
+    """The server's clock: every request takes five seconds."""
 
     now = T0
 
@@ -83,7 +83,7 @@ async def test_what_is_there_of_other_bytes_is_replaced(place: tuple[Server, Obj
 
 
 async def test_who_puts_again_on_purpose_writes_anew(place: tuple[Server, ObjectStore, Clock]) -> None:
-    """As who came too early does."""
+    """Like a peer that published too early."""
     _, store, _ = place
     first = await put_update(store, 7, 3, BODY, "1", deadline_seconds=30)
     second = await put_update(store, 7, 3, BODY, "1", deadline_seconds=30)

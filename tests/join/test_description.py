@@ -1,4 +1,4 @@
-"""``run.toml``: what is written is read back; whatever else is refused, with every problem named."""
+"""``run.toml`` is read back as written; any other file is refused, with every problem named."""
 
 import hashlib
 import tomllib

@@ -1,4 +1,4 @@
-"""``.env`` files: every reader gets the same values, nobody else can read them, and none is lost."""
+"""``.env`` files: every reader gets the same values, other users cannot read them, and no file is lost."""
 
 import shutil
 import stat

@@ -1,4 +1,4 @@
-"""From a run's owner to a newcomer's running service, by commands alone: a real chain file, storage and wallets."""
+"""Commands alone lead from a run's owner to a newcomer's running service: real chain file, storage and wallets."""
 
 import asyncio
 import io
@@ -52,7 +52,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)
 
 @dataclass
 class World:
-    """A network that is laid out: its owner's and a newcomer's environment, and no node started."""
+    """A prepared network: its owner's and a newcomer's environment, without running nodes."""
 
     network: Network
     owner: dict[str, str]
@@ -64,7 +64,7 @@ class World:
         return self.network.folder / "run.toml"
 
     async def run(self, command: GuideCommand, *more: object, env: dict[str, str]) -> tuple[int, str]:
-        """Exit status and output of a command with more options, without frames and line breaks of tables."""
+        """Return exit status and output of a command with more options, without frames and line breaks of tables."""
         line = [*command.process, *more]
         status, printed = await self.commands.run(line, env=env | {"COLUMNS": "200"}, folder=self.network.folder)
         return status, unframed(printed)
@@ -75,7 +75,7 @@ class World:
     async def join(
         self, *arguments: object, command: GuideCommand | None = None, env: dict[str, str] | None = None
     ) -> tuple[int, str]:
-        """With ``command``, or else the one that prints the service, in the folder of ``run.toml``."""
+        """Run ``command``, or by default the one that prints the service, in the folder of ``run.toml``."""
         wallet = ("--wallet.path", self.network.folder / "wallets", "--device", "cpu", "--no-input")
         return await self.run(command or JOIN, *wallet, *arguments, env=env or self.newcomer)
 
@@ -89,7 +89,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     async with serve(network.storage, network.keys) as server:
         await upload_dataset(corpus, network.dataset.writable, server.endpoint)
         owner, newcomer = (node_environment(network, node, server.endpoint) for node in network.nodes[:2])
-        shared = ("R2_DATASET_", "R2_AGGREGATOR_", "TPLR_")  # what only run.toml tells a newcomer
+        shared = ("R2_DATASET_", "R2_AGGREGATOR_", "TPLR_")  # variables that a newcomer only knows from run.toml
         newcomer = {name: value for name, value in newcomer.items() if not name.startswith(shared)}
         with forked_commands(network.folder) as commands:
             world = World(network, owner, newcomer, commands)
@@ -116,7 +116,7 @@ async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -
         "memory of each rank",
         "$ a month",
         "all passed; uid 1",  # doctor, in this process
-        "all start-up checks passed",  # the service's command, which has nothing but the file
+        "all start-up checks passed",  # the service's command, which only has the file
         "tplr-toy-miner.service is installed",
     ):
         assert shown in said
@@ -161,7 +161,7 @@ async def test_a_dry_run_shows_the_costs_and_writes_nothing(world: World, tmp_pa
 
 
 async def test_saved_states_of_the_same_node_make_room_for_the_next_ones(tmp_path: Path, monkeypatch) -> None:
-    """Who joins again, to change an option, needs no more room than before."""
+    """A node that joins again to change an option needs no more space than before."""
     (tmp_path / "hparams.json").write_text(json.dumps(scheme_constants("sparseloco")))
     needed = plan_of(load_hparams(tmp_path / "hparams.json"), Host.here(CPU, tmp_path, down=1.0, up=1.0)).disk
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed // 2))
@@ -205,7 +205,7 @@ async def test_what_the_checks_of_root_have_written_is_the_service_user_s(tmp_pa
 
 
 async def test_a_person_is_asked_and_a_mistake_stops_the_rest(world: World, tmp_path: Path) -> None:
-    """On a terminal. The write key is the read key's twin: the bucket refuses it, so nothing is installed."""
+    """On a terminal. The write key equals the read key: the bucket refuses it, so nothing is installed."""
     known = {name: value for name, value in world.newcomer.items() if not name.startswith("R2_")}
     answers = {"--wallet.name": "miner-1", "--wallet.hotkey": HOTKEY} | {
         name: value for name, value in world.newcomer.items() if name.startswith("R2_GRADIENTS_")
@@ -234,7 +234,7 @@ async def test_a_person_is_asked_and_a_mistake_stops_the_rest(world: World, tmp_
 
 
 def _converse(terminal: int, answers: dict[str, str]) -> str:
-    """Answer each question once until the program ends; returns what it printed."""
+    """Answer each question once until the program ends; returns its output."""
     text, seen = "", 0
     while True:
         try:

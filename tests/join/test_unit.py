@@ -1,4 +1,4 @@
-"""The units: systemd accepts them, reads the command as it was meant, and restarts what can succeed."""
+"""The units: systemd accepts them, parses the command as intended, and restarts only after failures that may pass."""
 
 import os
 import re
@@ -54,7 +54,7 @@ def test_what_systemd_expands_is_escaped(tmp_path: Path) -> None:
 
 @needs_systemd
 def test_a_folder_with_a_space_a_dollar_and_a_percent_sign_is_named_as_it_is(tmp_path: Path) -> None:
-    """Of these, systemd expands variables only in command lines."""
+    """systemd expands variables only in command lines."""
     for folder in (Path("/var/lib/my $run/100%"), tmp_path / "my $run" / "100%"):
         folder.mkdir(parents=True) if folder.is_relative_to(tmp_path) else None
         place = folder.relative_to("/var/lib") if folder.is_relative_to("/var/lib") else folder

@@ -1,4 +1,4 @@
-"""Credentials of a localnet against the readers that production uses."""
+"""Credentials of a localnet, read by the code that production uses."""
 
 import pytest
 

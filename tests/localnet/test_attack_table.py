@@ -1,4 +1,4 @@
-"""The published table of attacks: it is made in parts, and has a row for each target."""
+"""The published table of attacks can be made in parts, and has a row for each target."""
 
 import runpy
 from pathlib import Path
@@ -22,7 +22,7 @@ def script(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_target_is_a_row_of_the_table(script: dict[str, Any]) -> None:
-    """A figure that was renamed would lose its bound."""
+    """A renamed figure would lose its bound."""
     rows = script["published"](script["TABLE"].read_text())
     assert {target.figure for target in TARGETS} <= rows.keys()
 

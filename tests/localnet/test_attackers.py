@@ -1,4 +1,4 @@
-"""What the attackers of the simulation send, and what a validator sees of it."""
+"""The updates of the simulation's attackers, and a validator's view of them."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ WINDOWS = 4
 
 
 def members() -> list[Member]:
-    """New ones: some remember what they sent."""
+    """Return new members, because some remember their updates."""
     return [
         Honest(8),
         GoDark("go dark", 8, last=2),
@@ -114,7 +114,7 @@ def test_noise_has_three_times_the_values_of_uid_1_and_the_scaled_update_ten_tim
 
 
 def test_poison_points_away_from_the_gradient(world: World) -> None:
-    """Drawn in a window, the timed miner does not work in the next."""
+    """After a window in which it was sampled, the timed miner does not work."""
     member = world.by_uid[UID["timed"]]
     assert isinstance(member, Timed)
     products = []

@@ -33,7 +33,7 @@ def told(summary: dict) -> str:
 def test_three_honest_validators_agree_and_all_of_them_pay(tmp_path: Path) -> None:
     _, summary = run_localnet(tmp_path / "run", "--windows", "4")
     passed = {one["name"] for one in summary["outcomes"] if one["passed"]}
-    # What so few windows learn, and how late a busy machine makes them, are other tests' matters.
+    # Other tests check learning and lateness, which so few windows on a busy machine can't show.
     assert passed >= {"windows", "agreement", "included sets", "weights"}, told(summary)
     assert len(summary["weights"]) == 3
 
@@ -49,7 +49,7 @@ def test_one_that_lies_stops_nobody_and_misleads_nobody(tmp_path: Path, role: By
 
 @pytest.mark.long
 async def test_who_comes_back_with_nothing_takes_no_checkpoint_of_a_lying_leader(tmp_path: Path) -> None:
-    """All its checkpoints are whole, and of NaN."""
+    """All its checkpoints are complete, but contain NaN."""
     options = {"miners": 2, "validators": 3, "byzantine": "leader", "window_seconds": float(SECONDS)}
     plan = make_plan(**options, windows=WINDOWS, run_dir=tmp_path / "run", cache=CACHE)
     async with Localnet(plan) as net:

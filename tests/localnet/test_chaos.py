@@ -1,4 +1,4 @@
-"""A chaos script has every fault, and follows from the seed."""
+"""A chaos script contains every fault, and follows from the seed."""
 
 import asyncio
 import os
@@ -93,5 +93,5 @@ async def test_a_step_counts_once_somebody_ended_there_and_not_before(tmp_path, 
     keeping.cancel()
     child.kill()
     assert chaos.done == {"miner-1 killed at packed": 1, "miner-1 killed at saved": 1}
-    # It could not start the first time.
+    # Its first start failed.
     assert child.log.read_text().split() == ["packed:2", "packed:2", "saved:1"]

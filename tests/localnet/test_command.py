@@ -1,4 +1,4 @@
-"""``tplr localnet`` as a command: a plan that can't be run, and what a run leaves behind."""
+"""``tplr localnet`` as a command: invalid plans, and the files that a run leaves."""
 
 import argparse
 import json

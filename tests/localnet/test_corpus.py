@@ -1,4 +1,4 @@
-"""The corpus is built for real: from the standard library, and from folders good and bad."""
+"""The corpus is built from real files: the standard library, and valid and invalid folders."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A corpus that is prepared once, and stored as a node will read it."""
+"""A corpus that is prepared once, and stored in the form that nodes read."""
 
 import os
 

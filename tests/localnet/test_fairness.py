@@ -1,4 +1,4 @@
-"""Whoever loses windows by faults is paid for those it delivered, and never more than who lost fewer."""
+"""A miner that loses windows to faults is paid for the delivered ones, and never more than one that lost fewer."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tplr.localnet.fairness import FEWEST_MORE, FEWEST_WINDOWS, Earned, earned, 
 from tplr.telemetry import read_events
 from tplr.telemetry.events import Event
 
-WINDOWS = 36  # of which some ten pass before anybody is paid
+WINDOWS = 36  # about ten of these pass before any miner is paid
 
 
 def event(kind: str, window: int, **fields: object) -> Event:
@@ -51,7 +51,7 @@ def test_who_loses_windows_to_chaos_is_paid_for_the_others(tmp_path: Path) -> No
     """Real processes that are killed, paused and cut off; three equal miners. After every scored window."""
     run = tmp_path / "run"
     options = ("--miners", "3", "--windows", str(WINDOWS), "--window-seconds", "10", "--chaos")
-    main(["localnet", *options, "--run-dir", str(run)])  # other outcomes are other tests' matters
+    main(["localnet", *options, "--run-dir", str(run)])  # other tests check the other outcomes
     hparams = HParams.model_validate(json.loads((run / "hparams.json").read_text()))
     events, _ = read_events(run / "events" / "validator.jsonl")
     found = earned(events, pay_windows=hparams.pay_windows)

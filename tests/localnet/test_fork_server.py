@@ -1,4 +1,4 @@
-"""A fork server: its processes share what it imported, are programs of their own, and die with it."""
+"""A fork server: its processes share its imports, are separate programs, and end with it."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tplr.localnet.fork_server import ForkServer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers are for Linux")
 ENV = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-# A module that takes memory when it is imported, and says where it was.
+# A module that allocates memory when it is imported, and reports the process of its import.
 LARGE = "import os\nDATA = bytearray(64 * 2**20)\nIMPORTED_IN = os.getpid()\n"
 
 

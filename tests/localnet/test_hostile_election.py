@@ -1,4 +1,4 @@
-"""Three electors over a real S3 server, of which one lies as a hostile node does: the other two decide alike."""
+"""Three electors over a real S3 server, one of them hostile: the other two decide equally."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ LEADER, SECOND, _ = ELECTORS
 
 @dataclass
 class Council:
-    """Three electors, of whom ``liar`` writes through a hostile store.
+    """Three electors; ``liar`` writes through a hostile store.
 
     Attributes:
         attacks: window, behaviour and key of each lie.
@@ -46,7 +46,7 @@ class Council:
     attacks: list[tuple[int, str, str]]
 
     async def decide(self, window: int) -> list[CheckedProof]:
-        """What the honest two are committed to."""
+        """Return the values to which the two honest electors are committed."""
         opens = asyncio.get_running_loop().time() + 0.3
         liar = asyncio.create_task(self._take_part(self.liar, window, opens))
         try:
@@ -119,12 +119,12 @@ def council(tmp_path: Path) -> Callable[[int], contextlib.AbstractAsyncContextMa
 
 @pytest.mark.parametrize("liar", [LEADER, SECOND], ids=["leader", "minority"])
 async def test_the_honest_decide_alike_whatever_one_does(council: Callable, liar: int) -> None:
-    """Each behaviour in one window: nothing false, nobody left out."""
+    """Each behaviour in one window: no false value, and no miner left out."""
     async with council(liar) as three:
         (hangs,) = [window for window in range(len(BEHAVIOURS)) if behaviour(SEED, window) == "hang"]
         windows = [window for window in range(len(BEHAVIOURS)) if window != hangs]
         decided = await asyncio.gather(*(three.decide(window) for window in windows))
-        decided.append(await three.decide(hangs))  # the last: nobody reads anything in that bucket from then on
+        decided.append(await three.decide(hangs))  # last, because afterwards no node can read anything in that bucket
         for window, (first, second) in zip([*windows, hangs], decided, strict=True):
             assert value_id(first.value) == value_id(second.value), window
             assert {str(one.uid): one.sha256 for one in first.value.included.included} == FOUND, window

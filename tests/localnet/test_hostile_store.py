@@ -1,4 +1,4 @@
-"""What readers find in a hostile node's bucket, by its behaviour in a window."""
+"""The content of a hostile node's bucket for readers, by its behaviour in a window."""
 
 import asyncio
 from functools import partial
@@ -50,7 +50,7 @@ BARE = Sealer(RUN, "", None)
 
 
 def window_with(wanted):
-    """A window in which a hostile node behaves so."""
+    """Return a window in which a hostile node has this behaviour."""
     return next(window for window in range(len(BEHAVIOURS)) if behaviour(SEED, window) == wanted)
 
 
@@ -197,7 +197,7 @@ def test_a_checkpoint_of_nan_is_whole(tmp_path):
 
 
 async def test_a_published_checkpoint_becomes_one_of_nan(world, tmp_path):
-    """Its author signed it and every digest fits."""
+    """It is signed by its author, and every digest matches."""
     mine, theirs, told = world
     window = window_with("false-set")
     manifest = snapshot(tmp_path / "true", window)
@@ -220,7 +220,7 @@ def test_a_false_body_is_signed_by_the_node():
 
 
 def test_a_proposer_signs_two_proposals_of_one_slot():
-    """Both are well-formed for every elector: only that there are two shows the lie."""
+    """Both are well-formed for every elector: only the existence of two reveals the lie."""
     electors = Electors((Elector(4, ME.hotkey, 1),))
     included = IncludedSet(
         window=9,

@@ -1,4 +1,4 @@
-"""A newcomer joins a running network with ``tplr join``; its service's command trains, and its updates are applied."""
+"""A newcomer joins a running network with ``tplr join``; its service trains, and its updates are applied."""
 
 import json
 import re
@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.localnet, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def service(unit: Path, env: dict[str, str]) -> Child:
-    """The process that systemd would start: the unit's command, folder and variables, and nothing of ours."""
+    """The process that systemd would start: with the unit's command, folder and variables, and nothing of this
+    process."""
     text = unit.read_text()
     [command], [folder] = (re.findall(rf"^{name}=(.*)$", text, re.M) for name in ("ExecStart", "WorkingDirectory"))
     given = [one.split("=", 1) for line in re.findall("^Environment=(.*)$", text, re.M) for one in shlex.split(line)]

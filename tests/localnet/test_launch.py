@@ -10,7 +10,7 @@ import pytest
 
 LAUNCH = [sys.executable, "-m", "tplr.localnet.launch"]
 ECHO = [sys.executable, "-c", "import sys; print(sys.argv[1:])"]
-# Starts a program that announces itself and then waits, says its pid, and dies without a chance to clean up.
+# Starts a program that announces itself and then waits, prints its pid, and dies without a chance to clean up.
 ORPHAN = """
 import os, signal, subprocess, sys
 program = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -45,7 +45,7 @@ def test_the_program_dies_with_a_killed_parent() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended and was not waited for does not."""
+    """Return whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

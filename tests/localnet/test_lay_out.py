@@ -1,4 +1,4 @@
-"""A run's folder as its nodes will find it, read with the code that nodes use."""
+"""A run's folder, read with the code that nodes use."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ from tplr.testing.s3server.keys import KeyTable
 
 @pytest.fixture
 def prepared(tmp_path):
-    """Stands for a prepared corpus; only its tokenizer's folder matters here."""
+    """Replaces a prepared corpus; only its tokenizer's folder matters here."""
     (tmp_path / "prepared" / "tokenizer").mkdir(parents=True)
     (tmp_path / "prepared" / "tokenizer" / "tokenizer.json").write_text("{}")
     return tmp_path / "prepared"

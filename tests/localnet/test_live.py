@@ -1,4 +1,4 @@
-"""What a localnet shows: lines for a log, a table that fits a terminal."""
+"""The live output of a localnet: lines for a log, and a table that fits a terminal."""
 
 from io import StringIO
 

@@ -25,7 +25,7 @@ def test_two_dozen_miners_agree_and_whoever_is_not_paid_is_told_why(tmp_path: Pa
     summary = json.loads((folder / "summary.json").read_text())
     passed = {one["name"] for one in summary["outcomes"] if one["passed"]}
     told = "; ".join(f"{'ok' if one['passed'] else 'FAILED'} {one['text']}" for one in summary["outcomes"])
-    # Of two dozen equally good miners, a few are not told apart from zero by some validator in so few windows.
+    # Of two dozen equally good miners, some validator can't distinguish a few from zero in so few windows.
     assert passed >= {"windows", "loss", "agreement", "included sets", "progress"}, told
     assert len(summary["weights"]) == VALIDATORS
     scored = last_scored(folder)
@@ -41,13 +41,13 @@ def test_two_dozen_miners_agree_and_whoever_is_not_paid_is_told_why(tmp_path: Pa
 
 
 def last_scored(folder: Path) -> int:
-    """The newest window whose scores the leading validator had published well before the end."""
+    """Return the newest window with scores that the leading validator published well before the end."""
     events = map(json.loads, (folder / "events" / "validator.jsonl").read_text().splitlines())
     return sorted(event["window"] for event in events if event["event"] == "scores")[-5]
 
 
 def explained(folder: Path, uid: int, window: int) -> bool:
-    """Whether the network's own explanation names the factor that is 0."""
+    """Return whether the network's own explanation names the factor that is 0."""
     command = [sys.executable, "-m", "tplr.cli", "explain", "--uid", str(uid), "--window", str(window)]
     done = subprocess.run([*command, "--local", str(folder)], capture_output=True, text=True, check=False, timeout=120)
     return "the final score is not above 0" in done.stdout

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a network of real processes: all that boards and alert rules ask for has data."""
+"""A real Prometheus scrapes a real network: every query of boards and alert rules has data."""
 
 import asyncio
 import json
@@ -26,8 +26,8 @@ from tplr.node.gpus import read_gpus
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache/tplr/localnet"
-# What these nodes, which train on the CPU, have no figures for.
-NO_FLOP_PEAK = {"tplr_model_flops_utilisation_ratio"}  # known of GPUs only
+# Metrics without figures on these nodes, which train on the CPU.
+NO_FLOP_PEAK = {"tplr_model_flops_utilisation_ratio"}  # only known for GPUs
 NO_NVML = {
     "tplr_gpu_memory_used_bytes",
     "tplr_gpu_memory_total_bytes",
@@ -35,7 +35,7 @@ NO_NVML = {
     "tplr_gpu_temperature_celsius",
     "tplr_gpu_power_watts",
 }
-# A series, or its increase: of a rule all but the comparisons, which fail in a healthy network.
+# A series, or its increase: a rule without its comparisons, which fail in a healthy network.
 SERIES = re.compile(r"(?:increase\()?\b(?:tplr_\w+|process_\w+|up)\b(?:\{[^}]*\})?(?:\[\w+\]\))?")
 
 pytestmark = [
@@ -46,7 +46,7 @@ pytestmark = [
 
 
 def free_port() -> int:
-    """The first of some ports that are free now."""
+    """Return the first free port of a range."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -78,13 +78,13 @@ def board_queries() -> set[str]:
 
 
 def rule_queries() -> set[str]:
-    """Each series that a rule compares."""
+    """Return each series that a rule compares."""
     (group,) = yaml.safe_load((ROOT / "docker/prometheus/alerts.yml").read_text())["groups"]
     return {found for rule in group["rules"] for found in SERIES.findall(rule["expr"])}
 
 
 def silent(port: int) -> set[str]:
-    """Metrics of the queries that return nothing."""
+    """Return the metrics of queries without a result."""
     queries = [one for one in board_queries() | rule_queries() if not ask(port, "query", query=one)["result"]]
     return {name for query in queries for name in re.findall(r"tplr_\w+", query) or [query]}
 
@@ -98,7 +98,7 @@ def evaluator(net: Localnet, port: int, folder: Path) -> Child:
         "evaluator",
         [*command.process, "--local", net.plan.run_dir, *tasks],
         env=base_environment(process_variables(), folder / "home") | offline,
-        folder=ROOT,  # the task's files are named from there
+        folder=ROOT,  # paths of the task's files are relative to it
         log=folder / "evaluator.log",
     )
 

@@ -1,6 +1,6 @@
-"""A whole network of real processes over HTTP: it trains, agrees, pays, and a killed miner finds its way back.
+"""A real network over HTTP trains, agrees and pays, and a killed miner recovers.
 
-Beside it stand three whom the chain refuses: each hears why, and the others neither stop nor pay them.
+Three other nodes are refused by the chain: each logs the reason, and the network neither stops nor pays them.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.localnet, pytest.mark.timeout(400)]
 
 
 class ReadBack:
-    """Commands for the newest run, each in a process of its own, without any setting of the environment."""
+    """Commands for the newest run, each in a separate process, without any environment settings."""
 
     def __init__(self, commands: ForkedCommands, folder: Path) -> None:
         self.run = folder / "runs" / "of-this-test"
@@ -43,7 +43,7 @@ class ReadBack:
         self._folder = folder
 
     async def __call__(self, command: GuideCommand, *more: str) -> str:
-        """What it prints with more options, without log lines."""
+        """Return its output with more options, without log lines."""
         words = [*command.process, *more]
         running = self._commands.run(words, env=self._commands.env, folder=self._folder)
         status, printed = await asyncio.wait_for(running, 120)
@@ -67,8 +67,8 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
     async with Localnet(plan) as net, Misfits(net) as misfits:
         check_commands(net)
         victim, witness = net.nodes["miner-1"], net.view.nodes["miner-2"]
-        # Both have proved themselves, and are on the list.
-        # Two windows are done everywhere, so the victim has a saved state.
+        # Both have passed probation and are on the list. All nodes have done two windows, so the victim has a saved
+        # state.
         await net.wait_until(
             lambda view: view.completed >= 2 and any(1 in one.included for one in witness.applied.values()),
             timeout=200,
@@ -78,9 +78,9 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
         kept = await asyncio.to_thread(shutil.copytree, saved, tmp_path / "kept")
         killed_after = net.view.nodes["miner-1"].window
         assert killed_after is not None
-        # Away for two whole windows at least, which it has to make up from the buckets.
+        # Absent for at least two whole windows, which it must replay from the buckets.
         await net.wait_until(lambda _: (witness.window or 0) >= killed_after + 2, timeout=60)
-        # Another process watches meanwhile what the run has published.
+        # Meanwhile another process watches the run's public data.
         command = from_guide("docs/monitoring.md", "tplr watch --local")
         watching = asyncio.create_task(read_back(command, "--once"))
         victim.start()
@@ -96,14 +96,14 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
     for shown in ("templar: localnet, netuid", "│ validator 0 ", "│ miner 1 ", "│ miner 2 "):
         assert shown in watched, watched
 
-    # Replayed or lived through: no window is missing, and all of them give the same model.
+    # Replayed or live: no window is missing, and all of them give the same model.
     back = view.nodes["miner-1"]
     assert sorted(back.applied) == list(range(min(back.applied), max(back.applied) + 1))
     assert max(back.applied) >= killed_after + 3
     assert set(range(killed_after + 1, killed_after + 3)) <= set(view.shared_windows())
     assert view.disagreements() == {}
     assert all(set(one.included) <= {1, 2} for one in witness.applied.values())
-    # While it was away its update was missing, for everyone alike; afterwards it counted again.
+    # While it was absent, its update was missing for all nodes; afterwards it counted again.
     skipped = {window: applied.skipped for window, applied in witness.applied.items() if applied.skipped}
     assert {1: "missing"} in skipped.values() or {1: "no_commit"} in skipped.values()
     assert 1 in witness.applied[max(back.uploaded & set(witness.applied))].included
@@ -112,7 +112,7 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
     assert summary.passed, summary
     assert "saved state restored: next window to apply is" in victim.log.read_text()
 
-    # The run is over and its servers are gone: its folder is all that a reader needs.
+    # The run has ended and its servers are stopped: a reader only needs its folder.
     events = map(json.loads, net.network.events("validator").read_text().splitlines())
     scored = str(min(event["window"] for event in events if event["event"] == "scores"))
     explain = from_guide("docs/scoring.md", "tplr explain --uid 4 --window 1234", {"4": 2, "1234": scored})
@@ -136,7 +136,7 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
         command = from_guide("docs/export.md", "tplr replay --local --from 5 --without-uid 1", values)
         replayed = await read_back(command, "--to", scored)
         assert scored in [line.split()[0] for line in replayed.splitlines() if line], replayed
-        # Not from the first weights: from what the killed miner had saved, and from a checkpoint.
+        # Not from the first weights, but from the killed miner's saved state, and from a checkpoint.
         windows = range(document.windows.first, document.windows.first + document.windows.count)
         readable = [one for one in windows if unpack(document.explanations, 2, one - windows.start)]
         newest = str(readable[-1])
@@ -150,13 +150,13 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
             )
             assert found, audited
             assert windows.start < int(found[1]) <= int(newest)
-    # And for whoever wants the model: as the README has it.
+    # The README's commands for users of the model.
     await read_back(from_guide("docs/export.md", "tplr export --local --out model"))
     await read_back(from_guide("docs/export.md", "tplr eval --local"))
 
 
 def check_commands(net: Localnet) -> None:
-    """The nodes were started as their guides say, with more options."""
+    """Check that the nodes were started with the commands of their guides, with more options."""
     from_guide(
         "docs/miner.md",
         ".venv/bin/python neurons/miner.py --wallet.name NAME --wallet.hotkey HOTKEY --device cuda",
@@ -175,7 +175,7 @@ def check_commands(net: Localnet) -> None:
 
 
 def trained_meanwhile(path: Path) -> list[int]:
-    """Windows whose training began before, and ended after, the node had applied the window before."""
+    """Return the windows whose training began before, and ended after, the node applied the previous window."""
     events = [json.loads(line) for line in path.read_text().splitlines()]
     applied = {event["window"]: event["time"] for event in events if event["event"] == "applied"}
     return [
@@ -188,7 +188,7 @@ def trained_meanwhile(path: Path) -> list[int]:
 
 
 async def test_network_without_its_storage_stops_with_a_reason(tmp_path: Path) -> None:
-    """The supervisor notices that a process is gone, whichever it is, and says whose log to read."""
+    """The supervisor notices the end of any process, and names the log to read."""
     plan = make_plan(miners=1, windows=8, run_dir=tmp_path / "run", cache=CACHE)
     async with Localnet(plan) as net:
         assert net.storage.pid is not None

@@ -1,4 +1,4 @@
-"""Arguments of a localnet: what is wrong is said all at once, each with what to do."""
+"""Arguments of a localnet: all problems are reported at once, each with its remedy."""
 
 import argparse
 import dataclasses
@@ -42,7 +42,7 @@ def test_the_default_is_a_new_folder_below_runs(tmp_path):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ", plan.run_dir.name)
     assert plan.run_dir.parent == tmp_path / "runs"
     assert plan.latest == tmp_path / "runs" / "latest"
-    assert not plan.run_dir.exists()  # planning makes nothing
+    assert not plan.run_dir.exists()  # planning creates nothing
     assert list(tmp_path.iterdir()) == []
 
 
@@ -115,7 +115,7 @@ def test_every_miner_has_to_be_tested_and_in_a_long_run_to_prove_itself():
     profile = load_hparams(PROFILE)
     short, long = make_plan(windows=WINDOWS_FOR_PROBATION - 1), make_plan(windows=WINDOWS_FOR_PROBATION)
     assert fewest_windows(short, profile) == 2
-    # Two windows of probation, two until they are scored, two until the list holds, and two in which it is paid.
+    # Two windows of probation, two until they are scored, two until the list is effective, and two of pay.
     assert fewest_windows(long, profile) == 8
     crowded = dataclasses.replace(long, miners=3 * profile.uids_per_window + 1)
     assert fewest_windows(crowded, profile) == 6 + 4

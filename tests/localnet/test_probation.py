@@ -1,4 +1,4 @@
-"""A place on the peer list is earned: with real training, the real leader, and its lists' delays."""
+"""A place on the peer list is earned: with real training, the real leader, and the delays of its lists."""
 
 import asyncio
 

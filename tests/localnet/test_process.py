@@ -1,4 +1,4 @@
-"""Child processes: real ones, of a new interpreter and of a fork server, ended in every way there is."""
+"""Child processes of a new interpreter and of a fork server, ended in every possible way."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ async def until(condition):
 
 
 def alive(pid):
-    """Not ended, nor ended and only waiting to be noticed."""
+    """Return whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

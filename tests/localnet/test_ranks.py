@@ -63,7 +63,7 @@ async def test_a_killed_rank_costs_its_miner_at_most_that_window(tmp_path: Path)
         newest = miner.window or 0
         await net.wait_until(lambda _: (miner.window or 0) > newest, timeout=100)
         killed_in = (miner.window or 0) + 1
-        await asyncio.sleep(1.0)  # it has begun to train
+        await asyncio.sleep(1.0)  # until it has begun to train
         before = ranks_of(torchrun.pid)
         assert sorted(before) == [0, 1]
         os.kill(before[1], signal.SIGKILL)
@@ -87,7 +87,7 @@ async def test_a_killed_rank_costs_its_miner_at_most_that_window(tmp_path: Path)
             while any(Path(f"/proc/{pid}").exists() for pid in after.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
-        # The same miner by our own launcher: it goes on from what torchrun's ranks have saved.
+        # The same miner by the project's own launcher: it resumes from the state that torchrun's ranks saved.
         by_torchrun = max(miner.uploaded)
         command = from_guide(
             "docs/miner.md", ".venv/bin/tplr miner --ranks 4 --wallet.name NAME --wallet.hotkey HOTKEY", values

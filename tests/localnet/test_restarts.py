@@ -1,4 +1,4 @@
-"""A node that ends with status 3 is started again, and not for ever. Real processes."""
+"""A node that ends with status 3 is restarted a limited number of times. Real processes."""
 
 import asyncio
 import sys
@@ -34,7 +34,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def supervised(node: Child, storage: Child, tmp_path: Path) -> Localnet:
-    """A network of one node, as it is once all has been started."""
+    """A network of one node, in its state after all processes have started."""
     net = Localnet(make_plan(miners=1, windows=8, run_dir=tmp_path / "run", cache=tmp_path))
     net.storage, net.nodes, net._hostile = storage, {node.name: node}, set()
     for child in (storage, node):

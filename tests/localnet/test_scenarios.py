@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(900)
 EFFORT = 16
 HONEST = (1, 2, 3, 4)
 PAID = 8
-DARK = LAUNCH + 4  # it has been listed and paid by then
+DARK = LAUNCH + 4  # the miner is listed and paid by then
 OTHERS = [one for one in get_args(Scheme) if one != DEFAULT_SCHEME]
 SCHEMES = [DEFAULT_SCHEME, *(pytest.param(one, marks=pytest.mark.long) for one in OTHERS)]
 
@@ -106,7 +106,7 @@ def test_what_harms_is_never_gathered(world: World, name: str) -> None:
 
 
 def test_a_giant_leaves_the_list_when_its_norm_can_be_compared(world: World) -> None:
-    """Its direction is honest and its step is clipped; before an update is included there is no usual norm."""
+    """Its direction is honest and its step is clipped; before any update is included there is no usual norm."""
     (uid,) = uids(world, "giant")
     gathered = [record.window for record in world.records if uid in record.peers]
     scored_and_listed = world.hparams.validator_offset + world.hparams.peer_list_window_margin
@@ -125,7 +125,7 @@ def test_half_of_the_windows_are_at_most_half_of_the_pay(world: World) -> None:
 
 
 def test_one_update_over_four_uids_earns_little_more_than_one(world: World) -> None:
-    """The target is 1.2 after 20 windows. After eight, a second uid may not have been found out by its few tests."""
+    """The target is 1.2 after 20 windows. After eight, the few tests may not have detected a second uid."""
     assert sum(pay(world, uids(world, "twin"))) <= 1.5 * mean(pay(world, HONEST))
 
 

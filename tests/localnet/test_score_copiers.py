@@ -1,4 +1,4 @@
-"""What a validator without a model can copy of another's weights, and when: with sealed reports, and in the clear."""
+"""Weights that a validator without a model can copy, and when: with sealed and with public reports."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ EPOCH, LAST = CLEAR.windows_per_weights, 26
 
 
 def report(window: int) -> ScoreReport:
-    """A hundredth of the pay goes from one miner to another in each window; nobody is paid in the first five."""
+    """A hundredth of the pay moves from one miner to another in each window; no miner is paid in the first five."""
     share = 0.2 + window / 100
     weights = {"1": share, "2": 1 - share} if window > 5 else {}
     scores = {"1": PeerScore(hotkey="miner", final=share)}

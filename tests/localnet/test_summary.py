@@ -1,4 +1,4 @@
-"""A run's figures, and each verdict with each way to fail it."""
+"""A run's figures, and each outcome with each way to fail it."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A network changes its rules half-way: who has the new file changes at the announced window, the other one stops."""
+"""A network changes its rules half-way: nodes with the new file switch at the announced window, others stop."""
 
 import json
 from pathlib import Path
@@ -15,13 +15,13 @@ from tplr.storage import S3Connections
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 CHANGE = 13  # of all windows since the chain's first block; a run begins at about the fifth
-AFTER = 2  # windows that all three are compared in after that
+AFTER = 2  # later windows in which all three are compared
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 class Announced(Localnet):
-    """All nodes have the hparams file with the change from their start, but miner-2, which has the one before."""
+    """All nodes have the hparams file with the change from their start, except miner-2, which has the previous file."""
 
     def _node(self, node: NodeSetup, endpoint: str) -> Child:
         child, path = super()._node(node, endpoint), self.network.folder / "hparams.json"
@@ -46,7 +46,7 @@ async def test_new_rules_begin_everywhere_at_the_announced_window(tmp_path: Path
         assert max(late.applied) < CHANGE
         log = net.network.log("miner-2").read_text()
         assert f"from window {CHANGE} on, the network follows version 2 of the rules, this node version 1" in log
-        # With the new file it replays what it missed, across the change, and has the same model again.
+        # With the new file it replays the missed windows, across the change, and has the same model again.
         child.command = [part.replace("hparams-before.json", "hparams.json") for part in child.command]
         child.start()
         last = CHANGE + AFTER

@@ -1,4 +1,4 @@
-"""Start-up problems: all are listed in one table with their remedies, exit status 2. Real processes."""
+"""Start-up problems are listed in one table with their remedies; exit status 2. Real processes."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class World:
-    """A network that is laid out, with its server running and no node started."""
+    """A prepared network with a running server and without running nodes."""
 
     def __init__(self, network: Network, server: Server, commands: ForkedCommands) -> None:
         self.network = network
@@ -35,7 +35,7 @@ class World:
         self.command = [str(part) for part in node_command(network, self.node)]
 
     async def check(self, *more: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-        """Run a miner's start-up checks: exit status, and the text of its table without frame and line breaks."""
+        """Run a miner's start-up checks; return exit status and the text of its table without frame and line breaks."""
         return await self._run([*self.command, "--check", *more], env)
 
     async def doctor(self, *more: str, env: dict[str, str] | None = None) -> tuple[int, str]:
@@ -153,7 +153,7 @@ async def test_dead_storage_and_missing_dataset(world: World) -> None:
     assert status == 3
     assert "something outside is down, try again" in text
     assert "the write key can't write" in text
-    assert "look at R2_GRADIENTS_WRITE_*" not in text  # a refused connection says nothing of the keys
+    assert "look at R2_GRADIENTS_WRITE_*" not in text  # a refused connection says nothing about the keys
     assert text.count("the server or the way to it is down") == 1
     status, text = await world.check(env=world.env | {"TPLR_DATASET_SUBFOLDER": "elsewhere"})
     assert status == 2
@@ -170,7 +170,7 @@ async def test_a_dataset_that_alone_does_not_answer_is_given_up(world: World) ->
 
 
 async def test_a_storage_that_hangs_is_given_up(world: World) -> None:
-    """When, is tested in ``node/test_checks.py``."""
+    """``node/test_checks.py`` tests the time."""
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and never answers
         endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
         status, text = await world.check(env=world.env | {"TPLR_S3_ENDPOINT": endpoint})

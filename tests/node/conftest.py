@@ -1,4 +1,4 @@
-"""A chain file, an S3 server and a data set on which roles run in this process, each as often as a test wants."""
+"""A chain file, an S3 server and a data set, on which tests run any number of roles in this process."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 
 
 class Stage:
-    """Everything that roles need, and their events."""
+    """The environment of roles, and their events."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Stage:
         return self.network.folder / name
 
     async def drive(self, awaitable: Awaitable[T]) -> T:
-        """Its result; with a manual clock, time passes meanwhile."""
+        """Return the result of a coroutine; with a manual clock, time passes in the meantime."""
         return await (self.clock.drive(awaitable, step=0.5) if self.clock else awaitable)
 
     async def pass_windows(self, windows: int, *clocks: WindowClock) -> None:
-        """Let time pass, by hand, until all ``clocks`` have seen so many more windows."""
+        """Advance the manual clock until all ``clocks`` have seen this number of further windows."""
         assert self.clock is not None
         goals = [clock.window + windows for clock in clocks]
         while any(clock.window < goal for clock, goal in zip(clocks, goals, strict=True)):
@@ -81,7 +81,7 @@ class Stage:
             await asyncio.sleep(0.002)
 
     async def context(self, setup: NodeSetup) -> NodeContext:
-        """Of a node that is started: on chain, unless it is an aggregator."""
+        """Return the context of a node to start, which is registered on chain unless it is an aggregator."""
         opened = LocalChain(self.network.chain, setup.hotkey, netuid=NETUID, clock=self.clock)
         chain = await self._stack.enter_async_context(opened)
         connections = await self._stack.enter_async_context(S3Connections(self.server.endpoint))
@@ -109,7 +109,7 @@ class Stage:
         return (account.writable if setup.role == "aggregator" else account.readable) if self.own_aggregator else None
 
     async def node(self, setup: NodeSetup, *, closed: bool = True) -> tuple[Replica, WindowDataLoader, NodeContext]:
-        """A node that is started; ``closed``: and ended in order with the stage."""
+        """Return a started node; ``closed``: it is closed in order with the stage."""
         context = await self.context(setup)
         connections = await self._stack.enter_async_context(S3Connections(self.server.endpoint))
         tokenizer = self.hparams.load_tokenizer(self.network.folder)
@@ -127,11 +127,11 @@ class Stage:
         return Replica(build_model(self.hparams), self.hparams, context, self.folder(setup.name))
 
     def of(self, kind: str, node: str) -> list[dict[str, Any]]:
-        """Events by kind, and by role or name of the node."""
+        """Return events by kind, and by role or name of the node."""
         return [event for event in self.events if event["event"] == kind and node in (event["role"], event["node"])]
 
     def held(self, node: str) -> dict[int, str]:
-        """Digest of the model after each window, as the node reported it last."""
+        """Return the digest of the model after each window, from the node's last report."""
         return {event["window"]: event["digest"] for event in self.of("applied", node)}
 
     def make_spec(self) -> PayloadSpec:
@@ -144,7 +144,7 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def running(self, *coroutines: Any) -> AsyncIterator[list[asyncio.Task[None]]]:
-        """Tasks that end with the block, in whatever state they are."""
+        """Tasks that end with the block, in any state."""
         tasks = [asyncio.ensure_future(one) for one in coroutines]
         try:
             yield tasks
@@ -159,7 +159,7 @@ Staging = Callable[..., contextlib.AbstractAsyncContextManager[Stage]]
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Staging:
-    """Opens a stage: so many ``miners`` and ``validators``, a scheme, changed constants.
+    """Opens a stage: numbers of ``miners`` and ``validators``, a scheme, changed constants.
 
     ``by_hand``: blocks come in ``pass_windows``. ``dated_by_hand``: and objects are dated by this clock.
     """
@@ -183,7 +183,7 @@ def staged(tmp_path: Path) -> Staging:
         changes = {
             "model": network.hparams.model.model_copy(update=tiny),
             "pages_per_window": 1,
-            # 6 s, of which 4 are waited for an update that is missing.
+            # 6 s, including 4 s of waiting for a missing update.
             "blocks_per_window": 12,
             "time_window_delta_seconds": 2,
             "manifest_timeout_seconds": 0,
@@ -202,7 +202,7 @@ def staged(tmp_path: Path) -> Staging:
             await upload_dataset(corpus, network.dataset.writable, server.endpoint)
             create_chain(network, plan.seed, clock=clock)
             if clock is None:
-                await asyncio.sleep(2 * BLOCK_SECONDS)  # until everybody's registration is in a block
+                await asyncio.sleep(2 * BLOCK_SECONDS)  # until all registrations are in a block
             stage = Stage(network, hparams, server, stack, clock)
             stage.own_aggregator = own_aggregator
             yield stage
@@ -220,7 +220,7 @@ def command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Command:
     for name, value in node_environment(stage.network, setup, stage.server.endpoint).items():
         if stage.own_aggregator or not name.startswith("R2_AGGREGATOR_"):
             monkeypatch.setenv(name, value)
-    monkeypatch.setattr(inspect_cli, "setup_logging", lambda **_: None)  # it would outlive the test
+    monkeypatch.setattr(inspect_cli, "setup_logging", lambda **_: None)  # logging settings would outlive the test
     (stage.network.folder / "hparams.json").write_text(stage.hparams.model_dump_json(exclude={"sparseloco"}))
     words = [str(one) for one in node_command(stage.network, setup)]
     network = words[words.index("--netuid") : words.index("--events")]

@@ -1,4 +1,4 @@
-"""What an aggregator's own disk does to it: nothing that a later try does not repair; and it decides nothing."""
+"""Disk failures of an aggregator: a later attempt repairs all of them; and an aggregator decides nothing."""
 
 import hashlib
 from pathlib import Path
@@ -22,7 +22,7 @@ WINDOW, BODY = 7, b"an update"
 
 
 class Bucket:
-    """What an aggregator asks of ``Comms``."""
+    """The part of ``Comms`` that an aggregator uses."""
 
     clock = SimpleNamespace(window=WINDOW + 1)
 
@@ -54,7 +54,7 @@ def bucket() -> Bucket:
 
 @pytest.fixture
 def decided(found: GatherResult[Any]) -> list[IncludedSet | None]:
-    """The answers to the next questions what was decided."""
+    """The answers to the next requests for a decision."""
     return [included_set(found, load_hparams().version)]
 
 

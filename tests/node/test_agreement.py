@@ -1,4 +1,4 @@
-"""When a node rolls back because of its model: twice in a row, whatever it replays in between."""
+"""When a node rolls back because of its model: at most twice in a row, also if it replays equal windows."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ class NothingPublished:
 
 
 class DecidedLate(WindowUpdates):
-    """Reports name two updates; what is decided later has one of them."""
+    """Reports name two updates; the later decision has one of them."""
 
     def __init__(self, *, decided: bool = True) -> None:
         self._comms = SimpleNamespace(clock=SimpleNamespace(window=9))  # type: ignore[assignment]
@@ -43,7 +43,7 @@ def included_in(window: int, *uids: int) -> IncludedSet:
 
 @pytest.fixture
 def reported(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
-    """What most electors report, by window."""
+    """Return the reports of most electors, by window."""
     fingerprints: dict[int, str] = {}
 
     async def majority_report(_: object, window: int) -> SimpleNamespace | None:
@@ -74,18 +74,18 @@ async def test_windows_that_are_replayed_and_equal_do_not_begin_the_count_again(
     for _ in range(3):
         note(one, w5="five", w6="another")
         found.append(await divergence(one))
-        before, one = one, new()  # also when it is restarted in between
+        before, one = one, new()  # also after a restart in between
         one.load_state_dict(before.state_dict())
     assert found == [(6, False), (6, True), None]
     assert "still differs from most electors' after rollbacks" in caplog.text
-    # A later window that is equal ends it.
+    # A later equal window ends it.
     reported.update({7: "seven", 8: "eight"})
     note(one, w7="seven", w8="another")
     assert await divergence(one) == (8, False)
 
 
 async def test_a_set_that_only_reports_name_is_compared_when_it_is_decided(reported) -> None:
-    """Live nodes roll back then, and so must one that caught up before."""
+    """Live nodes roll back in this case, and so must a node that caught up before."""
     one = Agreement(SimpleNamespace(alone=False, is_voided=lambda _: False), DecidedLate())  # type: ignore[arg-type]
     gathered = await DecidedLate(decided=False).find(7)
     assert not gathered.published

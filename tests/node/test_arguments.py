@@ -1,4 +1,4 @@
-"""The command line of a neuron, as far as it says which chain to open."""
+"""Command-line arguments of a neuron that select the chain."""
 
 import pytest
 

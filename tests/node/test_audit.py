@@ -1,4 +1,4 @@
-"""An audit recomputes what a validator published, and names the first thing that is not true."""
+"""An audit recomputes a validator's published scores, and names the first false statement."""
 
 import asyncio
 import hashlib
@@ -42,7 +42,8 @@ def world() -> World:
 
 
 class Overlapping(Honest):
-    """Trains each window but the first from a model without the set of the one before, which comes meanwhile."""
+    """Trains each window after the first from a model without the previous window's set, which arrives in the
+    meantime."""
 
     own_model = True
 
@@ -84,7 +85,7 @@ async def test_an_audit_of_an_honest_validator_agrees(world: World, tmp_path: Pa
 
 
 async def test_so_does_one_with_another_number_of_threads(world: World, tmp_path: Path) -> None:
-    """Whose last bits differ; what is published is rounded, and compared with a tolerance."""
+    """Its last bits differ; published values are rounded, and compared with a tolerance."""
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -98,7 +99,8 @@ async def test_an_audit_of_the_documented_profile_agrees(tmp_path: Path) -> None
 
 
 async def test_an_audit_agrees_where_miners_train_while_a_set_is_applied(tmp_path: Path) -> None:
-    """With ``outer_delay`` 1 nodes hold the same models, and what validators publish of them is recomputed alike."""
+    """With ``outer_delay`` 1 nodes hold the same models, and the published values of validators are recomputed
+    equally."""
     changes = {"pages_per_window": 2, "evaluation_sequences": 16, "pay_windows": 2, "uids_per_window": 1}
     hparams = small(profile("muon"), outer_delay=1, **changes)
     world = World(hparams, [Overlapping(16), Overlapping(16)], measures_loss=False)
@@ -124,9 +126,9 @@ async def test_an_audit_agrees_where_miners_train_while_a_set_is_applied(tmp_pat
     ],
 )
 async def test_the_published_set_is_compared(world: World, tmp_path: Path, monkeypatch, change: dict, what) -> None:
-    """Reasons may differ: a node may have found the same updates, but other reasons, before the set came.
+    """Reasons may differ: a node may have found the same updates, but other reasons, before the set arrived.
 
-    The aggregate is asked for only if the set, and so the aggregate's size, is true.
+    The aggregate is requested only if the set, and so the aggregate's size, is right.
     """
     asked: list[IncludedSet] = []
 
@@ -154,7 +156,7 @@ async def unreachable(*_: object, **__: object) -> ObjectInfo:
 
 
 async def test_peers_that_were_unreachable_are_no_difference(tmp_path: Path, caplog, monkeypatch) -> None:
-    """The model of all later windows is without that update, so an audit is, too."""
+    """The model of all later windows does not include that update, so the audit does not either."""
     hparams = small(profile("demo"), pages_per_window=1, evaluation_sequences=16, gather_patience_seconds=0.1)
     world = World(hparams, [Honest(8), Honest(8), Honest(8)])
     monkeypatch.setattr(world.by_uid[2].store, "head", unreachable)
@@ -182,7 +184,7 @@ async def test_what_is_not_there_now_is_no_difference(world: World, tmp_path: Pa
 
 
 async def test_a_commit_that_is_missing_later_is_no_difference(world: World, tmp_path: Path, caplog) -> None:
-    """Otherwise miners could make the leading validator a liar: the bytes of the update are still the applied ones."""
+    """Otherwise miners could incriminate the leading validator: the bytes of the update are still the applied ones."""
     store, key = world.by_uid[2].store, commit_key(2, 2, world.hparams.version)
     held = store._objects.pop(key)
     try:
@@ -193,7 +195,7 @@ async def test_a_commit_that_is_missing_later_is_no_difference(world: World, tmp
 
 
 def changed(store: MemoryStore, key: str, where: int) -> None:
-    """One byte of an object, another one, with a size and a time as before; a hexadecimal digit stays one."""
+    """Change one byte of an object and keep its size and time; a hexadecimal digit stays a hexadecimal digit."""
     info, body = store._objects[key]
     body = body[:where] + bytes([body[where] ^ (2 if body[where] in b"af" else 1)]) + body[where + 1 :]
     etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
@@ -225,7 +227,7 @@ async def test_one_changed_byte_of_one_object_is_named(world, tmp_path, kind, fi
 
 
 async def test_a_changed_byte_of_an_update_is_its_miner_s(world: World, tmp_path: Path) -> None:
-    """Its stamp says that it was written within the bound, perhaps after the validator had read the committed one."""
+    """Its time stamp is within the bound, so it may have been written after the validator read the committed update."""
     store, key = world.by_uid[2].store, gradient_key(2, 2, world.hparams.version)
     held = store._objects[key]
     changed(store, key, len(held[1]) // 2)
@@ -265,7 +267,7 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
     seen = report.observations[one]
     assert seen.evaluation is not None
     assert seen.assigned_products
-    # No more than a fifth of what the update changes: enough to make somebody's indicator another one.
+    # At most a fifth of the update's change, which is enough to change a miner's indicator.
     held_out = seen.evaluation.held_out
     better = held_out.model_copy(update={"after": (held_out.after or 0.0) - 5e-4})
     products = tuple(x + 0.01 for x in seen.assigned_products)
@@ -288,7 +290,7 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
         f"pages of uid {other}": observed(other, assigned_pages=False),
         f"uid {other} included": observed(other, included=False),
         "uid 7 included": observed("7", included=True),
-        "verdict on uid 7": observed("7", verdict="missing"),  # in place of a reason that strikes
+        "verdict on uid 7": observed("7", verdict="missing"),  # instead of a reason that leads to a strike
         "sampled uids": observed(other, sampled=True),
         "earlier windows that the scores follow from": {"follows_from": ()},
     }
@@ -306,7 +308,7 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
     ids=["no loss", "an update of nobody"],
 )
 async def test_evidence_that_contradicts_itself_is_a_difference(world, tmp_path, window: int, changes: dict) -> None:
-    """No formula takes its numbers, or it measures whom it has not observed: the audit says so."""
+    """No formula accepts its numbers, or it measures a miner without an observation: the audit reports it."""
     held = dict(world.bucket._objects)
     report = await world.comms.get_scores(VALIDATOR, window)
     assert report.alignment is not None

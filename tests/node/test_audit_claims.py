@@ -1,4 +1,4 @@
-"""What a validator says of miners' objects is compared with them; a miner that deletes some makes nobody a liar."""
+"""A validator's claims about miners' objects are compared with these; deleted objects do not incriminate it."""
 
 import asyncio
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def lived() -> World:
 
 @pytest.fixture
 def world(lived: World) -> Iterator[World]:
-    """Whose buckets hold what they held after the last window, whatever the test before did."""
+    """A world with buckets restored to their content after the last window, for any previous test."""
     stores = [lived.bucket, *(one.store for one in lived.members)]
     held = [dict(store._objects) for store in stores]
     yield lived
@@ -49,7 +49,7 @@ def world(lived: World) -> Iterator[World]:
 
 @pytest.fixture
 def audited(world: World, tmp_path: Path):
-    """Audits all windows; gives the difference, and what was left open."""
+    """Audits all windows; returns the difference, and the unverified claims."""
 
     async def audit() -> tuple[Difference | None, str]:
         train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
@@ -62,7 +62,7 @@ def audited(world: World, tmp_path: Path):
 
 
 async def says(world: World, uid: int, **lie: object) -> None:
-    """The validator says something else of a miner in the last window, and signs it."""
+    """The validator signs a different statement about a miner in the last window."""
     report = await world.comms.get_scores(VALIDATOR, LAST)
     seen = {**report.observations, str(uid): report.observations[str(uid)].model_copy(update=lie)}
     await put_scores(world.bucket, report.model_copy(update={"observations": seen}).sealed(), world.signer)
@@ -87,7 +87,7 @@ async def test_a_lie_about_sync_is_found_out(world: World, audited, uid: int, li
     ("behind", "why"), [(UNREAD, "reported as not readable"), (None, "the validator did not judge")]
 )
 async def test_who_says_nothing_is_named(world: World, audited, behind: int | None, why: str) -> None:
-    """Whether a bucket answered, nobody else can know."""
+    """No other node can know whether a bucket answered."""
     report = await world.comms.get_scores(VALIDATOR, LAST)
     claims = SyncClaims(cast(Any, world.comms), world.hparams, START_WINDOW)
     lie = report.observations[str(ELSEWHERE)].model_copy(update={"behind": behind})
@@ -97,7 +97,7 @@ async def test_who_says_nothing_is_named(world: World, audited, behind: int | No
     await says(world, ELSEWHERE, behind=behind)
     found, believed = await audited()
     assert f"window {LAST}: steps behind of uids [{ELSEWHERE}] not verified: {why}" in believed
-    assert behind is None or found is None  # None changes the rules that strike
+    assert behind is None or found is None  # None changes which rules lead to a strike
 
 
 def delete(world: World, uid: int, *kinds: str, windows: tuple[int, ...] = (LAST,)) -> None:
@@ -110,7 +110,7 @@ def delete(world: World, uid: int, *kinds: str, windows: tuple[int, ...] = (LAST
 @pytest.mark.parametrize("uid", [HONEST, ELSEWHERE])
 @pytest.mark.parametrize("replaced", [False, True])
 async def test_a_report_that_is_deleted_or_replaced_makes_nobody_a_liar(world, audited, uid, replaced) -> None:
-    """Neither can a miner show another report afterwards: the store's time tells."""
+    """A miner can't show another report afterwards either, because of the store's time stamp."""
     delete(world, uid, "debug", windows=(LAST - 1,))
     if replaced:
         other = await world.comms.get_report(uid, LAST)
@@ -140,7 +140,7 @@ async def test_a_report_in_another_bucket_than_then_proves_nothing(world: World,
 async def test_whose_uid_is_another_s_by_now_makes_nobody_a_liar(
     world: World, audited, monkeypatch, then: bool
 ) -> None:
-    """Reports are signed by the hotkey of then. That the validator names another than both is a lie."""
+    """Reports are signed by the hotkey of that time. A validator that names neither hotkey lies."""
     before = await world.comms.hotkeys_in(LAST)
     neurons = [
         replace(neuron, hotkey="another") if neuron.uid == HONEST else neuron
@@ -170,7 +170,7 @@ async def test_a_report_that_is_none_is_out_of_sync_only_if_it_was_there_in_time
 
 
 async def test_a_miner_that_missed_a_window_is_a_step_behind(world: World, audited) -> None:
-    """Its report of that window may be deleted since: then 0 steps are believed, too, but not 2."""
+    """Its report of that window may have been deleted since: then 0 steps are also believed, but not 2."""
     delete(world, HONEST, "debug", windows=(LAST - 1,))
     for behind, refuted in ((1, False), (0, False), (2, True)):
         await says(world, HONEST, behind=behind)
@@ -202,9 +202,9 @@ async def test_nothing_is_said_of_reports_right_after_a_void_window(world: World
 @pytest.mark.parametrize(
     ("uid", "lie", "now"),
     [
-        (MALFORMED, Reason.MISSING, "wrong_size"),  # a friend is spared a strike
+        (MALFORMED, Reason.MISSING, "wrong_size"),  # spares a friend a strike
         (MALFORMED, Reason.EMPTY, "wrong_size"),
-        (HONEST, Reason.MALFORMED, VALID),  # a rival is struck
+        (HONEST, Reason.MALFORMED, VALID),  # strikes a rival
         (HONEST, Reason.TOO_LATE, VALID),
     ],
 )
@@ -215,7 +215,7 @@ async def test_a_lie_about_an_update_is_found_out(world: World, audited, uid: in
 
 
 async def test_an_update_that_is_deleted_makes_nobody_a_liar(world: World, audited) -> None:
-    """All that does not depend on it is still compared."""
+    """Everything that does not depend on it is still compared."""
     delete(world, HONEST, "gradient")
     delete(world, MALFORMED, "gradient")
     found, believed = await audited()
@@ -246,7 +246,7 @@ async def test_so_does_a_commit(world: World, audited) -> None:
         (VALID, VALID, (False, False)),
         (VALID, Reason.MISSING, (True, False)),
         (VALID, Reason.UNAVAILABLE, (False, True)),
-        # It may have been replaced within the bound, after the validator had read it.
+        # It may have been replaced within the bound, after the validator read it.
         (Reason.MALFORMED, VALID, (False, True)),
         (Reason.TOO_EARLY, VALID, (True, False)),
         (Reason.NO_BUCKET, VALID, (True, False)),
@@ -260,7 +260,7 @@ async def test_so_does_a_commit(world: World, audited) -> None:
     ],
 )
 def test_verdicts(now: str, published: str, expected: tuple[bool, bool]) -> None:
-    """Refuted, or left open."""
+    """Verdicts of a validator are refuted or left open."""
     assert (refutes(now, published), leaves_open(now, published)) == expected
 
 
@@ -305,14 +305,14 @@ def test_what_is_left_out_needs_a_fault(seen: dict, measured: tuple[int, ...], f
     observations = {**others, 1: VALID_ONE.model_copy(update=seen)}
     found = [one for one, *_ in omissions(score_report(observations, measured=measured), 0)]
     assert found[:1] == [what]
-    # The fault of another miner explains nothing of this one.
+    # The fault of another miner does not explain this one.
     faults = ("uid 11 not evaluated: no data", *([fault] if fault else []))
     found = [one for one, *_ in omissions(score_report(observations, measured=measured, faults=faults), 0)]
     assert found == ([] if fault else [what])
 
 
 def test_whose_loss_is_measured_is_drawn() -> None:
-    """Who measures more losses than are due chooses whose calibration is looked at."""
+    """A validator that measures more losses than required chooses the miners whose calibration is checked."""
     sampled = VALID_ONE.model_copy(update={"sampled": True, "assigned_products": (0.9, 0.1, 0.2, 0.35, 0.3, 0.15)})
     seen = dict.fromkeys(range(1, 7), sampled)
     (drawn, other) = evaluated_by_loss(seen, seed=5)

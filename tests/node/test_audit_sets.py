@@ -1,7 +1,7 @@
-"""A set that one elector decided alone, when its miners deleted or replaced what was applied: it frames nobody.
+"""A set that one elector decided alone: miners that deleted or replaced applied updates can't incriminate it.
 
 A validator with a real key, bucket and chain, and three miners with commits and updates on a real S3 server, dated by
-the chain's clock. A validator that claims what never was is found out where buckets tell, and named where they do not.
+the chain's clock. A validator that claims false facts is detected if buckets contradict it, and named if they do not.
 """
 
 from collections.abc import AsyncIterator
@@ -45,17 +45,17 @@ class Scene:
         return self.nodes["validator"].comms
 
     async def record(self, **what: Any) -> None:
-        """A window; miners commit early in it, and upload when the block after it is final."""
+        """Record a window; miners commit early in it, and upload when the block after it is final."""
         window = self.recording.window
         await self._pass_to(window)
         await self.recording.record(ends=lambda: self._pass_to(window + 1), **what)
 
     async def pass_time(self) -> None:
-        """Until every bound is over, and the window is no longer the last one."""
+        """Let time pass until every bound is over and the window is no longer the last one."""
         await self._pass_to(self.recording.window + 1)
 
     async def _pass_to(self, window: int) -> None:
-        """Time, until everybody has seen the first block of a window, and it is final."""
+        """Let time pass until all nodes have seen the first block of a window and it is final."""
         block = first_block(window, self.stage.hparams.blocks_per_window) + FINAL_BLOCKS
         while (head := await self.validator.chain.head()) < block:
             self.stage.clock.advance((block - head) * BLOCK_SECONDS)
@@ -63,7 +63,7 @@ class Scene:
             await one.clock.wait_for_block(block)
 
     async def claims(self, window: int, **lie: Any) -> None:
-        """The validator signs another report of a window, and the decision that it goes with."""
+        """Let the validator sign another report of a window, and the matching decision."""
         made = (await self.validator.get_report(self.validator.uid, window)).model_copy(update=lie)
         await self.validator.put_report(made)
         size = self.recording.train_state.outer.spec.expected_size
@@ -71,7 +71,7 @@ class Scene:
 
     @property
     def decided_before(self) -> IncludedSet:
-        """The set of all updates of the last window, as it was decided before the window was voided."""
+        """Return the set of all updates of the last window, decided before the window was voided."""
         assert self.recording.found is not None
         return included_set(self.recording.found, self.stage.hparams.version)
 
@@ -87,7 +87,7 @@ class Scene:
             await self.store(uid).delete(self.key(kind, window, uid))
 
     async def replace(self, window: int, uid: int) -> None:
-        """Write another update in the place of one: of the same size."""
+        """Replace an update with another one of the same size."""
         key = self.key("gradient", window, uid)
         body = await self.store(uid).get(key, max_bytes=2**24)
         await self.store(uid).put(key, body[:-1] + bytes([body[-1] ^ 1]))
@@ -96,13 +96,13 @@ class Scene:
         await self.validator.own_store.delete(state_key("aggregator", window, 0, self.stage.hparams.version))
 
     async def audit(self, until: int = START) -> tuple[Difference | None, str]:
-        """The difference, and what is believed; raises what ends ``tplr audit`` with status 2."""
+        """Return the difference and the believed claims; raises the errors that end ``tplr audit`` with status 2."""
         await self.pass_time()
         auditor = self.auditor()
         return await auditor.audit(until, scores_from=until + 1), "\n".join(auditor.unverified)
 
     def auditor(self) -> Auditor:
-        """By a node without a vote, from the run's first weights."""
+        """Audit by a node without a vote, from the run's first weights."""
         comms, hparams = self.nodes["miner-3"].comms, self.stage.hparams
         train_state = TrainState(build_model(hparams), hparams, self._folder)
         train_state.start_window = START
@@ -166,7 +166,7 @@ async def test_an_update_that_was_replaced_within_the_bound_frames_nobody(scene:
 
 @pytest.mark.parametrize("taken", [("gradient",), ("gradient", "commit")])
 async def test_what_nobody_shows_any_more_can_not_be_checked(scene: Scene, taken: tuple[str, ...]) -> None:
-    """The miner's commit says that it is the miner who took it away; without, it is named as what nobody can show."""
+    """The miner's commit shows that the miner removed it; without a commit, the audit names it as unavailable."""
     await scene.delete(START, 1, *taken)
     await scene.no_aggregate(START)
     with pytest.raises(TplrError, match="claims what nobody can show: uid 1, sha256") as refused:
@@ -186,7 +186,7 @@ async def test_all_else_of_its_set_is_compared_before(scene: Scene) -> None:
 
 
 async def test_a_hash_that_was_never_committed_is_found_out(scene: Scene) -> None:
-    """Also if the validator publishes an aggregate with it, and the miner has deleted its update."""
+    """Also if the validator publishes an aggregate with that hash, and the miner has deleted its update."""
     await scene.delete(START, 2, "gradient")
     report = await scene.validator.get_report(scene.validator.uid, START)
     await scene.claims(START, included={**report.included, "2": NOBODY_S})
@@ -195,7 +195,7 @@ async def test_a_hash_that_was_never_committed_is_found_out(scene: Scene) -> Non
 
 
 async def test_a_uid_that_never_sent_anything_is_named(scene: Scene) -> None:
-    """Its miner may have deleted all, so this is no proof; nobody's word stands against the validator's."""
+    """The miner may have deleted everything, so this is no proof; no other claim contradicts the validator's."""
     await scene.delete(START, 2, "gradient", "commit")
     report = await scene.validator.get_report(scene.validator.uid, START)
     await scene.claims(START, included={**report.included, "2": NOBODY_S})
@@ -207,7 +207,7 @@ async def test_a_uid_that_never_sent_anything_is_named(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("lie", "what"),
     [
-        ({"included": {"1": "", "2": "", "3": NOBODY_S}}, "update of uid 3"),  # of the reserve, with nobody missing
+        ({"included": {"1": "", "2": "", "3": NOBODY_S}}, "update of uid 3"),  # of the reserve, with no peer missing
         ({"included": {"1": "", "2": "", "77": NOBODY_S}}, "update of uid 77"),
         ({"included": {"1": ""}, "skipped": {"2": Reason.MISSING}}, "update of uid 2"),
         ({"included": {"1": ""}, "skipped": {}}, "why uid 2 is not included"),
@@ -226,7 +226,7 @@ async def test_a_set_that_was_not_there_is_found_out(scene: Scene, lie: dict[str
 
 @pytest.mark.parametrize("reason", [Reason.UNAVAILABLE, Reason.DENIED, Reason.MISSING])
 async def test_a_bucket_that_was_closed_and_is_open_now_frames_nobody(scene: Scene, reason: Reason) -> None:
-    """Whether it was, only the validator knows. A bucket that was open, and empty, was not: stamps tell."""
+    """Only the validator knows whether it was closed. Time stamps show if a bucket was open and empty."""
     window = scene.recording.window
     await scene.record(applied=1)
     report = await scene.validator.get_report(scene.validator.uid, window)
@@ -242,7 +242,7 @@ async def test_a_bucket_that_was_closed_and_is_open_now_frames_nobody(scene: Sce
 
 
 async def test_a_reserve_that_was_passed_over_is_named(scene: Scene) -> None:
-    """Its bucket may not have answered, and reports do not say why somebody of the reserve is not included."""
+    """Its bucket may not have answered, and reports do not give the reason why a reserve peer is not included."""
     window = scene.recording.window
     first = {"initial_selection": False, "sync_window": START, "first_effective_window": window}
     await scene.validator.post_peer_list(PeerList(peers=(1, 3), reserve_peers=(2,), **first))
@@ -254,7 +254,7 @@ async def test_a_reserve_that_was_passed_over_is_named(scene: Scene) -> None:
 
 
 async def test_a_window_that_its_only_elector_voided_later_is_applied_as_nothing(scene: Scene) -> None:
-    """It says that it has lost an update; the other one is still in its bucket, which makes it no liar."""
+    """It claims to have lost an update; the other one is still in its bucket, which does not contradict the claim."""
     window = scene.recording.window
     await scene.record(void=True)
     await publish_decision([scene.validator], scene.decided_before)
@@ -277,7 +277,7 @@ async def test_who_has_not_rolled_back_yet_is_no_liar(scene: Scene) -> None:
     with pytest.raises(TplrError, match=f"window {window} was voided later, and validator 0 has not rolled back"):
         await scene.audit(until=window + 1)
     await scene.validator.put_report(report.model_copy(update={"included": {"1": decided["1"]}}))
-    found, _ = await scene.audit(until=window + 1)  # neither what was decided before nor nothing
+    found, _ = await scene.audit(until=window + 1)  # neither the earlier decision nor an empty set
     assert found is not None
     assert (found.window, found.what) == (window, "update of uid 1")
 
@@ -311,7 +311,7 @@ async def test_an_aggregate_that_is_none_is_held_against_its_author_alone(scene:
 
 
 async def test_without_a_peer_list_nothing_is_held_against_anybody(scene: Scene) -> None:
-    """The present electors are to have it, and may be others than then."""
+    """The current electors should have it, and may differ from those of that time."""
     for info in await scene.validator.own_store.list("peers_"):
         await scene.validator.own_store.delete(info.key)
     with pytest.raises(TplrError, match=f"window {START} not verified: no peer list can be read"):

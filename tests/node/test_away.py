@@ -1,6 +1,6 @@
-"""What electors decide although some were away: peer lists that these publish late, and windows that nobody can follow.
+"""Decisions of electors after some were absent: peer lists published late, and windows that no node can follow.
 
-Three electors with real keys, buckets and chain, which vote; time between windows is passed by hand.
+Three voting electors with real keys, buckets and chain; the tests advance the time between windows.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ MARGIN, BOUND, CLOSES_AFTER = 1, 6, 9.0
 
 
 class Council:
-    """Three electors that are started and ended as a test wants, a miner on the peer list, and one that is not."""
+    """Three electors that a test starts and ends, a miner on the peer list, and a miner that is not listed."""
 
     def __init__(self, stage: Any, contexts: dict[str, NodeContext]) -> None:
         self.stage = stage
@@ -72,38 +72,39 @@ class Council:
         await asyncio.gather(*(self._running.pop(name) for name in names), return_exceptions=True)
 
     async def lose(self, *names: str) -> None:
-        """These electors are killed, and their disks are lost."""
+        """Kill these electors, and delete their disks."""
         await self.end(*names)
         for name in names:
             shutil.rmtree(self.stage.folder(name) / "elector")
 
     async def next_window(self, *, before_bound: bool = False) -> None:
         goal = self.window + 1
-        # Until its first block is final; without ``before_bound`` also until the last window's updates are in or out.
+        # Until its first block is final; without ``before_bound`` also until the last window's updates are in or too
+        # late.
         passed = electors.FINAL_BLOCKS if before_bound else round(CLOSES_AFTER / BLOCK_SECONDS)
         await self._pass(first_block(goal, self.stage.hparams.blocks_per_window) + passed)
         assert self.window == goal
 
     async def pass_bound(self) -> None:
-        """Until updates of the last window are in or out."""
+        """Let time pass until updates of the last window are in or too late."""
         await self._pass(first_block(self.window, self.stage.hparams.blocks_per_window) + 20)
 
     async def _pass(self, block: int) -> None:
-        """Time, until everybody has seen a block."""
+        """Let time pass until all nodes have seen a block."""
         while (head := await self.reader.chain.head()) < block:
             self.stage.clock.advance((block - head) * BLOCK_SECONDS)
         for one in self.contexts.values():
             await one.clock.wait_for_block(block)
 
     async def upload(self, window: int) -> None:
-        """An update of a window that has just ended."""
+        """Upload an update of a window that has just ended."""
         comms = self.contexts["miner-1"].comms
         tensors = {name: torch.randn(one.shape) for name, one in self._tensors.items()}
         body = self._sender.pack(tensors, step=0, window=window, uid=comms.uid, pages_digest="0" * 64, batches=1)
         await comms.put_update(window, body)
 
     async def decided(self, window: int, *readers: str) -> Value:
-        """What all ``readers`` find alike."""
+        """Return the decision that all ``readers`` find."""
         values = [
             await eventually(lambda name=name: self.contexts[name].comms.get_decision(window))
             for name in readers or VALIDATORS
@@ -112,22 +113,23 @@ class Council:
         return values[0]
 
     async def over(self, window: int, *names: str) -> None:
-        """Until these electors have ended the window's election: one of them shows more than half of the commitments.
-
-        The others may show their own alone: each ends when it has seen its commitment in a decision that shows so many.
+        """Wait until these electors have ended the window's election: one of them shows more than half of the
+        commitments. The others may show only their own: each ends when it has seen its commitment in a decision with
+        that many.
         """
         folders = [self.stage.folder(name) / "elector" / f"election-{window}" for name in names]
         await self.stage.until(lambda: not any(folder.exists() for folder in folders))
 
     async def shows(self, name: str, window: int) -> bool:
-        """Whether the bucket of this elector alone shows what was decided."""
+        """Return whether the bucket of this elector alone shows the decision."""
         comms = self.contexts[name].comms
         ballots = BallotReader(await comms.electors_in(window), comms.signer.run, window)
         alone = DecisionReader(ballots, lambda uid: comms.own_store if uid == comms.uid else None, window)
         return await alone.look() is not None
 
     async def tried(self, window: int, times: int) -> None:
-        """Until each elector has failed so often to get what was decided: windows last minutes, attempts seconds."""
+        """Wait until each elector has failed this often to read the decision: windows last minutes, attempts
+        seconds."""
 
         def failures(name: str) -> int:
             texts = [event.get("text", "") for event in self.stage.events if event["node"] == name]
@@ -136,13 +138,13 @@ class Council:
         await self.stage.until(lambda: all(failures(name) >= times for name in VALIDATORS))
 
     async def lists(self, name: str) -> dict[int, PeerList]:
-        """What a validator has published, by first effective window."""
+        """Return the published lists of a validator, by first effective window."""
         comms = self.contexts[name].comms
         firsts = await published_lists(comms.own_store, comms.signer)
         return {first: await read_list(comms.own_store, first, comms.signer) for first in firsts}
 
     async def hidden(self, window: int) -> None:
-        """Nobody has the window's update any more: no miner, no elector."""
+        """No node has the window's update during the block: no miner, no elector."""
         version, uid = self.stage.hparams.version, self.contexts["miner-1"].comms.uid
         for name in (*VALIDATORS, "miner-1"):
             for key in (gradient_key(window, uid, version), state_key("aggregator", window, 0, version)):
@@ -177,7 +179,7 @@ async def council(staged: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
                 await one.clock.wait_for_block(1)
                 await one.comms.refresh()
             made = Council(stage, contexts)
-            await made.next_window()  # in the first one nobody was registered
+            await made.next_window()  # in the first one no node was registered
             made.start = made.window
             uids = (contexts["miner-1"].comms.uid,)
             listed = PeerList(
@@ -208,13 +210,13 @@ async def test_who_was_away_publishes_the_lists_that_were_decided_meanwhile(coun
     for _ in range(LAST_WINDOWS + 1):
         await council.next_window()
     assert listed not in (await council.lists(away)).values()
-    # Only one of those that decided is left, and it has no more than half of the stake.
+    # Only one of the deciding electors is left, and it does not have more than half of the stake.
     (left, *_) = [name for name in here if await council.shows(name, window)]
     for name in {*here} - {left}:
         bucket = council.stage.setup(name).account.name
         council.stage.server.faults.add(f"(GET|HEAD) /{bucket}[/?]", Status(403, "AccessDenied"), times=None)
     council.begin(away)
-    # One earlier window is looked at in each: the newest first. A busy machine misses some.
+    # Each window checks one earlier window, the newest first. A busy machine misses some.
     async with asyncio.timeout(30):
         while not await published_by(council, [away], listed):
             await council.next_window()
@@ -253,7 +255,8 @@ async def test_a_decided_set_that_nobody_has_any_more_is_voided_by_votes(council
         if voided:
             break
     assert voided == (window,)
-    # Who waited goes on without it, who applied it goes back, and who comes later, or asks anybody else, finds nothing.
+    # Nodes that waited continue without it, nodes that applied it roll back, and later nodes, or those that ask any
+    # other elector, find nothing.
     gathered = await asyncio.wait_for(stuck, 10)
     assert (gathered.updates, gathered.published) == ((), True)
     assert await agreement.first_divergence() == Divergence(window, local_state_failed=False)
@@ -267,7 +270,7 @@ async def test_a_decided_set_that_nobody_has_any_more_is_voided_by_votes(council
 
 
 async def killed_before_the_aggregate(council: Council) -> int:
-    """All electors are killed after they have decided a window, which is returned; then the miner hides its update."""
+    """Kill all electors after they have decided a window, hide the miner's update, and return the window."""
     reached: list[str] = []
 
     async def killed(name: str) -> None:
@@ -296,13 +299,13 @@ async def test_what_electors_have_found_is_on_their_disks_when_they_are_killed(c
 
 
 async def test_who_was_away_publishes_the_decided_updates_that_it_has_stored(council: Council) -> None:
-    """No elector is there for longer than elections last, and nobody else has the updates."""
+    """No elector runs for longer than an election lasts, and no other node has the updates."""
     window = await killed_before_the_aggregate(council)
     for _ in range(LAST_WINDOWS + 1):
         await council.next_window()
     council.begin(*VALIDATORS)
     await council.decided(window)
-    # One earlier window is looked at in each.
+    # Each window checks one earlier window.
     async with asyncio.timeout(60):
         while not (applied := await found_now(council, window)):
             await council.next_window()
@@ -310,7 +313,7 @@ async def test_who_was_away_publishes_the_decided_updates_that_it_has_stored(cou
 
 
 async def found_now(council: Council, window: int) -> list[int]:
-    """Whose updates of a window of the past a node without a vote can apply now."""
+    """Return the uids whose updates of a past window a node without a vote can apply now."""
     with contextlib.suppress(StoreError, WindowLost, TimeoutError):
         return [one.uid for one in (await asyncio.wait_for(council.windows.find(window), 1.0)).updates]
     return []

@@ -1,4 +1,4 @@
-"""A node that joins late, was away or diverged ends with the network's bytes; recorded runs, real store and chain."""
+"""A node that joins late, was absent or diverged ends with the network's bytes; recorded runs, real store and chain."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ def scene(staged):
     @contextlib.asynccontextmanager
     async def opened(scheme: str = "demo", **constants) -> AsyncIterator[Scene]:
         usual = {"blocks_per_window": 4, "manifest_timeout_seconds": 0.1, "checkpoint_frequency": 2}
-        # Time is passed by hand, however slow the machine: nothing is too old for it.
+        # The test advances time, so nothing becomes too old on a slow machine.
         constants = usual | {"gradient_retention_windows": 10**6} | constants
         async with staged(miners=3, scheme=scheme, by_hand=True, **constants) as stage:
             names = ("validator", "miner-1", "miner-2", "miner-3")
@@ -113,13 +113,13 @@ async def test_joins_from_a_checkpoint_and_aggregates_when_the_updates_are_gone(
         assert "catching up: 2 windows left, about " in caplog.text
         assert [event["window"] for event in run.events_of("applied")] == [START + 2, START + 3, START + 4]
         held = {START + 5: digest(run.recording.train_state.parameters)}
-        # What it saved leads on from there.
+        # It resumes from its saved state.
         await run.record()
         async with run.opened() as replica:
             assert replica.window == START + 5
             await run.advance(replica)
             assert run.agrees(replica)
-        # An audit finds the state that fits its window, of the two that the node has saved.
+        # An audit finds the matching state among the two that the node has saved.
         held[START + 6] = digest(run.recording.train_state.parameters)
         reader, folder = NetworkReader(None, None, None, run.stage.hparams, run.newcomer.comms), str(replica.folder)
         for window, model in held.items():
@@ -137,7 +137,7 @@ async def test_only_electors_publish_checkpoints_and_who_lost_everything_finds_t
         async with run.opened() as replica:
             await run.advance(replica)
             await replica.wait_for_save()
-            # As miners did when every node published its own.
+            # Like miners when every node published its own checkpoints.
             saved = replica.train_state.saved()
             await run.newcomer.comms.publish_checkpoint(saved.folder)
             await run.record(2)
@@ -175,7 +175,7 @@ async def test_without_sets_and_aggregates_the_leaders_report_says_what_to_apply
         async with run.opened() as replica:
             await run.advance(replica)
             assert run.agrees(replica)
-        assert asked == [START, START + 1, START + 2, START + 3]  # ahead of what is applied, and each once
+        assert asked == [START, START + 1, START + 2, START + 3]  # ahead of the applied window, and each once
 
 
 async def test_what_the_last_leader_published_is_found_and_carried_over_by_the_next(scene) -> None:
@@ -199,7 +199,7 @@ async def test_what_the_last_leader_published_is_found_and_carried_over_by_the_n
             await run.advance(replica)
             assert run.agrees(replica)
 
-        # A set is what the electors of its window decided, whoever decides now.
+        # A set is the decision of its window's electors, regardless of the current electors.
         for window in range(START, START + 3):
             included = await heir.comms.get_included(window)
             report = await run.leader.comms.get_report(run.leader.comms.uid, window)
@@ -231,7 +231,7 @@ async def test_rolls_back_when_the_set_came_late_and_differs(scene, killed: bool
         async with run.opened() as replica:
             await run.advance(replica)
             whole = await run.record()
-            # What this node found alone, while no set was published.
+            # The updates that this node found itself while no set was published.
             alone = GatherResult(window=whole.window, updates=whole.updates[:1], skipped={})
             await replica.gather()
             await run.stage.drive(replica.apply(alone))
@@ -253,12 +253,12 @@ async def test_rolls_back_when_the_set_came_late_and_differs(scene, killed: bool
 async def test_without_a_wait_for_sets_a_node_applies_its_own_and_the_leaders_report_corrects_it(scene) -> None:
     async with scene(manifest_timeout_seconds=0) as run:
         await run.record()
-        await run.stage.pass_windows(2, run.newcomer.clock)  # of what is past, the leader's report says all
+        await run.stage.pass_windows(2, run.newcomer.clock)  # the leader's report describes past windows completely
         async with run.opened() as replica:
             await run.advance(replica)
             late = await run.record(report=False)
             await run.advance(replica)
-            # Nothing that this node finds itself counts: nobody committed to it in time.
+            # Updates that this node finds itself do not count, because no miner committed to them in time.
             assert run.events_of("applied")[-1]["included"] == []
             assert not run.agrees(replica)
             await run.stage.drive(run.recording.report(late))
@@ -412,7 +412,7 @@ async def test_a_new_version_begins_with_an_earlier_ones_weights(scene) -> None:
             await run.stage.drive(replica.open(START + 9))
             assert (replica.window, replica.train_state.global_step) == (START + 9, 0)
             assert digest(replica.train_state.parameters) == before
-            # And so does an audit from the run's start.
+            # An audit from the run's start does the same.
             hparams = run.stage.hparams
             reader = NetworkReader(None, None, None, hparams, newcomer.comms)
             audited = TrainState(build_model(hparams), hparams, run.stage.folder("audit"))

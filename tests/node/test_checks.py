@@ -1,4 +1,4 @@
-"""Start-up checks: who is to blame decides the exit status, and nothing is waited for longer than said."""
+"""Start-up checks: the cause decides the exit status, and no check waits longer than its limit."""
 
 import asyncio
 import logging
@@ -58,7 +58,7 @@ async def test_what_does_not_answer_is_given_up() -> None:
 
 
 async def test_nobody_waits_for_a_check_to_end_that_is_given_up() -> None:
-    """One that closes a connection first, to who does not answer."""
+    """Such as a check that first closes a connection to a silent server."""
     closing, closed = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:
@@ -87,7 +87,7 @@ async def test_a_time_out_of_the_check_s_own_is_an_error() -> None:
 
 
 class Recorded(Checks):
-    """Keeps the name, the deadline and the outcome of each wait, and the loop's time at the first."""
+    """Records the name, the deadline and the outcome of each wait, and the loop's time at the first one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Recorded(Checks):
 async def test_all_services_have_15_seconds_together(
     staged: Any, monkeypatch: pytest.MonkeyPatch, name: str, hub: bool, asked: set[str]
 ) -> None:
-    """None answers: all are given up at one time, so the wait is that long at most, however busy the machine is."""
+    """None answers: all are given up at the same time, so the wait is at most that long on any machine."""
     assert checks_module.ANSWER_SECONDS == 15
     monkeypatch.setattr(checks_module, "ANSWER_SECONDS", 0.3)
     release = threading.Event()
@@ -146,7 +146,7 @@ async def test_all_services_have_15_seconds_together(
     problems = {one.check: one.text for one in checks.problems}
     assert problems.keys() == asked
     assert all(text.startswith("no answer within 0.3 s") for text in problems.values())
-    # The one wait without an end of its own: for the data themselves, which ends when their bucket is given up.
+    # The only wait without its own limit: the read of the data, which ends when their bucket is given up.
     endless = [wait for wait, until in checks.waits if until is None]
     assert endless == checks.cancelled == (["dataset"] if name == "miner-1" and not hub else [])
     assert checks.status == OUTSIDE_DOWN
@@ -246,7 +246,7 @@ async def test_a_dataset_is_reached_if_one_replica_answers(monkeypatch: pytest.M
 
 
 def test_a_disk_that_sufficed_at_the_first_start_suffices_beside_the_saved_states(tmp_path, monkeypatch) -> None:
-    """The two states that are there make room for the next ones."""
+    """The two existing states make room for the next ones."""
     hparams, taken = HParams.model_validate(scheme_constants("sparseloco")), 0
     args = node_arguments(parse_arguments(["miner", "--device", "cpu", "--state", str(tmp_path)]))
     needed = check_fits(hparams, args, torch.device("cpu")).disk

@@ -1,4 +1,4 @@
-"""What a node says of its pages depends on the pages and on the version of the dataset."""
+"""The pages' digest of a node depends on the pages and on the version of the dataset."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ async def test_the_same_pages_of_another_version_are_other_pages(tmp_path, token
     assert one.digest == two.digest
     assert (one.batches == two.batches).all()
     assert len(one.batches)
-    # The same shards in another order: rows of other pages behind the same names.
+    # The same shards in another order: the same names refer to rows of other pages.
     sizes = json.loads((tmp_path / "reordered/_shard_sizes.json").read_text())
     sizes["a"]["shards"].reverse()
     (tmp_path / "reordered/_shard_sizes.json").write_text(json.dumps(sizes))

@@ -86,7 +86,7 @@ async def test_of_a_decided_set_that_is_stored_in_part_each_update_is_published(
 
 
 class Council:
-    """Three electors, a miner that uploads, and one that does not."""
+    """Three electors, a miner that uploads, and a miner that does not."""
 
     def __init__(self, stage: Any, contexts: dict[str, Any], start: int) -> None:
         self.stage = stage
@@ -106,7 +106,7 @@ class Council:
         return made
 
     async def upload(self) -> int:
-        """An update of the next window, in time; returns the window."""
+        """Upload an update of the next window, in time; return the window."""
         comms = self.contexts["miner-1"].comms
         window = await comms.clock.wait_for_window(comms.clock.window + 1)
         body = self._packed(window, comms.uid)
@@ -122,7 +122,7 @@ class Council:
         return self._sender.pack(tensors, step=0, window=window, uid=uid, pages_digest="0" * 64, batches=1)
 
     async def decided(self, window: int, reader: str = "miner-2") -> IncludedSet:
-        """What a reader without a vote finds."""
+        """Return the decision that a reader without a vote finds."""
         async with asyncio.timeout(60):
             while True:
                 if found := await self.contexts[reader].comms.get_included(window):
@@ -130,7 +130,8 @@ class Council:
                 await asyncio.sleep(0.2)
 
     async def aggregated(self, included: IncludedSet) -> set[str]:
-        """The validators that have published the set's aggregate, when they have more than half of the stake."""
+        """Return the validators that have published the set's aggregate, as soon as they have more than half of the
+        stake."""
         async with asyncio.timeout(30):
             while True:
                 found = {name for name in VALIDATORS if await self.contexts[name].comms.own_aggregate(included)}
@@ -167,13 +168,13 @@ async def test_three_decide_alike_and_two_go_on_without_the_third(council: Counc
         assert ([one.uid for one in found.included], found.skipped) == ([uploader], {str(absent): Reason.MISSING})
         for name in VALIDATORS:
             assert await council.decided(window, name) == found
-        # Its updates are in one object of as many electors as have more than half of the stake.
+        # Electors with more than half of the stake have its updates in one object.
         miner = council.contexts["miner-2"].comms
         await council.aggregated(found)
         windows = WindowUpdates(miner, council.stage.hparams, council.spec)
         applied = await windows.of(window)
         assert ([one.uid for one in applied.updates], applied.published) == ([uploader], True)
-        # What one elector has witnessed is found, even if it is nowhere else.
+        # An update that one elector has witnessed is found, even if no other bucket has it.
         elector, uploads = council.contexts["validator-2"].comms, council.contexts["miner-1"].comms.own_store
         await elector.put_witnessed(window, uploader, applied.updates[0].update.body)
         await uploads.delete(gradient_key(window, uploader, council.stage.hparams.version))
@@ -183,7 +184,7 @@ async def test_three_decide_alike_and_two_go_on_without_the_third(council: Counc
         again = await windows.from_set(found)
         assert again
         assert [one.sha256 for one in again.updates] == [one.sha256 for one in applied.updates]
-        # The largest validator falls silent.
+        # The largest validator stops answering.
         tasks[0].cancel()
         window = await council.upload()
         found = await council.decided(window)
@@ -191,31 +192,32 @@ async def test_three_decide_alike_and_two_go_on_without_the_third(council: Counc
 
 
 async def published_anew(store: ObjectStore, key: str, body: bytes) -> None:
-    """A store takes one write a second of a key."""
+    """Publish again; a store accepts one write per second of a key."""
     await with_retry(lambda: store.put(key, body), deadline_seconds=10)
 
 
 async def test_what_was_decided_can_be_followed_whatever_one_elector_and_the_miners_delete(council: Council) -> None:
-    """One honest elector of those that published it is enough, and whoever has less than half is not all of them."""
+    """One honest elector among its publishers is enough, and an attacker with less than half of the stake is not all of
+    them."""
     miner, uploader = council.contexts["miner-2"].comms, council.contexts["miner-1"].comms
     windows = WindowUpdates(miner, council.stage.hparams, council.spec)
     async with council.stage.running(*council.electors(*VALIDATORS)):
         window = await council.upload()
         found = await council.decided(window)
         published = await council.aggregated(found)
-    assert len(published) == 2  # of three: no more than are needed
+    assert len(published) == 2  # two of three: no more than needed
     key = state_key("aggregator", window, 0, council.stage.hparams.version)
     await uploader.own_store.delete(gradient_key(window, uploader.uid, council.stage.hparams.version))
     for name in published:
         store = council.contexts[name].comms.own_store
         body = await store.get(key, max_bytes=10**9)
-        for bad in (None, b"\0" * len(body)):  # it deletes its aggregate, or has another one of the same size
+        for bad in (None, b"\0" * len(body)):  # deleted, or replaced by one of the same size
             await (store.delete(key) if bad is None else published_anew(store, key, bad))
             again = await windows.from_set(found)
             assert again
             assert [one.sha256 for one in again.updates] == [one.sha256 for one in found.included]
         await published_anew(store, key, body)
-    # Only together they can: then a node that missed the window takes a checkpoint, as after any long absence.
+    # Only all of them together can: then a node that missed the window uses a checkpoint, as after any long absence.
     for name in published:
         await council.contexts[name].comms.own_store.delete(key)
     with pytest.raises(WindowLost):

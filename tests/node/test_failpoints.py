@@ -1,4 +1,4 @@
-"""Ended at every named step and started again, each role comes back to the bytes of a node that never stopped."""
+"""Each role is killed at every named step and restarted; it recovers the bytes of a node that never stopped."""
 
 import asyncio
 
@@ -26,11 +26,11 @@ VALIDATOR: tuple[FailpointName, ...] = (
 ELECTOR: tuple[FailpointName, ...] = ("found", "kept", "included")
 AGGREGATOR: tuple[FailpointName, ...] = ("found", "aggregated")
 RECOVERY_WINDOWS = 3
-THREADS_SECONDS = 0.3  # until what a dead node's threads had begun is done: a process takes them with it
+THREADS_SECONDS = 0.3  # until a dead node's threads have finished their work; a real process would end them
 
 
 class Mortal:
-    """A node that ends at each of ``steps`` in turn, without a word, and is started again from what is on disk.
+    """A node that ends abruptly at each of ``steps``, one after the other, and is restarted from its disk.
 
     Attributes:
         died: number of all nodes' events when it ended for the last time.
@@ -77,7 +77,8 @@ class Mortal:
         return context.clock.run(), context.comms.run_refresh(), role.run()
 
     def windows_to_recover(self, steady: str) -> int | None:
-        """Windows that ``steady`` applied from the last death on until this node held its newest, or None: not yet."""
+        """Return the windows that ``steady`` applied from the last kill until this node held the newest, or None if not
+        yet."""
         newest, passed = -1, 0
         for number, event in enumerate(self.stage.events):
             after = number >= self.died
@@ -91,7 +92,7 @@ class Mortal:
 
 
 def trained_on_what_it_held(events: list[dict]) -> bool:
-    """Whether each update that a node published was of the window right after the last one that it had applied."""
+    """Return whether each published update of a node was of the window after its last applied one."""
     held = None
     for event in events:
         if event["event"] == "applied":
@@ -104,7 +105,7 @@ def trained_on_what_it_held(events: list[dict]) -> bool:
 
 
 async def readable_scores(stage, setup) -> list[int]:
-    """Windows whose scores are published; each report is the one that was sealed, wherever its author was killed."""
+    """Return windows with published scores; each report is the sealed one, at any point of its author's kill."""
     comms, found = (await stage.context(setup)).comms, []
     for info in await list_objects(comms.own_store, "scores-"):
         key = parse_window_key(info.key, stage.hparams.version)
@@ -128,11 +129,11 @@ async def test_ended_at_every_failpoint_a_node_recovers_the_bytes_of_one_that_ne
 ) -> None:
     constants = {"manifest_timeout_seconds": 1.0, "checkpoint_frequency": 2, "own_aggregator": own_aggregator}
     constants |= {"outer_delay": outer_delay}
-    # Nobody cares how the tasks of a dead node end.
+    # Errors of a dead node's tasks are ignored.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     async with staged(2, scheme, **constants) as stage:
         steady = Mortal(stage, "miner-2", ())
-        # Electors aggregate where no other does.
+        # Electors aggregate if there is no aggregator.
         aggregators = [Mortal(stage, "aggregator", AGGREGATOR)] if own_aggregator else []
         validator = Mortal(stage, "validator", VALIDATOR + ELECTOR + AGGREGATOR[1 + own_aggregator :])
         holders = [Mortal(stage, "miner-1", MINER), validator]

@@ -1,4 +1,4 @@
-"""Memory that is freed in pieces goes back to the system."""
+"""Memory that is freed in pieces is returned to the system."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux" or _malloc_trim() is None, reason="the C library is not glibc")
 def test_unused_pages_between_used_ones_are_returned() -> None:
-    # In a process of its own: one that has freed much before takes the blocks from that.
+    # In a separate process, because one that has freed much memory before reuses it for the blocks.
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -27,7 +27,7 @@ def test_unused_pages_between_used_ones_are_returned() -> None:
 def fill_and_free() -> None:
     before = resident_bytes()
     blocks = [np.ones(BLOCK, np.uint8) for _ in range(BLOCKS)]
-    kept = blocks[::100]  # also the last: the heap's end alone goes back without being asked
+    kept = blocks[::100]  # including the last one, because glibc returns the end of the heap by itself
     kept.append(blocks[-1])
     blocks.clear()
     freed = resident_bytes()

@@ -1,4 +1,4 @@
-"""What ``tplr doctor`` says of a chain's nodes and of this neuron: each by itself, whatever else is wrong."""
+"""``tplr doctor`` reports on a chain's nodes and on this neuron, each independently of other problems."""
 
 import time
 from typing import Any

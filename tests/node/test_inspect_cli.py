@@ -1,4 +1,4 @@
-"""``tplr explain`` and ``tplr audit`` as commands, on a chain file and a server: what they print, and how they end."""
+"""``tplr explain`` and ``tplr audit`` as commands on a chain file and a server: output and exit status."""
 
 import pytest
 from guides import from_guide
@@ -38,7 +38,7 @@ async def test_explain(stage, command, capsys, caplog) -> None:
     assert await command("explain", "--uid", MINER) == UNKNOWN
     assert f"validator {validator.uid} has published no scores" in caplog.text
     made = report(validator.uid)
-    # First only their hash: the command says when they will be readable.
+    # First only their hash is published: the command prints when the scores will be readable.
     await validator.put_scores_seal(seal_of(made, weights_due=WINDOW + 3))
     assert await command("explain", "--window", WINDOW, "--uid", MINER) == UNKNOWN
     assert f"due in window {WINDOW + 3}, and the scores are readable by window" in caplog.text
@@ -59,7 +59,7 @@ async def test_explain(stage, command, capsys, caplog) -> None:
 
 
 def scored(board: Board, window: int, uid: int) -> ScoreReport:
-    """Of a window in which two miners sent useful updates."""
+    """Return the scores of a window in which two miners sent useful updates."""
     change = LossChange(before=4.0, after=3.9, error=0.001, sequences=64)
     evaluation = Evaluation(assigned=change, held_out=change)
     good = PeerObservation(
@@ -116,7 +116,7 @@ async def test_a_window_that_can_not_be_audited_is_an_error(stage, command, caps
     assert f"no saved state of this run of window {WINDOW} or before; give --from start" in caplog.text
     assert await command("audit", "--window", WINDOW - 1) == UNKNOWN
     assert f"window {WINDOW - 1} is before the run's first one, {WINDOW}: nothing to audit" in caplog.text
-    # Nothing is published of it, which is no difference.
+    # Nothing is published about it, which is not a difference.
     assert await command("audit", "--window", WINDOW) == UNKNOWN
     assert f"window {WINDOW} not verified: validator {validator.uid} has not published it" in caplog.text
     given = from_guide("docs/scoring.md", "tplr audit --window 1234 --from checkpoint", {"1234": WINDOW})

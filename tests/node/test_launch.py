@@ -1,4 +1,4 @@
-"""A node of several processes ends with the exit status that its service manager acts on."""
+"""A node of several processes ends with the exit status that its service manager needs."""
 
 import subprocess
 

@@ -1,6 +1,7 @@
-"""When the leading validator publishes peer lists, with which peers, and from which window they are effective.
+"""The leading validator's peer lists: when they are published, their peers, and the window of effect.
 
-Chain file, storage, buckets and score boards are real; everybody has a permit, the miners, too. Time is passed by hand.
+Chain file, storage, buckets and score boards are real; all nodes have a permit, including miners. Tests advance the
+time.
 """
 
 import asyncio
@@ -45,14 +46,14 @@ STRICT = {"probation_windows": PROBATION, "max_topk_peers": 3, "recent_windows":
 
 
 class Scores:
-    """A validator's score board, by evidence that the test makes up: a predicted gain for each miner in each window."""
+    """A validator's score board from synthetic evidence: a predicted gain for each miner in each window."""
 
     def __init__(self, run: "Run") -> None:
         self._run = run
         self.board = Board(run.stage.hparams)
 
     def measure(self, window: int, gains: Mapping[int, float], struck: Collection[int] = ()) -> Outcome:
-        """``struck``: are too many steps behind."""
+        """``struck``: uids that are too many steps behind."""
         too_many = self._run.stage.hparams.sync_max_steps_behind + 1
         seen = {
             str(uid): PeerObservation(
@@ -71,7 +72,7 @@ class Scores:
 
 
 def evaluation(gain: float) -> Evaluation:
-    """Losses fall as predicted, and more on the miner's own pages."""
+    """Return losses that decrease as predicted, and more on the miner's own pages."""
     assigned, held_out = (
         LossChange(before=5.0, after=5.0 - part * gain, error=0.001, sequences=64) for part in (0.5, 0.2)
     )
@@ -79,7 +80,7 @@ def evaluation(gain: float) -> Evaluation:
 
 
 def alignment(gains: Mapping[int, float]) -> Alignment | None:
-    """Of steps of unit length, of which no two are alike."""
+    """Return the alignment of mutually different steps of unit length."""
     if not gains:
         return None
     uids = sorted(gains)
@@ -89,7 +90,7 @@ def alignment(gains: Mapping[int, float]) -> Alignment | None:
 
 
 class Run:
-    """The network's nodes, and whom the leader finds active.
+    """The network's nodes, and the miners that the leader finds active.
 
     Attributes:
         start: the window in which a test begins.
@@ -134,12 +135,12 @@ class Run:
         self.stage.server.faults.add(f"^{what}", action, times=times)
 
     def silence(self, *uids: int) -> None:
-        """The buckets of these miners do not answer."""
+        """Make the buckets of these miners silent."""
         for uid in uids:
             self.fails(f"(GET|HEAD) /{self.bucket(f'miner-{uid}')}[/?]", Status(503, "SlowDown"), times=None)
 
     async def begin(self, leader: Leader) -> int:
-        """The start window that a leader decides on; a window passes when it waits for the next one."""
+        """Return the start window that a leader decides; a window passes when it waits for the next one."""
         deciding = asyncio.ensure_future(leader.start_window())
         while not (await asyncio.wait([deciding], timeout=1.0))[0]:
             await self.next_window()
@@ -151,7 +152,7 @@ class Run:
             await context.comms.refresh()
 
     async def upload(self) -> None:
-        """An update of the present window by each active miner."""
+        """Upload an update of the current window by each active miner."""
         for uid in self.active:
             key = gradient_key(self.window, uid, self.stage.hparams.version)
             await self.contexts[f"miner-{uid}"].comms.own_store.put(key, b"an update")
@@ -161,7 +162,7 @@ class Run:
         await self.pass_window()
 
     async def pass_window(self) -> None:
-        """Just until the first block of the next window, however slow the machine."""
+        """Advance the time exactly to the first block of the next window, on any machine."""
         goal = self.window + 1
         while await self.comms.chain.head() < first_block(goal, self.stage.hparams.blocks_per_window):
             self.stage.clock.advance(BLOCK_SECONDS)
@@ -169,20 +170,20 @@ class Run:
             await self.contexts[name].clock.wait_for_window(goal)
 
     async def lists(self, name: str = "validator") -> dict[int, PeerList]:
-        """What a node has published, by first effective window."""
+        """Return the published lists of a node, by first effective window."""
         comms = self.contexts[name].comms
         found = await peers.published_lists(comms.own_store, comms.signer)
         return {first: await peers.read_list(comms.own_store, first, comms.signer) for first in sorted(found)}
 
     async def renew(self, leader: Leader) -> PeerList | None:
-        """The list that a leader publishes in this window, or None."""
+        """Return the list that a leader publishes in this window, or None."""
         before = await self.lists()
         await leader.renew_peers(self.window, self.start, self.scores.board)
         new = [one for first, one in (await self.lists()).items() if first not in before]
         return new[0] if new else None
 
     async def live(self, leader: Leader, windows: int) -> dict[int, PeerList]:
-        """Lists published, by windows after the start."""
+        """Return the published lists, by windows after the start."""
         published = {}
         for _ in range(windows):
             if found := await self.renew(leader):
@@ -191,7 +192,7 @@ class Run:
         return published
 
     async def register_anew(self, *replaced: str) -> None:
-        """Other hotkeys take the uids of these miners, and their buckets."""
+        """Register other hotkeys at the uids and with the buckets of these miners."""
         hotkeys = {name: new_hotkey() for name in replaced}
         with self.administrator() as admin:
             for name in replaced:
@@ -205,14 +206,14 @@ class Run:
         await self.refresh()
 
     async def scored(self, leader: Leader, gains: Mapping[int, float], *struck: int) -> PeerList | None:
-        """The list that a leader publishes after it has scored the present window, or None."""
+        """Return the list that a leader publishes after it has scored the current window, or None."""
         outcome = self.scores.measure(self.window, gains, struck)
         leader.see(self.window, self.scores.board, outcome.struck)
         await self.next_window()
         return await self.renew(leader)
 
     def measured(self, gains: Mapping[int, float]) -> None:
-        """As often as probation takes, in windows before the present one."""
+        """Record as many measured windows before the current one as probation takes."""
         for window in range(self.window - PROBATION, self.window):
             self.scores.measure(window, gains)
 
@@ -228,7 +229,7 @@ def opened(staged: Any) -> Opened:
     async def opening(**constants: Any) -> AsyncIterator[Run]:
         async with staged(len(MINERS), validators=len(VALIDATORS), by_hand=True, **CONSTANTS | constants) as stage:
             admin = Ledger(stage.network.chain, clock=stage.clock)
-            admin.set_limits(min_stake=1.0)  # so that the next epoch leaves everybody's permit
+            admin.set_limits(min_stake=1.0)  # so that all nodes keep their permits in the next epoch
             for name in MINERS:
                 admin.set_permit(stage.setup(name).address)
             admin.close()
@@ -360,14 +361,15 @@ async def test_one_of_several_electors_publishes_what_was_decided(opened: Opened
         assert (wish.peers, wish.reserve_peers) == ((2, 3), (1,))
         await leader.decided(None)
         assert leader.wish == wish
-        # Most others wanted somebody else: its own wish is not repeated until the next list is due.
+        # Most electors chose other peers: it does not repeat its own choice until the next list is due.
         other = wish.model_copy(update={"peers": (3, 4)})
         await leader.decided(other)
         assert (await run.lists(), leader.wish) == ({other.first_effective_window: other}, None)
         await run.next_window()
         assert await run.renew(leader) is None
         assert leader.wish is None
-        # A list without news is published, too: else electors that know different ones would not have the same lists.
+        # A list without changes is also published: otherwise electors that know different lists would not have the same
+        # ones.
         again = other.model_copy(update={"first_effective_window": run.window + MARGIN})
         await leader.decided(again)
         assert (await run.lists())[again.first_effective_window] == again
@@ -386,7 +388,7 @@ async def test_a_decided_list_that_the_bucket_refuses_is_published_later(opened:
         assert await run.renew(leader) is None
 
 
-# --- a place that is earned ---------------------------------------------------------------------------------------
+# --- earned places ------------------------------------------------------------------------------------------------
 
 
 def names(found: PeerList | None) -> tuple[tuple[int, ...], ...] | None:
@@ -407,7 +409,7 @@ async def test_who_is_proven_comes_onto_the_list_at_once(strict: Run) -> None:
     strict.scores.measure(strict.window - 1, gains | {4: 0.1})
     assert await strict.scored(leader, gains | {4: -0.01}) is None
     found = await strict.scored(leader, gains | {4: 0.06})
-    assert names(found) == ((1, 2), (), (3, 4))  # 4 may be chance; fewer than the places there are
+    assert names(found) == ((1, 2), (), (3, 4))  # 4 may be chance; fewer peers than places
     assert found is not None
     assert found.first_effective_window == strict.window + MARGIN
     assert leader.excluded == {3}
@@ -438,10 +440,10 @@ async def test_known_zeros_and_who_is_struck_leave_the_list_at_once(strict: Run)
     assert names(await strict.scored(leader, gains)) == ((1, 2, 3), (), (4,))
     gains[2] = -0.3
     assert names(await strict.scored(leader, gains)) == ((1, 3), (), (2, 4))
-    assert 2 in leader.excluded  # out of the sets of this node, also while the old list holds
+    assert 2 in leader.excluded  # excluded from this node's sets, also while the old list is effective
     assert names(await strict.scored(leader, gains, 3)) == ((1,), (), (2, 3, 4))
     assert leader.excluded == {2, 3}
-    # It stays off for as many windows as probation takes, whatever it earned, also when the node has restarted.
+    # It stays off the list for the windows of a probation, for any earnings, also after a restart of the node.
     leader = strict.restarted(leader)
     for _ in range(PROBATION - 1):
         assert names(await strict.scored(leader, gains)) in (None, ((1,), (), (2, 3, 4)))
@@ -457,15 +459,15 @@ async def test_a_uid_that_is_registered_again_inherits_neither_a_place_nor_a_str
     await strict.register_anew("miner-2", "miner-3")  # neither was measured for long enough
     leader = strict.restarted(leader)
     assert names(await strict.scored(leader, gains)) == ((1,), (), (2, 3, 4))
-    assert leader.excluded == {2}  # while the list before is in effect
+    assert leader.excluded == {2}  # while the previous list is in effect
     assert names(await strict.scored(leader, gains)) in (None, ((1,), (), (2, 3, 4)))
-    # 3 earns its place although the miner before it was struck; 2 keeps nothing against it, either.
+    # 3 earns its place although the uid's previous miner was struck; 2 is not affected by its previous miner either.
     assert names(await strict.scored(leader, gains)) == ((1, 2, 3), (), (4,))
     assert leader.excluded == frozenset()
 
 
 async def test_a_uid_that_is_registered_again_loses_its_place_before_it_has_a_score(strict: Run) -> None:
-    """Scores are of windows before its new owner came."""
+    """Its scores are of windows before the new owner's registration."""
     leader = strict.leader()
     await strict.begin(leader)
     gains = {1: 0.6, 2: 0.6}
@@ -492,7 +494,7 @@ async def test_who_is_excluded_is_known_after_a_restart(strict: Run) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A silent bucket is waited for in each window; busy machines need a second."""
+    """A short patience: each window waits for silent buckets; busy machines need a second."""
     monkeypatch.setattr(activity, "ANSWER_SECONDS", 1.0)
 
 

@@ -1,4 +1,4 @@
-"""The error feedback after an update that did not get out; real training and packing, a store that refuses."""
+"""Error feedback after an update that was not published; real training and packing, and a store that refuses."""
 
 from types import SimpleNamespace
 
@@ -42,7 +42,7 @@ class Clock:
 
 
 class Bucket:
-    """Own bucket and chain as the miner sees them. ``trouble``: what happens on the way out."""
+    """Own bucket and chain as the miner sees them. ``trouble``: the fault during publication."""
 
     uid = 3
 
@@ -67,7 +67,7 @@ class Bucket:
 
 @pytest.mark.parametrize("trouble", ["", "commit", "late commit", "update", "late update"])
 async def test_an_update_that_did_not_get_out_returns_to_the_error_feedback(trouble, monkeypatch, tmp_path):
-    monkeypatch.setattr(UploadBounds, "resolution", 0.0)  # or each of these would wait for a second
+    monkeypatch.setattr(UploadBounds, "resolution", 0.0)  # otherwise each of these would wait for a second
     hparams, clock, events = tiny_hparams(), Clock(), []
     model = build_model(hparams)
     parameters = dict(model.named_parameters())

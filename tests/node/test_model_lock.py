@@ -1,4 +1,4 @@
-"""Training gives the model back to who waits for it, in the order of requests."""
+"""Training yields the model to waiting tasks, in the order of their requests."""
 
 import asyncio
 

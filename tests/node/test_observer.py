@@ -1,4 +1,4 @@
-"""What a validator observes; and a failure on its own side is a line in ``faults``, and costs nobody."""
+"""A validator's observations; a failure on its own side is a line in ``faults`` and costs no miner."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ HONEST = {1, 2, 3, 4}
 
 
 def build(honest: int = 4, **changes) -> World:
-    """Three windows of honest miners, one that is late, one with other pages; of the last only the uploads."""
+    """Three windows of honest miners, a late one and one with other pages; of the last window only the uploads."""
     hparams = small(profile("demo"), pages_per_window=2, evaluation_sequences=16, gather_patience_seconds=0.1)
     hparams = hparams.model_copy(update=changes)
     members = [*(Honest(8 - 4 * (i % 2)) for i in range(honest)), Late("late", 4), _OtherPages("other pages", 4)]
@@ -33,7 +33,7 @@ def build(honest: int = 4, **changes) -> World:
 
 
 class _OtherPages(WrongPages):
-    """Trains elsewhere, and says so."""
+    """Trains on other pages, and reports them truthfully."""
 
     def body(self, world: World, window: int) -> bytes | None:
         return self.outer.pack(
@@ -53,14 +53,14 @@ def lived() -> World:
 
 @pytest.fixture
 def world(lived: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """``lived``, whose observer has not seen its last window yet, whatever the test before did."""
+    """``lived``, restored to the state before its observer has seen the last window."""
     sync = lived._observer._sync
     monkeypatch.setattr(sync, "_expected", dict(sync._expected))
     return lived
 
 
 async def observe(world: World) -> tuple[Observation, dict[int, PeerScore]]:
-    """What is seen of the last window, and the peer scores after it."""
+    """Return the observations of the last window, and the peer scores after it."""
     gathered = await world.comms.gather_updates(world.peers, world.window, world.spec)
     seen = await world._observer.observe(gathered, world.board)
     board = score_board(world.hparams)
@@ -69,7 +69,7 @@ async def observe(world: World) -> tuple[Observation, dict[int, PeerScore]]:
 
 
 def fails(error: Exception) -> Callable[..., object]:
-    """In the place of a coroutine function."""
+    """A failing replacement of a coroutine function."""
 
     async def call(*_: object, **__: object) -> object:
         raise error
@@ -89,7 +89,7 @@ async def test_everybody_is_measured_in_every_window(world: World) -> None:
     assert all(after[uid].measured == 3 for uid in HONEST)
     assert after[LATE].measured == after[ELSEWHERE].measured == 0
     assert all(seen.observations[uid].behind == 0 for uid in {*HONEST, LATE, ELSEWHERE})
-    for uid in HONEST:  # all take the test: they are fewer than uids_per_window
+    for uid in HONEST:  # all take the test, because they are fewer than uids_per_window
         assert len(seen.observations[uid].assigned_products) == len(HONEST)
         assert after[uid].tests == 3
     (by_loss,) = [one.evaluation for one in seen.observations.values() if one.evaluation]  # one in four
@@ -130,7 +130,7 @@ async def test_who_is_on_probation_is_measured_and_not_included(world: World, mo
 
 
 async def test_who_has_registered_since_is_not_judged_by_what_the_owner_before_did(world: World, monkeypatch) -> None:
-    """It sent no update and has no report: its predecessor's update would strike it as out of sync."""
+    """It sent no update and has no report: by its predecessor's update it would be struck as out of sync."""
     neurons = [
         replace(one, hotkey="newcomer") if one.uid == 1 else one for one in world.comms.metagraph.neurons
     ]  # fmt: skip
@@ -193,7 +193,7 @@ async def test_a_model_with_a_loss_that_is_not_finite_measures_no_update(world: 
 
 
 async def test_who_can_not_be_reached_is_absent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a published set, a validator that reaches nobody includes nobody."""
+    """Without a published set, a validator that reaches no miner includes no miner."""
     for uid in {*HONEST, LATE, ELSEWHERE}:
         for method in ("head", "get"):
             monkeypatch.setattr(world.by_uid[uid].store, method, fails(StoreUnavailable("no network")))
@@ -222,7 +222,8 @@ async def test_the_next_one_s_pages_load_while_one_is_measured(world: World, mon
 
 
 async def test_with_few_updates_losses_are_compared_instead() -> None:
-    """On assigned and on held-out pages, of everybody that is sampled: nobody is there to compare products with."""
+    """On assigned and on held-out pages, for all sampled miners, because there are no others to compare products
+    with."""
     world = await asyncio.to_thread(build, honest=2)
     seen, after = await observe(world)
     assert seen.alignment is not None
@@ -236,7 +237,7 @@ async def test_with_few_updates_losses_are_compared_instead() -> None:
 
 
 async def test_documented_observations() -> None:
-    """Only those that are drawn are evaluated, on the peer list or not, and copies are looked for."""
+    """Only sampled miners are evaluated, on the peer list or not, and copies are searched."""
     world = await asyncio.to_thread(build, profile="documented")
     seen, after = await observe(world)
     assert seen.faults == []

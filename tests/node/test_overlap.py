@@ -1,4 +1,4 @@
-"""Miners that train a window while the one before is gathered and applied (``outer_delay`` 1)."""
+"""Miners that train a window while the previous one is gathered and applied (``outer_delay`` 1)."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ BATCH_SECONDS = 0.25
 
 
 class BusyMiner(Miner):
-    """Its device needs so long for a batch that training never ends before its time, and there is one to interrupt."""
+    """A miner with a slow device: training never ends early, so there is always a training to interrupt."""
 
     def _out_of_time(self) -> bool:
         time.sleep(BATCH_SECONDS)  # in the training's thread
@@ -49,7 +49,7 @@ async def tasks_of(stage, name: str, role: type[Miner] | type[Validator]):
 
 
 def began_before_it_held(stage, node: str) -> list[int]:
-    """Windows whose training ``node`` began before, and ended after, it had applied the window before."""
+    """Return the windows whose training ``node`` began before, and ended after, applying the previous window."""
     applied = {event["window"]: event["time"] for event in stage.of("applied", node)}
     trained = {event["window"]: event for event in stage.of("trained", node)}
     return [
@@ -94,12 +94,12 @@ async def test_nodes_hold_equal_models_and_a_newcomer_catches_up(staged):
         assert {1, 2, 3} <= included
         assert stage.of("weights", "validator")[-1]["weights"]
         assert not any(event["struck"] for event in stage.of("scores", "validator"))
-        # A miner loses no window but those before it had caught up.
+        # A miner loses only windows before it caught up.
         assert [event["cause"] for event in stage.of("missed", "miner-2")] in ([], ["behind"])
 
 
 async def test_an_update_is_packed_only_when_the_save_that_began_before_it_is_written(monkeypatch, tmp_path):
-    """The window before is applied, and its state is saved, in the moment in which the training has ended."""
+    """The previous window is applied, and its state is saved, at the moment when training has ended."""
     raw = scheme_constants("sparseloco") | {"outer_delay": 1}
     raw["model"] |= {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     hparams, written, applied = HParams.model_validate(raw), threading.Event(), asyncio.Event()

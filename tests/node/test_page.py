@@ -1,4 +1,4 @@
-"""``tplr page`` on a recorded run: what it reads from real buckets and a chain, honest and not, and what it keeps."""
+"""``tplr page`` on a recorded run: objects read from honest and hostile buckets and a chain, and data kept."""
 
 import argparse
 import asyncio
@@ -74,7 +74,7 @@ class Scene:
         await self.stage.drive(self.recording.record(**what))
 
     async def reports(self, window: int, node: NodeContext, **changes) -> None:
-        """The node reports what the leader reports, with ``changes``."""
+        """Publish the leader's report as this node's, with ``changes``."""
         seen = await self.leader.comms.get_report(self.leader.comms.uid, window)
         await node.comms.put_report(seen.model_copy(update={"uid": node.comms.uid, **changes}))
 
@@ -97,7 +97,7 @@ def arguments(*given: str) -> Arguments:
 
 
 def request_of(command: GuideCommand, *more: object) -> PageRequest:
-    """What ``tplr page`` makes of its command line."""
+    """Return the request that ``tplr page`` parses from its command line."""
     requests: list[PageRequest] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tplr.page.command.main", lambda request, _: requests.append(request) or 0)
@@ -169,7 +169,7 @@ async def test_what_is_read_of_a_run(scene) -> None:
     assert found.windows.tokens == (2 * batch, batch, 2 * batch)
     starts = [(await scene.leader.comms.window_start(START + at)).time for at in range(3)]
     assert found.windows.starts == tuple(starts)
-    # The words of ``explain``, and why there are none.
+    # The sentences of ``explain``, or the reason why there are none.
     shown = unpack(found.explanations, 1, 0)
     assert shown
     power = scene.stage.hparams.power_normalisation
@@ -183,13 +183,13 @@ async def test_what_is_read_of_a_run(scene) -> None:
     assert [(one.window, one.uid, one.kept) for one in found.checkpoints] == [(START + 3, 0, True)]
     assert found.checkpoints[0].bytes > 1000
 
-    # The next look opens what was sealed, and does not ask for more than it must.
+    # The next poll opens sealed reports, and requests no more than necessary.
     await scene.leader.comms.put_scores(sealed)
     later = await scene.write()
     assert later.miners[0].pay == (1.0, 1.0, None)
     assert [(one.window, one.uid, one.rule) for one in later.strikes] == [(START + 1, 1, "wrong_pages")]
 
-    # Buckets forget; the history does not.
+    # Objects disappear from buckets, but not from the history.
     for info in await scene.store.list():
         if info.key.startswith(("debug-", "scores-", "aggregator-", "checkpoint-")):
             await scene.store.delete(info.key)
@@ -204,14 +204,14 @@ async def test_hostile_documents_and_dead_buckets(scene) -> None:
     for _ in range(3):
         await scene.record()
     one, other = scene.miners
-    # A report that is no report, one of another window, and a bucket that does not answer.
+    # An invalid report, a report of another window, and a bucket that does not answer.
     await one.comms.own_store.put(debug_key(START, one.comms.uid, "1"), b"[" * 60_000)
     seen = await scene.leader.comms.get_report(0, START)
     mine = seen.model_copy(update={"uid": one.comms.uid})
     body = sign_body(body_of(mine), kind=mine.kind, window=START + 1, signer=one.comms.signer)
     await one.comms.own_store.put(debug_key(START + 1, one.comms.uid, "1"), body)
     scene.stage.server.faults.add(rf"^GET /{other.comms.own_store.name}/debug", Status(503), times=None)
-    # Names of windows that are not, and scores that explain nothing or say what they like.
+    # Names of windows that do not exist, and scores with no explanation or arbitrary text.
     await scene.store.put(debug_key(10**9, 0, "1"), b"{}")
     await publish(scene, report(START, observations={"2": PeerObservation(hotkey=HOSTILE)}))
     liar = PeerObservation(hotkey=HOSTILE, verdict=HOSTILE * 1000, included=True)
@@ -240,7 +240,7 @@ async def test_hostile_documents_and_dead_buckets(scene) -> None:
     assert len(rows) <= 40
     assert all(len(text) <= 400 for _, text in rows)
     assert "another hash than the one that was published before" in found.windows.sealed[START + 2]
-    assert {miner.uid for miner in found.miners} == {1, 2}  # nobody is registered as 9
+    assert {miner.uid for miner in found.miners} == {1, 2}  # uid 9 is not registered
     page = scene.request.out.read_bytes()
     assert b"alert" not in page
     assert page.count(b"</script>") == 2
@@ -306,10 +306,10 @@ async def test_evaluations_are_shown(scene, tmp_path) -> None:
         command="tplr eval", tools={},
     )  # fmt: skip
     await scene.leader.comms.put_evaluation(result)
-    for window in (START - 1, 10**9):  # of no window of the run, or of none yet
+    for window in (START - 1, 10**9):  # not a window of the run, or not yet
         await scene.leader.comms.put_evaluation(result.model_copy(update={"window": window}))
     write_result(result_path(tmp_path, "1", START, "the same"), result.model_copy(update={"uid": None}))
-    # A miner's word does not count, and what is no evaluation is left out.
+    # A miner's evaluation does not count, and invalid evaluations are left out.
     await scene.miners[0].comms.put_evaluation(result)
     await scene.store.put(evaluation_key(START + 1, 0, "1"), b"{}")
     found = await scene.write(replace(scene.request, results=tmp_path))
@@ -339,7 +339,7 @@ async def test_a_page_is_published(scene) -> None:
 
 
 async def test_a_page_follows_its_run(staged, caplog) -> None:
-    """It is written again after each window, also when storage was away for a while; nobody sees half of one."""
+    """It is rewritten after each window, also after an outage of the storage; no reader sees half of a page."""
     async with staged(miners=1, blocks_per_window=2, manifest_timeout_seconds=0.1) as stage:
         leader, miner = [await stage.context(stage.setup(name)) for name in ("validator", "miner-1")]
         async with stage.running(leader.clock.run()):

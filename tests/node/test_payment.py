@@ -1,4 +1,4 @@
-"""Weights on a real chain file: when they are set, retries after a refusal, and the events that follow."""
+"""Weights on a real chain file: when they are set, retries after a refusal, and the resulting events."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ class Till:
         self._time = time
 
     def payment(self, burn_uid: int | None = None) -> Payment:
-        """As a validator has it that was started now."""
+        """Return the payment of a validator that has just started."""
         telemetry = Telemetry(role="validator", uid=0, listeners=(lambda event: self.events.append({**event}),))
         context = NodeContext(comms=cast(Comms, self.node), clock=self.node.clock, telemetry=telemetry)
         hparams = SimpleNamespace(windows_per_weights=EVERY, pay_windows=PAY_WINDOWS, burn_uid=burn_uid)
@@ -100,7 +100,7 @@ async def test_nothing_is_set_before_anybody_has_a_score(till: Till) -> None:
     payment = till.payment()
     await till.pay(payment, {})
     assert till.chain.calls.count("set_weights") == 0
-    assert payment.due(till.node.clock.window, WEIGHTS)  # and the next window asks again
+    assert payment.due(till.node.clock.window, WEIGHTS)  # and it is due again in the next window
 
 
 async def test_after_long_without_a_score_the_weight_is_burned_until_somebody_has_one(till: Till) -> None:
@@ -133,7 +133,7 @@ async def test_a_restarted_validator_waits_for_the_chain_s_rate_limit(till: Till
     before = till.payment()
     await till.pay(before)
     restarted = till.payment()
-    assert restarted.due(till.node.clock.window, WEIGHTS)  # it knows of nothing, and the chain does
+    assert restarted.due(till.node.clock.window, WEIGHTS)  # it has no memory, but the chain has
     await till.pay(restarted, {1: 1.0})
     assert restarted.last is None
     assert "rate limited by the chain" in till.events_of("problem")[0]["text"]
@@ -141,7 +141,7 @@ async def test_a_restarted_validator_waits_for_the_chain_s_rate_limit(till: Till
     allowed = before.last.block + RATE_LIMIT
     calls = till.chain.calls.count("set_weights")
     while till.node.clock.block < allowed:
-        assert not restarted.due(till.node.clock.window, WEIGHTS)  # nor is the chain asked meanwhile
+        assert not restarted.due(till.node.clock.window, WEIGHTS)  # and the chain is not asked in the meantime
         await till.pass_blocks(1)
     assert till.chain.calls.count("set_weights") == calls
     assert restarted.due(till.node.clock.window, WEIGHTS)
@@ -219,7 +219,7 @@ async def test_sealed_weights_are_in_force_when_the_chain_reveals_them(till: Til
     found = []
     for _ in range(3 * LIMITS.tempo):
         if (scored := await payment.in_force()) is not None:
-            # What is revealed is what was set, not what was set after it.
+            # The revealed weights are the ones that were set, not later ones.
             assert await till.in_force() == pytest.approx(WEIGHTS if scored == 5 else {1: 1.0}, abs=1e-4)
             found.append(scored)
         await till.pass_blocks(1)

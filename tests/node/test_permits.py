@@ -1,7 +1,6 @@
-"""The start of a run where everybody has a permit: what a permit holder without a majority publishes, or does not
-answer, moves nobody.
+"""The start of a run in which all nodes have a permit: a minority of permit holders has no effect, silent or not.
 
-Chain file, storage, buckets and leaders are real: three validators, and two miners that have a permit, too.
+Chain file, storage, buckets and leaders are real: three validators, and two miners that also have a permit.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ TOGETHER = (*VALIDATORS, *MINERS)
 
 
 class Start:
-    """Nodes that wait for the run's start, as often as a test wants."""
+    """Nodes that wait for the run's start, any number of times."""
 
     def __init__(self, stage: Any, contexts: dict[str, NodeContext]) -> None:
         self.stage = stage
@@ -34,7 +33,7 @@ class Start:
         return self.contexts[name].comms
 
     async def windows(self, *names: str) -> dict[str, int]:
-        """The start window that each node comes to, all at the same time; TimeoutError if one comes to none."""
+        """Return the start window that each node finds, all at the same time; TimeoutError if one finds none."""
         horizon = self.stage.hparams.start_horizon_windows
         waiting = [
             Leader(self.contexts[name], self.stage.hparams, self.stage.folder(name) / "start").start_window()
@@ -48,7 +47,8 @@ class Start:
         return dict(zip(names, found, strict=True))
 
     async def publishes(self, name: str, ahead: int) -> int:
-        """A start window so far ahead of the chain's head, in this node's bucket, well-formed and by its own key."""
+        """Publish a well-formed start window this far ahead of the chain's head, in this node's bucket, with its own
+        key."""
         comms = self.comms(name)
         window = comms.block_to_window(await comms.chain.head()) + ahead
         with contextlib.suppress(PreconditionFailed):
@@ -81,12 +81,12 @@ async def test_a_start_window_by_a_minority_is_nobodys(start: Start) -> None:
     assert window != false
     listed = await start.comms("miner-1").get_peer_list(window)
     assert {*listed.peers, *listed.probation} >= {start.comms(name).uid for name in MINERS}
-    # Again, all from what is published.
+    # Again, all from published documents.
     assert set((await start.windows(*TOGETHER)).values()) == {window}
 
 
 async def test_a_start_window_by_the_largest_validator_alone_is_nobodys(start: Start) -> None:
-    """It has two fifths of the stake; the others come to another one without it."""
+    """It has two fifths of the stake; the others agree on another one without it."""
     false = await start.publishes("validator", 50)
     found = await start.windows("validator-2", "validator-3", *MINERS)
     assert len(set(found.values())) == 1
@@ -102,7 +102,7 @@ async def test_a_closed_bucket_stops_nobody_and_who_takes_the_lead_later_continu
 
 
 async def test_who_was_alone_starts_the_run_for_those_who_come_meanwhile(staged: Any) -> None:
-    """They have a bucket in the window after the one by which it is alone, and do not decide on another start."""
+    """They have a bucket one window after the window in which it is alone, and do not decide on another start."""
     async with staged(2, validators=3, **CONSTANTS) as stage:
         contexts = {name: await stage.context(stage.setup(name)) for name in ("validator-2", *MINERS)}
         alone = contexts["validator-2"]

@@ -1,4 +1,4 @@
-"""Once a window, a node tells of its disk, its requests and its GPUs."""
+"""Once per window, a node reports its disk, its requests and its GPUs."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -57,7 +57,7 @@ async def test_each_window_has_one_pulse_with_the_requests_since_the_last(tmp_pa
 
 
 async def test_a_disk_that_does_not_answer_ends_no_node(tmp_path: Path) -> None:
-    """A save that fails ends none either."""
+    """A failing save ends no node either."""
 
     async def blocks() -> AsyncIterator[int]:
         yield 8

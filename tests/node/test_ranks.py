@@ -1,4 +1,4 @@
-"""Which processes of ``torchrun`` hold a model together, on which device each, and what a failed rank costs."""
+"""Processes of ``torchrun`` that hold one model: their number, their devices, and the effect of a failed rank."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -97,7 +97,8 @@ def _where(hparams: str, place: Path) -> dict[str, str]:
 
 
 def check_failure(tmp_path: Path, hparams: str, expected: dict[str, str], fault: tuple[str, int, str], size: int):
-    """All ranks end within the timeout, with an error; the newest snapshot is whole, and a restart goes on from it."""
+    """All ranks end within the timeout, with an error; the newest snapshot is complete, and a restart resumes from
+    it."""
     at, rank, how = fault
     place = tmp_path / f"{at}-{size}-{how}"
     where = _where(hparams, place)
@@ -137,7 +138,7 @@ def test_every_command_is_tested() -> None:
     ],
 )
 def test_a_failed_rank_ends_all_and_costs_no_more_than_the_window(at, rank, how, size, hparams, expected, tmp_path):
-    """The steps between which the state on disk differs; the long test has every command and failure."""
+    """Only steps between which the state on disk differs; the long test has every command and failure."""
     check_failure(tmp_path, hparams, expected, (at, rank, how), size)
 
 
@@ -146,7 +147,7 @@ def test_a_failed_rank_ends_all_and_costs_no_more_than_the_window(at, rank, how,
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_rank_may_fail_at_each_command(size, how, hparams, expected, tmp_path) -> None:
-    with ThreadPoolExecutor(4) as pool:  # those that hang only wait
+    with ThreadPoolExecutor(4) as pool:  # hanging ranks only wait
         cases = [
             pool.submit(check_failure, tmp_path, hparams, expected, (at, index % size, how), size)
             for index, at in enumerate(COMMANDS)

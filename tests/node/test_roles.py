@@ -1,4 +1,4 @@
-"""A miner and a validator in one process, on a real chain file, a real server and real pages; and what can go wrong."""
+"""A miner and a validator in one process, on a real chain file, server and pages, with failures."""
 
 import itertools
 
@@ -32,14 +32,14 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
     async with stage.running(
         *background, Miner(*mine, stage.hparams).run(), Validator(*watch, stage.hparams).run()
     ) as tasks:
-        # They meet, agree, and the miner is paid.
+        # They find each other and agree, and the miner is paid.
         await stage.until(lambda: len(stage.of("applied", "validator")) >= 2 and stage.of("weights", "validator"))
         held = {event["window"]: event["digest"] for event in stage.of("applied", "miner")}
         for event in stage.of("applied", "validator"):
             assert event["digest"] == held[event["window"]]
             assert event["included"] == [MINER]
         assert stage.of("weights", "validator")[-1]["weights"] == {str(MINER): 1.0}
-        # Phases sum to the time between two reports of where it went.
+        # Phases sum to the time between two reports of phases.
         for node, phase in (("miner", "training"), ("validator", "evaluating")):
             reports = stage.of("window_time", node)
             for before, report in itertools.pairwise(reports):
@@ -49,7 +49,7 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
                 assert any(report[name] > 0 for report in reports), name
         assert stage.of("window_time", "miner")[-1]["memory"]["weights"] > 0
 
-        # No aggregator's bucket is configured: who leads publishes what the windows are.
+        # No aggregator's bucket is configured: the leader publishes the included sets.
         published = {event["window"]: event["included"] for event in stage.of("aggregated", "validator")}
         assert published
         store = mine[2].comms.leader_store()
@@ -57,13 +57,13 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         names = {info.key for info in await store.list("aggregator-")}
         assert {included_key(window, stage.hparams.version) for window in published} <= names
 
-        # Anyone recomputes it, every loss and score, and finds the byte that has become another one.
+        # Any node can recompute it, every loss and score, and finds a changed byte.
         await stage.until(lambda: len(stage.of("scores", "validator")) >= 2)
         last = stage.of("scores", "validator")[-2]["window"]
         first = watch[0].train_state.start_window
         await stage.until(lambda: stage.of("checkpoint", "validator")[-1:] and last + 1 in stage.held("validator"))
         assert await command("audit", "--window", last + 1, "--from", "checkpoint") == AGREES
-        own = ("--wallet.name", "validator")  # also with the wallet of the one who is audited
+        own = ("--wallet.name", "validator")  # also with the wallet of the audited validator
         assert await command("audit", "--window", last + 1, "--from", "checkpoint", *own) == AGREES
         assert f"windows {last + 1} to {last + 1}: " in capsys.readouterr().out
         assert await command("audit", "--window", first, "--from", "checkpoint") == UNKNOWN
@@ -74,7 +74,7 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         for owner, key, what in [
             (watch, included_key(last, stage.hparams.version), "the included set"),
             (watch, state_key("aggregator", last, 0, stage.hparams.version), "the aggregate"),
-            # What a miner takes away is in the aggregate, and no fault of the validator.
+            # An update that a miner removes is in the aggregate, and not the validator's fault.
             (mine, gradient_key(last, MINER, stage.hparams.version), ""),
         ]:
             bucket = owner[2].comms.own_store
@@ -87,7 +87,7 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
             assert told in capsys.readouterr().out
             await with_retry(lambda bucket=bucket, key=key, body=body: bucket.put(key, body), deadline_seconds=10)
 
-        # The validator can't read its pages: it says so, goes on with the model, and nobody's score moves.
+        # The validator can't read its pages: it reports that, continues with the model, and no score changes.
         fault = stage.server.faults.add(rf"GET /dataset/{SUBFOLDER}/.*parquet", Status(404, "NoSuchKey"), times=None)
         applied = len(stage.of("applied", "validator"))
         await stage.until(lambda: stage.of("problem", "validator"))
@@ -98,7 +98,7 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         at = events.index(problem)
         await stage.until(lambda: len(stage.of("scores", "validator")) > at)
         assert stage.of("scores", "validator")[at]["scores"] == events[at - 1]["scores"]
-        # The miner has no pages either: its windows are lost, and it says which.
+        # The miner has no pages either: its windows are lost, and it logs which ones.
         await stage.until(lambda: stage.of("missed", "miner"))
         fault.left = 0
         stage.server.faults.clear()
@@ -106,7 +106,7 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         await stage.until(lambda: stage.of("uploaded", "miner")[-1]["window"] > max(lost))
         assert not lost & {event["window"] for event in stage.of("uploaded", "miner")}
 
-        # Its uid goes to somebody else: it ends, and says what to do.
+        # Its uid is given to another neuron: it ends, and prints the remedy.
         admin = Ledger(stage.network.chain)
         admin.register("other", "cold-other")
         admin.deregister(miner.address)
@@ -117,7 +117,7 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
     expelled = _first(caught.value, NotRegistered)
     assert expelled is not None
     assert "register it" in str(expelled)
-    assert not tasks[-1].done() or tasks[-1].cancelled()  # the validator went on
+    assert not tasks[-1].done() or tasks[-1].cancelled()  # the validator continued
 
 
 async def test_state_of_another_run_or_model_is_passed_over(stage, caplog: pytest.LogCaptureFixture) -> None:

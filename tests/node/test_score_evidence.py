@@ -1,4 +1,4 @@
-"""Evidence of score reports is read once, and only that of windows that may count."""
+"""Evidence of score reports is read once, and only for windows that may count."""
 
 import pytest
 
@@ -48,7 +48,7 @@ async def test_each_report_is_read_once() -> None:
         assert await evidence.shares(report(window), VALIDATOR)
     assert sorted(reports.read) == [2, 3, 4]
     assert len(evidence._known) <= 2 * HPARAMS.pay_windows
-    # An older one again: what was forgotten is read again.
+    # An older window again: dropped evidence is read again.
     assert await evidence.shares(report(6), VALIDATOR)
     assert sorted(reports.read)[:6] == [2, 3, 3, 4, 4, 5]
 

@@ -1,4 +1,4 @@
-"""Sealed score reports wait on disk, also when the validator is killed, and are published when weights are in force."""
+"""Sealed score reports are kept on disk, survive a kill, and are published when the weights are in force."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ LATEST = released_after(SEALED)
 
 
 class Bucket:
-    """The part of ``Comms`` that publishes, and reads what this validator has published."""
+    """The part of ``Comms`` that publishes, and reads this validator's published documents."""
 
     uid = 0
 
@@ -51,7 +51,7 @@ class Bucket:
 
 
 class Validator:
-    """Its bucket, its folder, and its events; ``reports`` is what a process has that was started now."""
+    """Its bucket, its folder, and its events; ``reports`` are those of a newly started process."""
 
     def __init__(self, folder: Path) -> None:
         self.bucket = Bucket()
@@ -135,7 +135,7 @@ async def test_a_process_that_died_before_the_hash_was_published_leaves_the_wind
     await validator.reports().publish(report(5), weights_due=9)
     assert validator.bucket.seals == {}
     after = validator.reports()
-    assert await after.kept(5) is not None  # and so it is not scored again
+    assert await after.kept(5) is not None  # so it is not scored again
     await after.seal(weights_due=9)
     assert sorted(validator.bucket.seals) == [5]
 

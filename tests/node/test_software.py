@@ -1,4 +1,4 @@
-"""What a node makes of the software that validators say they run."""
+"""A node's conclusions from the software versions that validators report."""
 
 from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
@@ -94,7 +94,7 @@ async def test_half_of_the_stake_does_not_stop_anybody() -> None:
 async def test_a_newer_package_is_a_hint() -> None:
     newer: dict[int, Software | Exception] = {0: software(0, package="9.0"), 1: software(1, package="10.0.1")}
     [event] = await watch(Directory(newer), range(30))
-    assert event["network_package"] == "9.0"  # what more than half have, at least
+    assert event["network_package"] == "9.0"  # the minimum version of more than half of the stake
     assert await watch(Directory({0: software(0, package="0.0.9"), 1: software(1)}), range(30)) == []
 
 

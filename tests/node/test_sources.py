@@ -1,4 +1,4 @@
-"""Mining on a token store: every node samples the same sequences, and training on others is detected."""
+"""Mining on a token store: every node samples the same sequences, and training on other ones is detected."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -80,7 +80,7 @@ async def test_uids_of_a_window_get_different_sequences_of_the_store(data_loader
     assert control.batches.shape == (3, 2, LENGTH)
     with pytest.raises(DataError, match="no share of the store"):
         await data_loader.assigned(UIDS, WINDOW)
-    assert await data_loader.digest(UIDS, WINDOW) == ""  # what no update can name
+    assert await data_loader.digest(UIDS, WINDOW) == ""  # no update can name it
 
 
 async def test_another_version_of_the_store_is_detected(
@@ -102,8 +102,8 @@ async def test_a_miner_that_trains_on_other_samples_is_not_measured(
 ) -> None:
     named = {
         0: await data_loader.digest(0, WINDOW),  # honest
-        1: await data_loader.digest(0, WINDOW),  # on another uid's
-        2: await data_loader.digest(2, WINDOW - 1),  # on the window's before
+        1: await data_loader.digest(0, WINDOW),  # on another uid's sequences
+        2: await data_loader.digest(2, WINDOW - 1),  # on those of the previous window
         UIDS: "0" * 64,  # without a share
     }
     updates: list[Any] = [
@@ -125,4 +125,4 @@ async def test_a_miner_that_trains_on_other_samples_is_not_measured(
     assert found == {0: True, 1: False, 2: False, UIDS: False}
     before: Any = SimpleNamespace(losses=np.zeros(1))
     await watching._evaluate(seen, observer._with_own_pages(seen, updates), before, seed=1)
-    assert reported == [named[0]]  # the honest one, and nobody else
+    assert reported == [named[0]]  # only the honest one

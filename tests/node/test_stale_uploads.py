@@ -1,4 +1,4 @@
-"""What a killed node left half uploaded is aborted at the next start, beside everything else that starts."""
+"""Unfinished uploads of a killed node are aborted at the next start, concurrently with the rest of the start."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ KEYS = {BUCKET.access_key_id: {"secret": BUCKET.secret_access_key, "buckets": {"
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[tuple[Server, ObjectStore]]:
-    """A bucket with an upload that was begun long ago, and one of just now."""
+    """A bucket with an upload that began long ago, and one that began just now."""
     ago = AGE_SECONDS + 60
     rules = Rules(max_clock_skew=2 * ago)
     async with (

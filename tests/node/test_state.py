@@ -1,4 +1,4 @@
-"""Saved state: some generations, torn ones passed over, nothing executed."""
+"""Saved state: several generations are kept, torn ones are skipped, nothing in them is executed."""
 
 import errno
 import os
@@ -69,7 +69,7 @@ def test_states_of_another_run_are_passed_over_and_replaced_by_the_next_saves(tm
         save(folder, window, run={"of": "before"})
     assert folder.load(run={"of": "now"}) is None
     save(folder, 11, run={"of": "now"})
-    assert names(tmp_path) == ["window-101", "window-11"]  # who gave the wrong folder can still go back
+    assert names(tmp_path) == ["window-101", "window-11"]  # after a wrong folder, the old run can still continue
     found = StateFolder(tmp_path).load(run={"of": "now"})
     assert found is not None
     assert found.window == 11
@@ -207,7 +207,7 @@ def test_a_failed_write_is_raised_by_finish_and_older_generations_stay(
     monkeypatch.setattr(ShardWriter, "write", fails)
     for window in (9, 10):
         draft = folder.begin(window=window, start_window=3, global_step=5, version="1", groups=groups(1.0), values={})
-        thread = threading.Thread(target=draft.write)  # as a save beside training
+        thread = threading.Thread(target=draft.write)  # like a save during training
         thread.start()
         thread.join()
         with pytest.raises(StateError, match=str(error.args[-1])):

@@ -1,4 +1,4 @@
-"""Who can't prove that it holds the network's model is out of sync, however it fails to."""
+"""A miner that can't prove that it holds the network's model is out of sync, for every kind of failure."""
 
 import asyncio
 from pathlib import Path
@@ -33,7 +33,7 @@ def lived() -> World:
 
 @pytest.fixture
 def world(lived: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Whose buckets hold what they held after the last window, whatever the test before did."""
+    """A world with buckets restored to their content after the last window, for any previous test."""
     for uid in UIDS:
         store = lived.by_uid[uid].store
         monkeypatch.setattr(store, "_objects", dict(store._objects))
@@ -45,7 +45,7 @@ def proofs_of(world: World) -> SyncProofs:
 
 
 async def found(world: World, proofs: SyncProofs | None = None) -> list[int | None]:
-    """How many steps behind each uid is seen to be, after the last window."""
+    """Return the observed number of steps that each uid is behind after the last window."""
     seen = Observation(NEWEST + 1, {uid: PeerObservation(hotkey=world.by_uid[uid].hotkey) for uid in UIDS})
     await (proofs or proofs_of(world)).note(seen, UIDS)
     return [seen.observations[uid].behind for uid in UIDS]
@@ -56,7 +56,7 @@ def key_of(world: World, uid: int, window: int = NEWEST) -> str:
 
 
 def fails(world: World, monkeypatch: pytest.MonkeyPatch, uids: tuple[int, ...], error: Exception) -> None:
-    """Reading the reports in these buckets fails."""
+    """Make reads of the reports in these buckets fail."""
 
     async def get(*_: object, **__: object) -> bytes:
         raise error
@@ -94,7 +94,7 @@ async def test_missing_reports_are_out_of_sync(world: World) -> None:
 
 @pytest.mark.parametrize("source", [None, 1])
 async def test_another_model_or_a_copied_proof_is_out_of_sync(world: World, source: int | None) -> None:
-    """Two nodes that hold the same model prove it differently: what one published is of no use to another."""
+    """Two nodes with the same model have different proofs: one node's proof is useless to another."""
     store = world.by_uid[2].store
     report = await world.comms.get_report(2, NEWEST)
     proof = "f" * 64 if source is None else (await world.comms.get_report(source, NEWEST)).proof
@@ -115,7 +115,7 @@ async def test_many_that_do_not_answer_are_this_validator_s_fault(world: World, 
 
 
 def hangs(world: World, monkeypatch: pytest.MonkeyPatch, uids: tuple[int, ...]) -> None:
-    """Reading the reports in these buckets never ends."""
+    """Make reads of the reports in these buckets hang."""
 
     async def get(*_: object, **__: object) -> bytes:
         return await asyncio.get_running_loop().create_future()
@@ -144,7 +144,7 @@ async def test_who_was_asked_too_late_to_have_its_time_is_not_judged(world: Worl
 
 
 async def test_a_model_that_was_rolled_back_judges_nobody(world: World, tmp_path: Path, monkeypatch) -> None:
-    """A validator that had diverged does not compare late miners with what its wrong model would prove."""
+    """A validator that had diverged does not compare late miners with the proofs of its wrong model."""
     state, proofs = world.train_state, proofs_of(world)
     monkeypatch.setattr(state, "snapshots", StateFolder(tmp_path))
     monkeypatch.setattr(state, "loads", state.loads)
@@ -157,10 +157,11 @@ async def test_a_model_that_was_rolled_back_judges_nobody(world: World, tmp_path
 
 
 async def test_a_miner_that_missed_a_window_is_a_step_behind(world: World) -> None:
-    """No report of the last window: the one before shows the step before, as the validator remembers it."""
+    """There is no report of the last window: the previous report shows the previous step, which the validator
+    remembers."""
     await world.by_uid[2].store.delete(key_of(world, 2))
     assert await found(world, world._observer._sync) == [0, 1, 0]
-    # A validator that has just started does not know what the proof of that window would be.
+    # A validator that has just started does not know the proof of that window.
     assert await found(world) == [0, None, 0]
 
 
@@ -169,7 +170,7 @@ async def test_a_miner_that_missed_a_window_is_a_step_behind(world: World) -> No
     [(NEWEST, {}, False), (NEWEST - 1, {}, False), (NEWEST - 2, {}, True), (NEWEST, {"1": "missing"}, True)],
 )
 async def test_nobody_is_judged_right_after_a_void_window(world: World, monkeypatch, window, skipped, judged) -> None:
-    """Miners who did not learn in time that a window was void report the model of what they had gathered."""
+    """Miners that did not learn in time that a window was void report the model with their gathered updates."""
     empty = void(window, world.hparams.version).included.model_copy(update={"skipped": skipped})
 
     async def get_included(asked: int) -> IncludedSet | None:

@@ -1,4 +1,4 @@
-"""A window that can't be gathered changes no score, and no restart forgets what was scored."""
+"""A window that can't be gathered changes no score, and a restart loses no scores."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -34,7 +34,7 @@ class Clock:
 
 
 class Lost:
-    """A replica that finds no window's updates anywhere, as one does when they were deleted after their set came."""
+    """A replica that finds no window's updates, as if they were deleted after their set was published."""
 
     train_state = SimpleNamespace(start_window=0)
     folder = Path("nowhere")
@@ -61,7 +61,7 @@ class Lost:
 
 
 class Made:
-    """The bucket of a validator that has scored a window, with one miner on probation, in the clear."""
+    """The bucket of a validator that has scored a window with unsealed reports, with one miner on probation."""
 
     def __init__(self, *windows: int) -> None:
         self._windows = windows
@@ -102,14 +102,14 @@ async def follow(validator: Validator) -> None:
 
 
 async def test_what_was_scored_after_the_saved_state_is_still_evidence(tmp_path: Path) -> None:
-    """It is published, so an audit of later scores looks for it. The window that was applied alone is none."""
+    """It is published, so an audit of later scores requires it. A window that was only applied is not evidence."""
     hparams = load_hparams()
     kept = score_report(LOST - 1, observations={"3": PeerObservation(hotkey="miner")})
     (tmp_path / "scores").mkdir()
     (tmp_path / "scores" / f"window-{LOST - 1}-v{hparams.version}").write_text(kept.model_dump_json())
     validator, _, events = of(hparams, Made(LOST - 3), tmp_path)
     before = Evidence(window=LOST - 4, observations={"3": PeerObservation(hotkey="miner")})
-    validator._board.see(before)  # as it was saved
+    validator._board.see(before)  # as saved
     await follow(validator)
     assert [event["window"] for event in events if event["event"] == "scores"] == [LOST - 3, LOST - 1]
     assert validator._board.follows_from == (LOST - 4, LOST - 3)
@@ -119,7 +119,7 @@ async def test_what_was_scored_after_the_saved_state_is_still_evidence(tmp_path:
 async def test_a_window_that_is_lost_is_reported_and_changes_no_score() -> None:
     validator, replica, events = of(load_hparams(), Made())
     await follow(validator)
-    # How to go on, by a later checkpoint if there is one, is the way that ``advance`` knows.
+    # ``advance`` continues, with a later checkpoint if there is one.
     assert replica.advanced == replica.asked == [LOST, LOST + 1, LOST + 2]
     problems = [event for event in events if event["event"] != "window_time"]
     assert [event["event"] for event in problems] == ["problem"] * 3

@@ -1,4 +1,4 @@
-"""A window that electors have decided to be void: every node applies nothing, live, later and when it is checked.
+"""A window that electors have voided: every node applies nothing, live, later and in an audit.
 
 Three electors with real keys, buckets and chain; two of them have more than half of the stake, and decide.
 """
@@ -167,7 +167,7 @@ class Pages:
         self._hparams = hparams
 
     async def digest(self, uid: int, window: int) -> str:
-        return "0" * 64  # as every recorded update names
+        return "0" * 64  # the digest in every recorded update
 
     async def assigned(self, uid: int, window: int) -> WindowBatches:
         return self._draw(uid, window)
@@ -185,7 +185,7 @@ class Pages:
 
 
 class Scorer:
-    """The leading validator: it scores windows as they come, and publishes what it holds after each."""
+    """The leading validator: it scores windows as they arrive, and publishes its model's state after each."""
 
     def __init__(self, scene: Scene, pages: Pages) -> None:
         self._scene = scene
@@ -216,7 +216,8 @@ class Scorer:
 
 @pytest.fixture
 async def voided_later(scene: Scene) -> tuple[Scorer, Callable[[int], Any]]:
-    """A validator that scored two windows before it learned that the first of them was void; and an audit of all."""
+    """A validator that scored two windows before it learned that the first one was void; and an audit of all
+    windows."""
     pages = Pages(scene.stage.hparams)
     scorer = Scorer(scene, pages)
     lived = []
@@ -244,7 +245,7 @@ async def voided_later(scene: Scene) -> tuple[Scorer, Callable[[int], Any]]:
 
 
 async def test_who_scored_a_window_before_it_was_voided_is_no_liar(voided_later: Any) -> None:
-    """Its scores were made with the set that was decided first, and of the next window with that model."""
+    """Its scores are based on the set that was decided first, and those of the next window on that model."""
     scorer, audited = voided_later
     found, believed = await audited(START + 3)
     assert found is None
@@ -252,7 +253,7 @@ async def test_who_scored_a_window_before_it_was_voided_is_no_liar(voided_later:
     assert "uid 1 included: published True, found False" in believed[0]
     assert f"window {START + 1} was voided, perhaps after they were made with another model" in believed[1]
 
-    # What does not depend on the model is still compared.
+    # Values that do not depend on the model are still compared.
     report = await scorer.comms.get_scores(scorer.comms.uid, START + 1)
     await scorer.comms.put_scores(report.model_copy(update={"weights": {"1": 1.0}}).sealed())
     found, _ = await audited(START + 1)

@@ -1,4 +1,4 @@
-"""``tplr watch`` on a recorded run: what it reads from real buckets and a chain, once and as the run goes on."""
+"""``tplr watch`` on a recorded run: objects read from real buckets and a chain, once and while the run continues."""
 
 import argparse
 import asyncio
@@ -59,7 +59,7 @@ class Scene:
         await self.stage.drive(self.recording.record(**what))
 
     async def reports(self, window: int, node: NodeContext, **changes: object) -> None:
-        """The node reports what the leader reports, with ``changes``."""
+        """Publish the leader's report as this node's, with ``changes``."""
         seen = await self.leader.comms.get_report(0, window)
         await node.comms.put_report(seen.model_copy(update={"uid": node.comms.uid, **changes}))
 
@@ -112,7 +112,7 @@ async def test_a_run_as_anybody_sees_it(scene: Scene) -> None:
     assert row(text, "miner 1") == ["miner", "1", "in", "step", "4", "7.125", "2", "of", "2", "0.5000", "0.750"]
     assert row(text, "miner 2") == ["miner", "2", "in", "step", "3", "1", "of", "1", "0.2500", "0.250"]
     assert "miner 2: its model differs from most nodes' after window 3" in text
-    # The next look reads on.
+    # The next poll continues.
     await scene.record()
     assert "elections: 3 of 3 windows decided, the newest is 5" in await scene.look(source)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Phases of a window sum to the time that passed, also when one interrupts another."""
+"""Phases of a window sum to the elapsed time, also when one interrupts another."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reserve peers fill in: out of real uploads, in the order of the list, one for each peer whose update is lacking."""
+"""Reserve peers replace missing updates: from real uploads, in list order, one per missing update."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -15,7 +15,7 @@ from tplr.node.windows import WindowUpdates
 from tplr.schemas import PeerList, Reason
 
 WINDOW = 1
-# 1 to 5 upload in time; of the others none sends what counts.
+# 1 to 5 upload in time; no other miner sends a valid update.
 LATE, MALFORMED, ABSENT, ALSO_ABSENT, EMPTY = 6, 7, 8, 9, 10
 
 
@@ -35,7 +35,7 @@ class Empty(Honest):
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    """One window's uploads, not gathered yet."""
+    """One window's uploads, before they are gathered."""
     members: list[Member] = [Honest(1) for _ in range(5)]
     members += [Late("late", 1), Malformed("malformed", 1), Absent(1), Absent(1), Empty(1)]
     hparams = small(profile("demo"), pages_per_window=1, gather_patience_seconds=0.1)
@@ -52,7 +52,7 @@ async def found(
     reserve: Sequence[int],
     excluded: Collection[int] = (),
 ) -> tuple[list[int], dict[int, Reason]]:
-    """Uids whose updates a node finds with that list, and skipped uids with reasons."""
+    """Return the uids whose updates a node finds with that list, and skipped uids with reasons."""
     listed = PeerList(
         peers=tuple(peers),
         reserve_peers=tuple(reserve),
@@ -77,12 +77,12 @@ async def found(
 @pytest.mark.parametrize(
     ("peers", "reserve", "counted"),
     [
-        ([2, 1], [3, 4], [1, 2]),  # all there: nobody fills in
+        ([2, 1], [3, 4], [1, 2]),  # all present: no reserve peer is used
         ([ABSENT, 2], [3, 4], [2, 3]),
         ([1, EMPTY], [3], [1, 3]),  # nine zeros of twenty would nearly halve the step
         ([1, LATE], [5, 3], [1, 5]),  # by the reserve's order, not by uid
-        ([1, MALFORMED], [ABSENT, 4, 3], [1, 4]),  # the reserve may lack updates, too
-        ([ABSENT, LATE, MALFORMED], [5, 2], [2, 5]),  # fewer than are lacking
+        ([1, MALFORMED], [ABSENT, 4, 3], [1, 4]),  # reserve peers may also lack updates
+        ([ABSENT, LATE, MALFORMED], [5, 2], [2, 5]),  # fewer than are missing
         ([ABSENT, ALSO_ABSENT], [5, 4, 3], [4, 5]),
         ([1, ABSENT], [1, 2], [1, 2]),  # a peer is no reserve of its own
         ([1, ABSENT], [], [1]),
@@ -102,7 +102,7 @@ async def test_peers_that_were_replaced_keep_their_reason(world, monkeypatch) ->
 
 
 async def test_whom_the_leader_excludes_is_replaced_and_named(world, monkeypatch) -> None:
-    """Reserve peers too: whoever looks for the same set later must not fill in with them."""
+    """Also reserve peers: a node that looks for the same set later must not use them as replacements."""
     listed = {"peers": [1, 2], "reserve": [3, 4, 5]}
     updates, skipped = await found(world, monkeypatch, **listed, excluded={2, 3, 9})
     assert updates == [1, 4]

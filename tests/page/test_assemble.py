@@ -1,4 +1,4 @@
-"""From records of windows to columns."""
+"""Records of windows are assembled into columns."""
 
 from synthetic_run import RUN
 
@@ -34,7 +34,7 @@ def test_columns() -> None:
     payment = Payment(block=99, window=5, weights={1: 1.0})
     found = document(
         WindowRecord(window=5, included=(1,), skipped={2: "too_late"}, tokens=64, held_out=8.00004, payment=payment),
-        # Nothing is known of window 6.
+        # Window 6 is unknown.
         WindowRecord(
             window=7,
             included=(2,),
@@ -56,7 +56,7 @@ def test_columns() -> None:
     assert found.strikes[1] == Strike(window=7, uid=2, rule="strange", meaning="no rule of this version")
     assert unpack(found.explanations, 1, 2) == [("weight", "0.250000")]
     assert unpack(found.explanations, 1, 3) is None
-    assert {node.uid: node.role for node in found.nodes} == {1: "miner", 2: "miner"}  # nobody reports
+    assert {node.uid: node.role for node in found.nodes} == {1: "miner", 2: "miner"}  # no node reports
 
 
 def test_who_held_which_model() -> None:
@@ -83,7 +83,7 @@ def test_what_operators_know() -> None:
     [one] = found.miners
     assert (one.training_loss, one.utilisation) == ((None, 7.5), (0.5, 0.5))
     assert sum(one.phases) == 20.0
-    assert found.losses.held_out == (8.9, 8.0)  # what is published comes first
+    assert found.losses.held_out == (8.9, 8.0)  # published values come first
     assert found.time is not None
     assert dict(zip(found.time.phases, found.time.shares, strict=True))["saving"] == (0.5, 0.5)
     assert document(*records).time is None

@@ -1,4 +1,4 @@
-"""The document's own words."""
+"""The texts of the page's document."""
 
 import re
 from pathlib import Path

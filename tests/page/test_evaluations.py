@@ -1,4 +1,4 @@
-"""Figures out of evaluations, those of strangers too."""
+"""Figures from evaluations, including those of strangers."""
 
 from tplr.page.evaluations import MAX_METRICS, MAX_NAME, MAX_TASKS, figures
 from tplr.schemas import EvaluationResult, HeldOutLoss, TaskResult

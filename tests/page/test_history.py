@@ -1,4 +1,4 @@
-"""What was read of a run outlives buckets and processes."""
+"""The history of a run stays after its buckets and processes are gone."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_a_history_is_kept_in_its_file(tmp_path) -> None:
     assert again.windows == {7: FULL, 8: WindowRecord(window=8)} == history.windows
     assert again.checkpoints == {(3, 0): checkpoint(3, kept=False), (8, 0): checkpoint(8)} == history.checkpoints
     assert list(again.evaluations.values()) == [figure]
-    # What did not change is not written again.
+    # Unchanged windows are not written again.
     size = path.stat().st_size
     again.add([FULL], [checkpoint(8)])
     assert path.stat().st_size == size
@@ -44,7 +44,7 @@ def test_a_torn_line_is_not_read(tmp_path) -> None:
     History("run 1", path).add([FULL, WindowRecord(window=8)], [])
     path.write_bytes(path.read_bytes()[:-20])
     assert set(History("run 1", path).windows) == {7}
-    # The file is whole again.
+    # The file is complete again.
     History("run 1", path).add([WindowRecord(window=9)], [])
     assert set(History("run 1", path).windows) == {7, 9}
 

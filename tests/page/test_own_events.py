@@ -1,4 +1,4 @@
-"""Event files of one's own nodes, as they grow."""
+"""Event files of the operator's own nodes, while they grow."""
 
 from tplr.node.window_time import PHASES
 from tplr.page.own_events import OwnEvents

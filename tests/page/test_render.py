@@ -1,4 +1,4 @@
-"""The page as bytes: what strangers wrote stays text, nothing is fetched, and it is small."""
+"""The page as bytes: strangers' text stays text, nothing is fetched, and the page is small."""
 
 import base64
 import hashlib
@@ -41,7 +41,7 @@ def test_the_policy_admits_its_own_script_and_style_alone() -> None:
         assert f"{tag}-src 'sha256-{digest}'" in policy
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-    # An event handler or a style written as an attribute would be refused by it.
+    # It would refuse an event handler or a style attribute.
     assert not re.search(r"<[^>]* (on\w+|style)=", page.split("<script>")[0])
 
 
@@ -53,7 +53,7 @@ def test_every_script_is_part_of_the_page() -> None:
 def test_nothing_is_fetched_and_no_text_becomes_markup() -> None:
     page = render(synthetic_document(2, 1)).decode()
     addresses = set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}[^\s\"'`)]*", page))
-    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, which nobody fetches
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a namespace name, which is never fetched
     script = page.split("<script>")[1]
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "fetch("):
         assert word not in script, word
@@ -78,6 +78,6 @@ def test_two_thousand_windows_of_twenty_miners_are_small() -> None:
 
 
 def test_a_longer_run_of_the_same_kind_grows_in_proportion() -> None:
-    """A tenth of the windows, with a tenth of the bound and what a page has anyway."""
+    """A tenth of the windows, with a tenth of the bound plus the page's fixed part."""
     small, large = (len(render(synthetic_document(windows, 20))) for windows in (1, 200))
     assert large - small <= MAX_BYTES / 10

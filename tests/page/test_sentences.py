@@ -1,4 +1,4 @@
-"""Packed sentences come back character by character, whatever they say, and equal ones cost little."""
+"""Packed sentences are restored exactly, for any text, and equal ones take little space."""
 
 import random
 
@@ -36,7 +36,7 @@ def test_numbers_are_taken_out_of_the_words() -> None:
 def test_a_number_that_is_repeated_in_a_cell_is_stored_once() -> None:
     draw = random.Random(3)
     score = [draw.randrange(10**6) for _ in range(300)]
-    # The weight has no sentence of this kind in some windows: its column is shorter, and still the same.
+    # The weight has no sentence of this kind in some windows: its column is shorter, but has the same content.
     rows = {
         1: [
             [("final", f"0.{one:06d} in all"), *([("weight", f"from 0.{one:06d}")] if one % 3 else [])] for one in score
@@ -55,7 +55,7 @@ def test_words_without_end_are_cut_off() -> None:
     assert len(packed.templates) <= MAX_TEMPLATES + 1
     assert unpack(packed, 1, 5) == [("x", words[5])]
     assert unpack(packed, 1, MAX_TEMPLATES + 100) == [TOO_MANY]
-    # Few sentences in ever new orders.
+    # Few sentences in many different orders.
     draw = random.Random(1)
     orders = [[("x", draw.choice("abcdefgh")) for _ in range(8)] for _ in range(MAX_SHAPES + 200)]
     assert len(pack({1: orders}).shapes) <= MAX_SHAPES + 1

@@ -1,4 +1,4 @@
-"""The page in a real browser: it draws, the slider moves, a click explains, on a desk and on a phone."""
+"""The page in a real browser: it draws, the slider moves, a click explains; desktop and phone sizes."""
 
 import json
 import re
@@ -42,13 +42,13 @@ def write(folder: Path, document: RunDocument) -> Path:
 
 
 def clean(page: OpenPage, path: Path) -> None:
-    """Nothing on the console, and no request but for the file itself."""
+    """Assert an empty console, and no request except for the file itself."""
     assert page.problems == []
     assert [url.split("#")[0] for url in page.requests if not url.startswith("data:")] == [path.as_uri()]
 
 
 def cell(page: OpenPage, row: int, index: int) -> tuple[float, float]:
-    """The place of a cell of the first strip."""
+    """Return the position of a cell of the first strip."""
     return tuple(
         page.tab.evaluate(
             """([row, index]) => {
@@ -100,14 +100,14 @@ def test_a_click_explains_in_the_words_of_explain(browser, path, document) -> No
             assert page.fragment == f"#window={FIRST + index}&uid={row + 1}"
         command = page.tab.locator(".command").inner_text()
         assert command == f"tplr explain --uid {MINERS} --window {FIRST + WINDOWS - 1} --validator 0"
-        # A row of the window's table selects its miner too.
+        # A row of the window's table also selects its miner.
         page.tab.get_by_role("button", name="miner-2 (uid 2)").click()
         assert page.explanation == unpack(document.explanations, 2, WINDOWS - 1)
         clean(page, path)
 
 
 def test_every_explanation_is_unpacked_alike(browser, path, document) -> None:
-    """The script's unpacking against ours, in all cells; the address selects them."""
+    """The page script's unpacking equals Python's in all cells; the address selects them."""
     with browser.page(path) as page:
         for uid in range(1, MINERS + 1):
             for index in range(0, WINDOWS, 13):
@@ -249,7 +249,7 @@ def test_votes_are_drawn_where_there_are_some(browser, tmp_path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_two_thousand_windows_are_drawn(browser, tmp_path) -> None:
-    """How long that takes is measured by ``scripts/benchmarks/page.py``."""
+    """``scripts/benchmarks/page.py`` measures the time."""
     document = synthetic_document(2000, 20)
     path = write(tmp_path, document)
     with browser.page(path, fragment=f"#window={FIRST + 1000}&uid=7") as page:

@@ -1,4 +1,4 @@
-"""Datasets are written whole or not at all, the same rows as the same bytes."""
+"""Datasets are written completely or not at all, and the same rows give the same bytes."""
 
 import hashlib
 import json
@@ -110,7 +110,7 @@ with write_dataset(Path({str(tmp_path / "set")!r}), rows_per_group=10, rows_per_
     assert (left.name[0], left.suffix) == (".", ".draft")
     assert len([*left.rglob("*.parquet")]) == 3
     assert not [*left.rglob("_*")]
-    build(tmp_path / "set")  # and a new beginning is not hindered
+    build(tmp_path / "set")  # a new build is not blocked
 
 
 def test_a_row_group_is_in_memory_and_not_the_text(tmp_path):

@@ -1,4 +1,4 @@
-"""From a draw to batches, over a store in memory."""
+"""Sampled pages become batches, over a store in memory."""
 
 import asyncio
 import copy
@@ -70,7 +70,7 @@ async def test_tokens_come_from_the_cache_only_where_everything_is_equal(library
         asked = await PageDataset.open([store], SUBFOLDER, by, token_cache=cache, rows_per_page=rows)
         with pytest.raises(ObjectNotFound):
             await asked.stream(other, length)
-    library.address = "group-average"  # other rows by the same page name
+    library.address = "group-average"  # other rows under the same page name
     await store.put(f"{SUBFOLDER}/_metadata.yaml", b"configs: [{config_name: even}, {config_name: ragged}]")
     with pytest.raises(ObjectNotFound):
         await (await PageDataset.open([store], SUBFOLDER, tokenizer, token_cache=cache)).stream(page, 99)

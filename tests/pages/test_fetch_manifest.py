@@ -1,4 +1,4 @@
-"""Manifests fetched whole, kept on disk by dataset, and never believed when they are not what was written."""
+"""Manifests are fetched whole, cached on disk per dataset, and refused if they differ from the written ones."""
 
 import asyncio
 import fcntl
@@ -55,7 +55,7 @@ async def test_a_changed_object_is_fetched_anew(served, cache):
     assert (first.configs["a"].num_rows, second.configs["a"].num_rows) == (120, 121)
     assert first.sha256 != second.sha256
     await served.store.delete("sub/set/_shard_sizes.json")
-    with pytest.raises(ObjectNotFound):  # a dataset that is gone is gone
+    with pytest.raises(ObjectNotFound):  # a deleted dataset is reported as missing
         await fetch(served, cache)
 
 
@@ -97,7 +97,7 @@ async def test_a_torn_or_damaged_copy_is_fetched_anew(served, cache, caplog):
 
 
 async def test_both_objects_are_of_one_version(served, cache, monkeypatch):
-    """Replaced between the question for the ETags and the fetching: the old one and the new one are never mixed."""
+    """Replaced between the request for the ETags and the fetch: the old and the new version are never mixed."""
     await put_manifest(served.store)
     head, heads = served.store.head, 0
 

@@ -1,4 +1,4 @@
-"""Manifests good and bad."""
+"""Valid and invalid manifests."""
 
 import hashlib
 import json

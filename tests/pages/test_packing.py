@@ -1,4 +1,4 @@
-"""Rows to documents, and batches against the documented loader's own procedure, written out with lists."""
+"""Rows become documents; batches are compared with the documented loader's own procedure, written with lists."""
 
 from itertools import chain
 
@@ -25,7 +25,7 @@ def test_each_row_is_ended_once_and_empty_ones_are_left_out(rows):
 
 
 def documented(documents: list[list[int]], batch_size: int, length: int, *, packed: bool) -> list[np.ndarray]:
-    """Cut at each EOS, drop it, append ``pad_size`` of them; batches from the front while they are whole."""
+    """Cut at each EOS, drop it, append ``pad_size`` EOS; return full batches from the front."""
     buffer = [token for document in documents for token in document]
     padded: list[int] = []
     while buffer:

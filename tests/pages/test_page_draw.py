@@ -47,7 +47,7 @@ def test_vectors_of_documented_networks(offset, n_pages, seed, expected):
 def documented(
     sizes: dict[str, int], offset: int, n_pages: int, seed: int, rows_per_page: int
 ) -> list[tuple[str, int]]:
-    """The documented rule in numpy's and CPython's own words."""
+    """The documented rule, written with numpy and CPython."""
     generator = np.random.default_rng(hash(seed) & 0xFFFFFFFF)
     generator.bit_generator.advance(offset)
     pages = []

@@ -1,4 +1,4 @@
-"""Pages from real parquet files: the right rows, few requests, and a loud end where file and manifest differ."""
+"""Pages from real parquet files: the right rows, few requests, and an error where file and manifest differ."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ SUBFOLDER = "sub/set"
 
 
 class Watched(MemoryStore):
-    """Notes each request; ``spoil`` may change the bytes of an answer or raise."""
+    """Records each request; ``spoil`` may change the bytes of an answer or raise."""
 
     def __init__(self) -> None:
         super().__init__("watched")
@@ -282,7 +282,7 @@ async def test_another_version_of_a_file_is_never_read_by_an_old_footer(library)
     reader = await open_reader(library, store)
     await reader.texts(PageRef("even", 0, "train"))
     key = f"{SUBFOLDER}/even/0.parquet"
-    await store.put(key, library.objects[key] + b"more")  # every range of the old footer is still there
+    await store.put(key, library.objects[key] + b"more")  # every range of the old footer still exists
     with pytest.raises(DataError, match="the manifest says"):
         await reader.texts(PageRef("even", 0, "train"))
 

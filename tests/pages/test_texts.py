@@ -1,4 +1,4 @@
-"""Documents out of files of each kind; whatever is wrong with one is named with its place, or counted."""
+"""Documents from files of each kind; every problem is reported with its place, or counted."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What is kept, for how long, and that nothing damaged comes out."""
+"""The token cache: its entries, their lifetime, and no damaged entry returned."""
 
 import threading
 

@@ -36,7 +36,7 @@ def host():
 
 @pytest.fixture
 def sized():
-    """A run's constants with another model size."""
+    """Return a run's constants with another model size."""
 
     def make(hparams: HParams, *, sequence_length: int = 256, batch_size: int = 4, precision="bfloat16", **model):
         model = {"max_position_embeddings": sequence_length, **model}

@@ -1,4 +1,4 @@
-"""The page of costs is what the planner computes today."""
+"""``docs/costs.md`` has the planner's current figures."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Memory by kind, against what PyTorch and a node's training state hold."""
+"""Memory by kind, against the memory that PyTorch and a node's training state use."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ SHAPES = {
 def test_activations_are_those_that_autograd_saves(sparseloco, sized, shape, precision):
     few, many = (sized(sparseloco, precision=precision, **shape | {"num_hidden_layers": n}) for n in (2, 6))
     layers = _saved_bytes(many) - _saved_bytes(few)
-    if precision == "bfloat16":  # the weights' casts, a kind of their own
+    if precision == "bfloat16":  # the weights' casts, which are a separate kind
         layers -= 2 * (Workload.of(many).matmul_parameters - Workload.of(few).matmul_parameters)
     tokens = many.batch_size * many.sequence_length
     planned = sum(
@@ -41,7 +41,7 @@ def test_activations_are_those_that_autograd_saves(sparseloco, sized, shape, pre
 
 
 def _saved_bytes(hparams) -> int:
-    """Bytes that autograd keeps for the backward pass of one batch, without the weights themselves."""
+    """Return the bytes that autograd keeps for the backward pass of one batch, without the weights."""
     model = build_model(hparams)
     weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
     saved = {}
@@ -78,7 +78,7 @@ def test_persistent_kinds_are_the_tensors_of_a_training_state(request, sized, tm
 
 
 def test_a_validator_has_room_for_the_backward_pass_that_aligns_updates(sized, sparseloco):
-    """Only the profile ``documented`` measures by forward passes alone."""
+    """Only the profile ``documented`` measures with forward passes alone."""
     hparams = sized(sparseloco, **SHAPES["four heads share keys"], precision="float32")
     batches = np.zeros((1, hparams.batch_size, hparams.sequence_length), np.int64)
     found = probe_gradient(build_model(hparams), batches, "float32")

@@ -1,4 +1,4 @@
-"""A window's phases, and what a plan says that cannot work."""
+"""A window's phases, and the plan's report of an impossible timeline."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_slow_links_are_a_problem_with_its_remedy(sparseloco, host, links, names
 
 
 def test_with_overlap_devices_train_while_links_are_busy(sparseloco, host):
-    """All of the window but packing and applying; a set that comes after packing is waited for."""
+    """The whole window except packing and applying; a set that arrives after packing is waited for."""
     slow = host(down=20e6)
     in_turn, beside = (make_plan(one, slow, mfu=0.001).timeline for one in (sparseloco, overlapping(sparseloco)))
     assert in_turn.utilisation < 0.9 < 0.99 < beside.utilisation

@@ -28,7 +28,7 @@ def test_readers_pay_only_in_reads(sparseloco):
 
 
 def measured() -> dict[str, float]:
-    """Of one elector among five that answer: means of the benchmark's repetitions."""
+    """Return the figures of one elector among five that answer: means of the benchmark's repetitions."""
     with TABLE.open() as file:
         rows = [row for row in csv.DictReader(file) if (row["case"], row["validators"]) == ("all answer", "5")]
     return {name: statistics.mean(float(row[name]) for row in rows) for name in ("requests", "read_kB", "written_kB")}

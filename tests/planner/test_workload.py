@@ -1,4 +1,4 @@
-"""Sizes of a run, against the model and the payload themselves."""
+"""Sizes of a run, against the model and the payload."""
 
 import pytest
 

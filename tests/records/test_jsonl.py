@@ -1,4 +1,4 @@
-"""Lines and their positions, however the bytes arrive; values with and without a byte-order mark."""
+"""Lines and their positions, for any split of the bytes; values with and without a byte-order mark."""
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +11,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Source:
-    """Gives some pieces; a piece that is None raises, once."""
+    """Yields pieces; a piece of None raises once."""
 
     def __init__(self, pieces):
         self.pieces = list(pieces)

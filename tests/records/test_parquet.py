@@ -1,4 +1,4 @@
-"""Rows from any place on, whatever the row groups; a failed read skips nothing."""
+"""Rows from any start position, for any row groups; a failed read skips nothing."""
 
 import io
 import subprocess
@@ -94,7 +94,7 @@ def path(file: io.BytesIO, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def busy() -> Iterator[None]:
-    """Two processes that compute all the time."""
+    """Two processes that compute continuously."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     yield
     for other in others:
@@ -103,7 +103,7 @@ def busy() -> Iterator[None]:
 
 
 def test_pyarrow_starts_no_thread(path: Path) -> None:
-    """Its threads abort the process at its exit now and then if torch is loaded."""
+    """Its threads sometimes abort the process at exit if torch is loaded."""
     assert subprocess.check_output([sys.executable, "-c", COUNTS, path], text=True) == "0\n"
 
 

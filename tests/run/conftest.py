@@ -1,4 +1,4 @@
-"""A finished run in a folder, as ``tplr localnet`` leaves it: real buckets, chain and data; random updates."""
+"""A finished run in a folder as ``tplr localnet`` leaves it: real buckets, chain and data; random updates."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ from tplr.testing.s3server import serve
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 START, LAST = 3, 7
-CHECKPOINT = 6  # has applied the windows before it
+CHECKPOINT = 6  # has applied all earlier windows
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 
 
 class FinishedRun:
-    """A run of the windows ``start`` to ``last``, and the digests of its model after each; there is a checkpoint of
-    the model after the window ``kept``."""
+    """A run of the windows ``start`` to ``last``, with the digests of its model after each, and a checkpoint of the
+    model after window ``kept``."""
 
     start, last, kept = START, LAST, CHECKPOINT - 1
 
@@ -45,7 +45,7 @@ class FinishedRun:
         self.digests = digests
 
     def _stores(self, connections: S3Connections) -> list[ObjectStore]:
-        """Every bucket, writable."""
+        """Return every bucket, writable."""
         table = json.loads((self.folder / "keys.json").read_text())
         return [
             connections.store(S3Bucket(name=name, access_key_id=key, secret_access_key=entry["secret"]))
@@ -75,12 +75,12 @@ class FinishedRun:
         assert asyncio.run(work())
 
     def signer(self, name: str, uid: int = 0) -> Signer:
-        """A node that signs."""
+        """Return the signer of a node."""
         keypair = load_hotkey(self.folder / "wallets", name, HOTKEY)
         return Signer.with_key(Run(NETUID, self.hparams.version), uid, keypair)
 
     def write_variables(self, bucket: Bucket) -> dict[str, str]:
-        """The environment of the node whose gradients bucket this is."""
+        """Return the variables of the node with this gradients bucket, with its write keys."""
         table = json.loads((self.folder / "keys.json").read_text())
         key, entry = next((key, one) for key, one in table.items() if one["buckets"].get(bucket.name) == "read-write")
         keys = {"ACCESS_KEY_ID": key, "SECRET_ACCESS_KEY": entry["secret"]}
@@ -126,7 +126,7 @@ async def record(folder: Path, void: Collection[int] = ()) -> FinishedRun:
     changes = {"model": model, "pages_per_window": 1, "sealed_scores": False, "peer_list_window_margin": 1}
     hparams = network.hparams.model_copy(update=changes)
     (folder / "hparams.json").write_text(hparams.model_dump_json(exclude={"sparseloco", "store"}))
-    clock = ManualClock(time.time() - 3600)  # when the run is reopened, its chain is further
+    clock = ManualClock(time.time() - 3600)  # the chain has advanced when the run is reopened
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(serve(network.storage, network.keys))
         await upload_dataset(corpus, network.dataset.writable, server.endpoint)
@@ -178,7 +178,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 @pytest.fixture
 def newest(recorded: FinishedRun, tmp_path: Path) -> FinishedRun:
-    """The one that ``--local`` finds without a folder, for ``tplr``."""
+    """The run that ``--local`` finds without a folder, for ``tplr``."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "latest").symlink_to(recorded.folder)
     return recorded
@@ -186,7 +186,7 @@ def newest(recorded: FinishedRun, tmp_path: Path) -> FinishedRun:
 
 @pytest.fixture
 def with_void_window(tmp_path: Path) -> FinishedRun:
-    """Its second window is void."""
+    """A run with a void second window."""
     return asyncio.run(record(tmp_path / "void" / "run", void=(START + 1,)))
 
 
@@ -203,9 +203,9 @@ Tplr = Callable[..., int]
 
 @pytest.fixture
 def tplr(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tplr:
-    """Runs ``tplr`` with these words, in a folder of the test's own; gives the exit status."""
+    """Runs ``tplr`` with these arguments, in a separate folder of the test; returns the exit status."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tplr.logging.setup_logging", lambda **_: None)  # it would outlive the test
+    monkeypatch.setattr("tplr.logging.setup_logging", lambda **_: None)  # logging settings would outlive the test
 
     def run(*words: object) -> int:
         monkeypatch.setattr("sys.argv", ["tplr", *map(str, words)])  # results name the command line

@@ -1,4 +1,4 @@
-"""Bits per byte against a sum written out, and bytes of tokens against the texts that they decode to."""
+"""Bits per byte against an explicit sum, and bytes of tokens against the decoded texts."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The card is the record in words: nothing else is in it, and nobody's name can add markup."""
+"""The card is the record in words: it has nothing else, and no name can add markup."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""``--run run.toml``: a stranger, who has configured nothing, reads a run of which the description is published."""
+"""``--run run.toml``: a reader without any configuration reads a run with a published description."""
 
 import asyncio
 import json

@@ -51,7 +51,7 @@ def test_an_export_gives_the_same_loss_as_the_runs_model(recorded, tplr, tmp_pat
     (one,), (other,) = (read_results(tmp_path / name) for name in ("of-folder", "of-run"))
     assert one.held_out == other.held_out
     assert one.digest == other.digest == recorded.digests[4]
-    # Rounded weights are another model: their result has a file of its own.
+    # Rounded weights are another model, so their result has a separate file.
     assert tplr("export", "--local", recorded.folder, "--out", "short", "--window", "4", "--dtype", "bfloat16") == 0
     for _ in range(2):
         assert tplr("eval", "short", "--local", recorded.folder, "--results", "of-run") == 0
@@ -60,9 +60,9 @@ def test_an_export_gives_the_same_loss_as_the_runs_model(recorded, tplr, tmp_pat
 
 
 def test_a_task_of_local_files(recorded, tplr, tmp_path, monkeypatch, capsys):
-    """Without a network: the questions are in the project, and the harness's own tasks are not read."""
+    """Without network access: the questions are in the project, and the harness's own tasks are not read."""
     pytest.importorskip("lm_eval")
-    monkeypatch.chdir(TASKS.parents[1])  # the task names its file from there
+    monkeypatch.chdir(TASKS.parents[1])  # the task's path is relative to it
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -129,7 +129,7 @@ async def test_following_evaluates_each_checkpoint_once(recorded, tmp_path):
 
 
 async def test_following_goes_on_after_a_hiccup(recorded, tmp_path, monkeypatch, caplog):
-    """Of the chain, of a bucket, and of what an evaluation reads: each is tried again after the next window."""
+    """A failure of the chain, a bucket, or an evaluation's input: each is retried after the next window."""
     hiccups = [ChainUnavailable("no answer"), StoreUnavailable("503"), DataError("half a page"), None]
 
     async def windows():
@@ -216,7 +216,7 @@ async def test_a_result_is_published_in_the_own_bucket(own_run, tmp_path):
 
 
 async def test_a_result_whose_publication_failed_is_published_the_next_time(own_run, tmp_path, monkeypatch):
-    """It is not measured again: its file is there."""
+    """It is not measured again, because its file exists."""
     published, put = [], [StoreUnavailable("503")]
 
     async def put_evaluation(result: EvaluationResult) -> None:

@@ -1,4 +1,4 @@
-"""The programs in ``examples/`` and the notebook run as they are."""
+"""The programs in ``examples/`` and the notebook run unchanged."""
 
 import os
 import runpy
@@ -18,7 +18,7 @@ CACHE = ROOT / ".cache/tplr/localnet"
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs an example in this process, in an empty folder, without settings of the environment; gives its output."""
+    """Runs an example in this process, in an empty folder, without environment settings; returns its output."""
     monkeypatch.chdir(tmp_path)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("R2_", "TPLR_"))}
     monkeypatch.setattr(os, "environ", kept)
@@ -54,7 +54,7 @@ def test_history_pandas(recorded, example):
 
 @pytest.mark.timeout(320)
 def test_exchange_updates(tmp_path):
-    """Its processes are started by a process without threads of the tests."""
+    """A process without threads of the tests starts its processes."""
     command = [sys.executable, EXAMPLES / "exchange_updates.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""``tplr export`` on a finished run: what it writes loads, is the network's model, and can be recomputed."""
+"""``tplr export`` on a finished run: its output loads, is the network's model, and can be recomputed."""
 
 import json
 import re
@@ -86,7 +86,7 @@ def test_deleted_updates_are_one_error(own_run, tplr, tmp_path, caplog):
     assert tplr("export", "--local", own_run.folder, "--out", "model", "--from", "start") == 2
     assert "window 4: uids [1, 2] are in its included set, and their updates are unavailable" in caplog.text
     assert not (tmp_path / "model").exists()
-    # The checkpoint is newer, and the card says that two updates are not counted.
+    # The checkpoint is newer, and the card states that two updates are not counted.
     assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
     assert "(updates of 1 windows are deleted, and not counted)" in (tmp_path / "model" / "README.md").read_text()
     assert read_record(tmp_path / "model").windows[1].batches == {"1": None, "2": None}
@@ -100,7 +100,7 @@ def test_half_a_checkpoint_is_one_error(own_run, tplr, tmp_path, caplog):
 
 
 def test_a_model_that_differs_from_the_networks_is_not_exported(own_run, tplr, tmp_path, caplog):
-    """A report of another model of the last window: whoever is wrong, this is not an agreed model."""
+    """One report names another model of the last window: whichever is wrong, this model is not agreed."""
 
     def lie(raw: bytes) -> bytes:
         _, body = raw.split(b"\n", 1)
@@ -114,7 +114,7 @@ def test_a_model_that_differs_from_the_networks_is_not_exported(own_run, tplr, t
 
 
 def test_scores_that_say_anything_are_in_no_export_s_way(own_run, tplr, tmp_path):
-    """A hotkey that is none, of any length, and an object that is no report."""
+    """An invalid hotkey of any length, and an object that is not a report."""
 
     def lie(raw: bytes) -> bytes:
         _, body = raw.split(b"\n", 1)

@@ -1,4 +1,4 @@
-"""``tplr generate``: the model's own most probable tokens, piece by piece, from an export or a run."""
+"""``tplr generate`` prints the model's most probable tokens, piece by piece, from an export or a run."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""``tplr replay``: without a participant, or by another rule, on the run's own updates."""
+"""``tplr replay`` on the run's own updates: without a participant, or by another rule."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The folder of results: what is changed or damaged is not used."""
+"""The folder of results: changed or damaged files are not used."""
 
 import json
 

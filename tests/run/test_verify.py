@@ -21,7 +21,7 @@ def exported(recorded, tplr, tmp_path, capsys):
 
 @pytest.fixture
 def verified(recorded, tplr, capsys):
-    """Status and findings of a check."""
+    """Return status and findings of a check."""
 
     def verify(folder, run=recorded):
         status = tplr("export", "--local", run.folder, "--verify", folder)
@@ -31,7 +31,7 @@ def verified(recorded, tplr, capsys):
 
 
 def rewrite(folder, **changes):
-    """A record that is sealed again, and its card."""
+    """Write a record that is sealed again, and its card."""
     record = read_record(folder).model_copy(update=changes).sealed()
     (folder / RECORD).write_text(record.model_dump_json(indent=1))
     (folder / CARD).write_text(render_card(record, load_hparams(folder / HPARAMS)))
@@ -56,7 +56,7 @@ def test_a_changed_file_a_missing_one_and_one_more_are_named(exported, verified)
 
 
 def test_other_weights_with_their_own_hashes_are_found(exported, verified):
-    """Whoever changes a tensor can hash it, but can't make it the network's."""
+    """A changed tensor can be hashed, but is not the network's."""
     weights = exported / SINGLE_FILE
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

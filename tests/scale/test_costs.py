@@ -1,4 +1,4 @@
-"""Costs: what must not grow with all uids does not, and what is known to grow is what the tables name."""
+"""Costs: those that must not grow with all uids do not, and the tables name all that grow."""
 
 import pytest
 

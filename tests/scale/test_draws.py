@@ -1,4 +1,4 @@
-"""A stream follows from its names alone."""
+"""A random stream follows from its names alone."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Elections of simulated electors: as fast, and with as many requests, as over a real server (benchmarks/trust.md)."""
+"""Simulated elections take the same time and requests as over a real server (benchmarks/trust.md)."""
 
 from collections.abc import Callable
 

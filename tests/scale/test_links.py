@@ -31,12 +31,12 @@ def test_what_never_begins_never_ends_and_disturbs_nobody() -> None:
 
 
 def test_a_later_flow_takes_half_from_the_first() -> None:
-    # 5 s alone: 50 of 100; then half each: 10 s more for the first, and the second has 50 left for 5 s alone.
+    # 5 s alone: 50 of 100; then half each: 10 s more for the first; the second has 50 left, which takes 5 s alone.
     assert finish_times([0.0, 5.0], 100.0, capacity=10.0, connection=10.0) == [15.0, 20.0]
 
 
 def test_flows_of_different_sizes() -> None:
-    # Both have half until the short one ends; the other one has 20 of its 30 left, and the whole link.
+    # Both have half until the short flow ends; the other flow has 20 of its 30 left, and the whole link.
     assert finish_times([0.0, 0.0], [30.0, 10.0], capacity=10.0, connection=10.0) == [4.0, 2.0]
 
 

@@ -1,4 +1,4 @@
-"""A burst of requests on shared processors: it lasts as long as its work, and delays what comes into it."""
+"""A burst of requests on shared processors takes the time of its work, and delays requests that arrive meanwhile."""
 
 import numpy as np
 import pytest

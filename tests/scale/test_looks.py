@@ -1,4 +1,4 @@
-"""The closed form against counting."""
+"""The closed form for the number of polls, against counting."""
 
 import numpy as np
 import pytest

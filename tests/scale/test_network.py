@@ -1,4 +1,4 @@
-"""A small network: everybody is listed and included; what is slow, silent or gone has the effect it should have."""
+"""A small network: all nodes are listed and included; slow, silent and absent nodes have the expected effect."""
 
 from dataclasses import replace
 
@@ -73,7 +73,7 @@ def test_a_new_run_measures_until_the_rules_list_somebody() -> None:
     first = hparams.probation_windows + hparams.validator_offset + hparams.peer_list_window_margin
     found = run(fresh=True, windows=first + 3)
     assert all(one.listed == one.included == 0 and one.probation == 16 for one in found[:first])
-    # Nobody is waited for: two blocks until the bounds are final, and the election.
+    # No node is waited for: two blocks until the bounds are final, and the election.
     assert all(24 < one.decided < 24 + 4 and one.gathered < 24 + 1 for one in found[:first])
     assert all(one.listed == one.included == 8 and one.all_included for one in found[first:])
 
@@ -85,7 +85,7 @@ def test_a_new_run_without_probation_gathers_from_its_first_window() -> None:
 def test_shared_processors_delay_gathers_and_decisions() -> None:
     alone = run(windows=2)
     busy = run(replace(IDEAL, cores=2.0, request_work=0.05), windows=2)
-    # 24 nodes with 3 * 2 requests about the window and 3 * 12 for the updates; downloads take 19 s beside it.
+    # 24 nodes with 3 * 2 requests about the window and 3 * 12 for the updates; downloads take 19 s in parallel.
     work = 24 * (6 + 36) * 0.05 / 2
     for one, other in zip(alone, busy, strict=True):
         assert other.gathered == pytest.approx(24 + work, rel=0.1)

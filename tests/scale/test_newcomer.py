@@ -1,4 +1,4 @@
-"""Catching up: the formula against stepping through time, and the rule that takes a checkpoint or not."""
+"""Catching up: the formula against stepping through time, and the rule for using a checkpoint."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Draws: medians and spreads as stated, one stream for each purpose."""
+"""Samples of participants: medians and spreads as specified, one stream for each purpose."""
 
 import numpy as np
 import pytest

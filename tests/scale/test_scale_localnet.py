@@ -1,4 +1,4 @@
-"""``scripts/benchmarks/scale_localnet.py``: what it reads of a run's folder, and that a prediction reads no waiting."""
+"""``scripts/benchmarks/scale_localnet.py`` reads a run's folder, and its prediction reads no waiting times."""
 
 import importlib.util
 import json

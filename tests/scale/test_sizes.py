@@ -1,4 +1,4 @@
-"""The three runs have the sizes in their names, and updates of the size that their layout gives."""
+"""The three runs have the sizes in their names, and updates of the sizes of their layouts."""
 
 import pytest
 

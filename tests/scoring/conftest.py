@@ -1,4 +1,4 @@
-"""Observations, evidence and constants to score with; tests spoil them where they want."""
+"""Observations, evidence and constants for scoring; tests damage them where needed."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ def make_constants(profile: Profile = "hardened", **changes: Any) -> HParams:
 
 
 def make_evaluation(assigned: float = 0.02, held_out: float = 0.01, error: float = 0.001) -> Evaluation:
-    """One whose losses of 4 and 5 nats improve by these shares, known to ``error`` nats."""
+    """Return an evaluation in which losses of 4 and 5 nats improve by these shares, with an error of ``error`` nats."""
     return Evaluation(
         assigned=LossChange(before=4.0, after=4.0 * (1 - assigned), error=error, sequences=64),
         held_out=LossChange(before=5.0, after=5.0 * (1 - held_out), error=error, sequences=64),
@@ -24,7 +24,7 @@ def make_evaluation(assigned: float = 0.02, held_out: float = 0.01, error: float
 
 
 def make_observation(uid: int = 1, **seen: Any) -> PeerObservation:
-    """Of a miner that did everything right, and was evaluated."""
+    """Return the observation of an evaluated miner without faults."""
     good: dict[str, Any] = {
         "listed": True,
         "included": True,
@@ -38,7 +38,7 @@ def make_observation(uid: int = 1, **seen: Any) -> PeerObservation:
 
 
 def make_alignment(products: Mapping[int, float], *, norms: float = 1.0, shared: float = 0.1) -> Alignment:
-    """Of updates of unit length, of which each two have the product ``shared``."""
+    """Return the alignment of updates of unit length with pairwise product ``shared``."""
     uids = sorted(products)
     gram = np.full((len(uids), len(uids)), shared)
     np.fill_diagonal(gram, 1.0)
@@ -51,7 +51,8 @@ def make_alignment(products: Mapping[int, float], *, norms: float = 1.0, shared:
 
 
 def make_evidence(window: int, observations: Mapping[int, PeerObservation], **products: float) -> Evidence:
-    """Of a window in which each miner with a valid update has a predicted gain of 0.3, or that of ``uid_N``."""
+    """Return the evidence of a window in which each miner with a valid update has a predicted gain of 0.3, or
+    ``uid_N``."""
     measured = {uid for uid, seen in observations.items() if seen.verdict == VALID and seen.assigned_pages}
     alignment = make_alignment({uid: products.get(f"uid_{uid}", 0.3) for uid in measured}) if measured else None
     return Evidence(

@@ -1,4 +1,4 @@
-"""Pay is a pure function of the last windows: absence earns nothing, chance nothing, and nothing stays frozen."""
+"""Pay is a pure function of the last windows: absence and chance earn nothing, and no score stays frozen."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ UIDS = (1, 2, 3, 4, 5, 6)
 PROVING = max(PROVING_WINDOWS, HPARAMS.probation_windows)
 
 NO_UPDATE: dict[str, Any] = {"included": False, "evaluation": None, "assigned_pages": None}
-# Each takes an observation and makes it one of a miner that did something wrong, nothing else changed.
+# Each changes an observation into one of a miner with a single fault.
 WRONGS: dict[str, dict[str, Any]] = {
     **{reason.value: {"verdict": reason.value, **NO_UPDATE} for reason in Reason},
     "wrong_pages": {"assigned_pages": False, "evaluation": None},
@@ -70,14 +70,14 @@ def test_equal_miners_earn_the_same(observation, evidence) -> None:
 
 
 def rounded(score: PeerScore) -> PeerScore:
-    """Without its hotkey, and without the last bits."""
+    """Return a score without its hotkey and its last bits."""
     numbers = {name: round(getattr(score, name), 12) for name in ("credit", "merit", "final")}
     return score.model_copy(update={**numbers, "hotkey": ""})
 
 
 @pytest.mark.parametrize("wrong", sorted(WRONGS))
 def test_a_window_that_does_not_count_earns_nothing_whatever_the_reason(wrong, observation, evidence) -> None:
-    """Present in half of the windows earns at most half, and in none nothing; others do not lose."""
+    """Presence in half of the windows earns at most half, and in none nothing; others do not lose."""
     bad = {**good(observation), 1: observation(1, **WRONGS[wrong])}
     half = [evidence(window, bad if window % 2 else good(observation)) for window in range(PAY_WINDOWS)]
     found = paid(half)
@@ -99,7 +99,7 @@ def test_half_of_the_windows_is_half_of_the_pay(power, observation, evidence) ->
 
 
 def test_nothing_earned_is_frozen(observation, evidence) -> None:
-    """Who goes dark is paid less in every window, and nothing once its work is older than the evidence."""
+    """An absent miner is paid less in every window, and nothing once its work is older than the evidence."""
     dark = {**good(observation), 1: observation(1, **WRONGS["unavailable"])}
     board, shares = Board(HPARAMS), []
     for window in range(PAY_WINDOWS):
@@ -112,7 +112,8 @@ def test_nothing_earned_is_frozen(observation, evidence) -> None:
 
 
 def test_who_is_away_breaks_no_rule(observation, evidence) -> None:
-    """Its last report is old, or its commit came without an update; only who sends from another model is struck."""
+    """Its last report is old, or its commit came without an update; only a miner that sends from another model is
+    struck."""
     away = {**good(observation), 1: observation(1, **{**WRONGS["missing"], "behind": OUT_OF_SYNC})}
     for wrong in ("no_commit", "hash_mismatch", "too_late"):
         away[2] = observation(2, **WRONGS[wrong])
@@ -129,13 +130,13 @@ def with_norms(evidence: Evidence, norms: dict[int, float]) -> Evidence:
 
 
 def test_who_is_outsized_is_not_for_a_majority_on_probation_to_say(observation, evidence) -> None:
-    """Anybody can send tiny updates from many uids; the included ones alone tell what is usual."""
+    """Any participant can send tiny updates from many uids; only the included ones define the usual norm."""
     crowd = {uid: observation(uid, listed=False, included=False, probation=True) for uid in range(10, 20)}
     tiny = dict.fromkeys(crowd, 1e-3)
     assert Board(HPARAMS).see(with_norms(evidence(0, {**good(observation), **crowd}), tiny)).struck == {}
     giant = Board(HPARAMS).see(with_norms(evidence(0, {**good(observation), **crowd}), {1: 31.0, 10: 31.0, 11: 29.0}))
     assert giant.struck == {1: ("outsized",), 10: ("outsized",)}
-    # At a run's start nobody is included, and no step is taken.
+    # At a run's start no miner is included, and no step is taken.
     start = {uid: observation(uid, listed=False, included=False, probation=True) for uid in UIDS}
     assert Board(HPARAMS).see(with_norms(evidence(0, {**start, **crowd}), tiny)).struck == {}
 
@@ -159,7 +160,7 @@ def test_a_window_of_another_scale_before_anybody_is_listed_changes_little(obser
 
 
 def test_own_blindness_is_blank_and_only_for_who_was_included(observation, evidence) -> None:
-    """Our own data failed: nobody of the included set loses, and nobody else gains."""
+    """The validator's own data failed: no miner of the included set loses, and no other miner gains."""
     absent = {**good(observation), 1: observation(1, **WRONGS["missing"])}
     seen = [evidence(window, good(observation)) for window in range(4)]
     unmeasured = {
@@ -181,16 +182,17 @@ def test_probation_is_measured_and_earns_nothing(observation, evidence) -> None:
         assert not board.proven(6)
         board.see(evidence(window, seen))
     assert board.proven(6)
-    assert board.peer_scores[6].merit == pytest.approx(board.peer_scores[1].merit)  # by it, the list is ranked
+    assert board.peer_scores[6].merit == pytest.approx(board.peer_scores[1].merit)  # the peer list is ranked by merit
     assert board.peer_scores[6].mean == pytest.approx(0.3)
     assert board.peer_scores[6].final == board.peer_scores[6].credit == 0.0
     without = paid([evidence(window, good(observation, UIDS[:5])) for window in range(PROVING)])
-    for uid in UIDS[:5]:  # a copy on probation takes nothing from who is applied
+    for uid in UIDS[:5]:  # a copy on probation takes nothing from applied miners
         assert board.peer_scores[uid].credit == pytest.approx(without[uid].credit)
 
 
 def test_who_is_fully_trusted_shares_only_with_its_like(observation, evaluation, evidence) -> None:
-    """A copy that passes some of its tests gets next to nothing beside a victim that passes all; two such share."""
+    """A copy that passes some of its tests gets almost nothing if its victim passes all; two fully trusted ones
+    share."""
     lucky = observation(1, evaluation=evaluation(assigned=0.00922, held_out=0.01, error=0.002))
     for copier, own, share in ((lucky, 0.5, 0.02), (observation(1), 1.0, 0.5)):
         windows = [evidence(window, {**good(observation), 1: copier}) for window in range(4)]
@@ -205,8 +207,8 @@ def test_who_is_fully_trusted_shares_only_with_its_like(observation, evaluation,
 
 
 def test_merit_is_what_would_be_paid_for_all_measured_windows(observation, evidence) -> None:
-    """Where nobody asked for its update, a miner can't show what it can do: such a window does not count. An absence
-    does."""
+    """A miner can't prove itself in a window in which its update was not requested: such a window does not count. An
+    absence does."""
     unasked = {**good(observation), 1: observation(1, **WRONGS["gone"]), 2: observation(2, **WRONGS["missing"])}
     found = paid([evidence(window, unasked if window < 2 else good(observation)) for window in range(4)])
     assert found[1].merit == pytest.approx(found[3].merit)
@@ -243,8 +245,8 @@ def test_who_harms_after_it_has_earned_its_place_loses_it_within_the_windows_of_
     assert board.proven(2)
     for window in range(13, 12 + PROVING):
         see(window, uid_2=-0.3)
-    assert board.proven(1)  # one bad window is no habit
-    assert board.peer_scores[2].mean > 4 * board.peer_scores[2].error  # of all its windows
+    assert board.proven(1)  # one bad window is not enough
+    assert board.peer_scores[2].mean > 4 * board.peer_scores[2].error  # over all its windows
     assert board.proven(2) is False
 
 
@@ -260,7 +262,7 @@ def test_chance_is_neither_paid_nor_proven(observation, evidence) -> None:
 
 
 def test_own_pages_are_compared_over_all_windows(observation, evidence) -> None:
-    """Two of six are tested in each window; uid 1 has more of its own pages, and uid 2 has chance."""
+    """Two of six are tested in each window; uid 1 fits its own pages better, and uid 2 has random results."""
     random = np.random.default_rng(3)
     board = Board(HPARAMS.model_copy(update={"pay_windows": 12}))
     for window in range(12):
@@ -323,14 +325,14 @@ def test_a_new_hotkey_keeps_nothing_and_who_leaves_is_forgotten(observation, evi
     assert sorted(found) == [1, 2, 3]
     assert (found[2].hotkey, found[2].measured, found[2].tests) == ("somebody else", 1, 1)
     assert found[1].measured == 4
-    assert found[2].credit <= found[1].credit / 4  # its windows of before count zero
+    assert found[2].credit <= found[1].credit / 4  # its earlier windows count zero
 
 
 def test_only_the_last_windows_count(observation, evidence) -> None:
     early = [evidence(window, good(observation), uid_1=0.9) for window in range(3)]
     late = [evidence(window, good(observation)) for window in range(3, 3 + PAY_WINDOWS)]
     assert paid([*early, *late]) == paid(late)
-    # Windows count by number: who was away for long remembers nothing.
+    # Windows count by number: after a long absence no window is left.
     assert paid([*early, evidence(50, good(observation))]) == paid([evidence(50, good(observation))])
 
 
@@ -383,7 +385,7 @@ def histories(draw: st.DrawFn, count: int = 4) -> list[Evidence]:
 
 
 def renamed(one: Evidence, order: Mapping[int, int]) -> Evidence:
-    """The same evidence with other uids."""
+    """Return the same evidence with other uids."""
     seen = {str(order[int(uid)]): each for uid, each in reversed(one.observations.items())}
     before = one.alignment
     if before is None:
@@ -415,7 +417,7 @@ def test_scores_are_finite_never_negative_and_sum_to_one(history) -> None:
 @settings(max_examples=40, deadline=None)
 @given(history=histories(), order=st.permutations(UIDS))
 def test_permuted_uids_give_permuted_scores(history, order) -> None:
-    """Uids change nothing but the last bits of sums."""
+    """Uids change only the last bits of sums."""
     names: dict[int, int] = dict(zip(UIDS, order, strict=True))
     plain, other = paid(history), paid([renamed(one, names) for one in history])
     for uid in UIDS:
@@ -478,7 +480,7 @@ def test_foreign_state_is_refused_and_changes_nothing(observation, evidence) -> 
 
 
 def test_a_report_of_256_uids_is_below_1_mib(evaluation) -> None:
-    """With all of them measured, and eight evaluated in the window."""
+    """With all uids measured, and eight evaluated in the window."""
     random, uids = np.random.default_rng(3), range(256)
 
     def numbers(count: int) -> tuple[float, ...]:

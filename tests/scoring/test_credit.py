@@ -1,4 +1,4 @@
-"""Credit of miners whose updates are a common gradient and noise: who says the same is paid once."""
+"""Credit of miners whose updates are a common gradient plus noise: equal content is paid once."""
 
 import math
 
@@ -16,7 +16,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 class World:
-    """Honest updates are the true gradient and noise of their own; a validator's gradient has some noise too."""
+    """Honest updates are the true gradient plus independent noise; a validator's gradient also has some noise."""
 
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
@@ -28,7 +28,7 @@ class World:
         return cosine * self.truth + math.sqrt(1 - cosine**2) * noise
 
     def changed(self, update: np.ndarray, alike: float) -> np.ndarray:
-        """An update of this cosine with another one, and otherwise noise."""
+        """Return an update with this cosine with another one, and otherwise noise."""
         return alike * update + math.sqrt(1 - alike**2) * unit(self.random.standard_normal(ENTRIES))
 
     def see(self, updates: dict[int, np.ndarray]) -> None:
@@ -52,7 +52,7 @@ def test_equal_miners_have_equal_credit_however_many_they_are():
             world.see({uid: world.honest() for uid in range(count)})
         found = world.credit()
         assert max(found.values()) < 1.1 * min(found.values()), count
-        assert found[0] == pytest.approx(0.35, rel=0.1)  # the cosine with the validator's gradient, shared with nobody
+        assert found[0] == pytest.approx(0.35, rel=0.1)  # the cosine with the validator's gradient, without sharing
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1, 10.0])
@@ -140,7 +140,7 @@ def test_without_evidence_there_is_no_credit():
 
 
 def test_own_part_and_those_of_others_sum_to_one():
-    """Clones share with each other, and with nobody else; who comes after another one gets nothing of what it says."""
+    """Clones share only with each other; a miner that ranks after another gets nothing for the common part."""
     world = World()
     for _ in range(WINDOWS):
         one = world.honest()
@@ -200,7 +200,7 @@ def test_few_samples_have_the_usual_spread_too() -> None:
 
 
 def test_who_sends_anything_sets_no_usual_spread() -> None:
-    """A majority that alternates between help and harm does not keep others from being told from chance."""
+    """A majority that alternates between help and harm does not prevent others from being distinguished from chance."""
     wild = [column(0.5, -0.5, 0.5, -0.5)] * 9
     honest = [column(0.30, 0.31, 0.30, 0.31)] * 2
     _, errors = means_and_errors(np.array(honest + wild).T)
@@ -225,14 +225,14 @@ def test_who_comes_first_is_paid_as_if_alone_and_a_clone_gets_nothing() -> None:
     assert [found[uid].value / found[3].value for uid in (1, 2)] == pytest.approx([1.0, 1.0], abs=0.15)
     assert found[4].value == pytest.approx(0.0, abs=0.05 * found[3].value)
     assert found[5].value < 0.2 * found[3].value
-    assert found[3].value == pytest.approx(found[3].mean, rel=0.1)  # who says something of its own loses nothing
+    assert found[3].value == pytest.approx(found[3].mean, rel=0.1)  # a miner with independent content loses nothing
 
 
-# --- every window counts alike --------------------------------------------------------------------------------------
+# --- every window has the same weight -------------------------------------------------------------------------------
 
 
 def test_a_lost_window_costs_one_window_s_pay_however_large_the_gains_were_then():
-    gains = [0.08 * 0.9**window for window in range(WINDOWS)]  # a new model's: they fall to an eighth
+    gains = [0.08 * 0.9**window for window in range(WINDOWS)]  # gains of a new model: they fall to an eighth
 
     def loses(lost: int, *, even: bool) -> float:
         world = World()
@@ -249,7 +249,7 @@ def test_a_lost_window_costs_one_window_s_pay_however_large_the_gains_were_then(
     fair = 1 - 1 / WINDOWS
     for lost in (0, 2, 10, 19):
         assert loses(lost, even=True) == pytest.approx(fair, abs=0.06), lost
-    assert loses(0, even=False) < fair - 0.06  # what it was without
+    assert loses(0, even=False) < fair - 0.06  # the loss without even scales
 
 
 def test_scales_follow_the_usual_gain_and_not_one_window_or_one_miner():
@@ -258,13 +258,13 @@ def test_scales_follow_the_usual_gain_and_not_one_window_or_one_miner():
     assert scales[0] * 0.08 == pytest.approx(scales[-1] * 0.02)
     assert scales == pytest.approx(even_scales([[*row[:2], 50.0] for row in usual]))  # a minority sets nothing
     odd = [*usual[:5], [-1.0, -1.0, -1.0], *usual[6:]]
-    assert even_scales(odd) == pytest.approx(scales)  # nor does one window
+    assert even_scales(odd) == pytest.approx(scales)  # and neither does one window
 
 
 def test_scales_are_bounded_and_1_where_nothing_is_known():
     assert even_scales([]).tolist() == []
     assert even_scales([[], [], []]).tolist() == [1.0, 1.0, 1.0]
-    assert even_scales([[-0.1], [-0.2]]).tolist() == [1.0, 1.0]  # nobody helps: nothing to be scaled
+    assert even_scales([[-0.1], [-0.2]]).tolist() == [1.0, 1.0]  # no update helps, so there is nothing to scale
     assert even_scales([[], [0.1], []]).tolist() == [1.0, 1.0, 1.0]
     far = even_scales([[1e-9]] * 10 + [[1.0]] * 10 + [[1e9]] * 10)
     assert far.min() == 1 / MOST_EVEN

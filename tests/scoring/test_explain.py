@@ -1,4 +1,4 @@
-"""Every factor and reason of a miner's score in words, with numbers that multiply up."""
+"""Every factor and reason of a miner's score in words, with numbers that multiply to the score."""
 
 import re
 from typing import Any
@@ -18,7 +18,8 @@ UIDS = range(1, 7)
 @pytest.fixture
 def report(constants, observation, evidence):
     def make(profile: Profile = "hardened", changes: dict[str, Any] | None = None, **first: Any) -> ScoreReport:
-        """After three windows; ``first`` changes what was seen of uid 1 in the last, ``changes`` the report."""
+        """Return a report after three windows; ``first`` changes the last observation of uid 1, ``changes`` the
+        report."""
         board = score_board(constants(profile))
         last, outcome = evidence(0, {}), None
         for window in range(3):
@@ -75,7 +76,7 @@ def test_every_factor_is_named(report) -> None:
 
 
 def test_a_report_that_contradicts_itself_is_one_error(report) -> None:
-    """Its author alone has checked how its parts fit together."""
+    """Only its author has checked that its parts are consistent."""
     with pytest.raises(PayloadError, match="contradicts itself, and explains nothing: KeyError"):
         explain(report().model_copy(update={"observations": {}}), 1, power=2.0, shares=None)
 
@@ -131,7 +132,7 @@ def test_a_seal_fits_one_report_alone(report) -> None:
 
 
 def test_one_miner_s_explanation_compares_no_other_s_update(report, monkeypatch) -> None:
-    """Of 256 miners all comparisons take seconds; a page explains each of them."""
+    """All comparisons of 256 miners take seconds, and a page explains each miner."""
     compared: list[int] = []
     monkeypatch.setattr("tplr.scoring.own_pages._ahead", lambda _, mine, *more: compared.append(mine) or float(mine))
     made = report()
@@ -153,7 +154,7 @@ def test_what_strangers_wrote_commands_no_terminal_and_adds_no_line(report) -> N
     assert text.count(r"\x1b[2J\nweight") == 3
 
 
-# --- credit: every number leads to the next one, and to what the report pays ------------------------------------------
+# --- credit: every number leads to the next one, and to the report's pay ----------------------------------------------
 
 WINDOWS = 5
 NUMBER = r"([+-]?[\d.]+)"
@@ -161,7 +162,8 @@ NUMBER = r"([+-]?[\d.]+)"
 
 @pytest.fixture
 def explained(constants, observation, evaluation, evidence):
-    """Rows of uid 1 by name, after some windows in which uids 1 and 2 send the same update (``alike``: with uid 2)."""
+    """Return the rows of uid 1 by name, after windows in which uids 1 and 2 send the same update (``alike``: the
+    product with uid 2)."""
 
     def make(
         *, alike: float = 0.1, gains: tuple[float, ...] = (0.3,) * WINDOWS, readable: bool = True, **first: Any
@@ -201,7 +203,7 @@ def explained(constants, observation, evaluation, evidence):
 
 
 def multiplied(rows: dict[str, str], score: PeerScore) -> tuple[float, float]:
-    """Checks every step from the mean gain to the credit; returns what is beyond chance and the own part."""
+    """Check every step from the mean gain to the credit; return the part beyond chance and the own part."""
     chance = re.fullmatch(rf"{NUMBER} x \(1 - \(2 x {NUMBER} / {NUMBER}\)\^2\) = {NUMBER}", rows["beyond chance"])
     assert chance is not None
     mean, error, same, beyond = map(float, chance.groups())
@@ -219,7 +221,7 @@ def multiplied(rows: dict[str, str], score: PeerScore) -> tuple[float, float]:
 
 
 def test_the_credit_of_an_honest_miner(explained) -> None:
-    """Its gain is of the windows that count, scaled; not the cosine of the measured ones."""
+    """Its gain is the scaled one of the counted windows, not the cosine of the measured ones."""
     rows, score = explained(gains=(0.31, 0.26, 0.33, 0.27, 0.3))
     beyond, own = multiplied(rows, score)
     assert 0.2 < beyond < 0.294

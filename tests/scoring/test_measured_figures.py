@@ -1,4 +1,4 @@
-"""Measured figures that texts quote are those of docs/benchmarks/predicted_gain.csv."""
+"""Measured figures in texts equal those of docs/benchmarks/predicted_gain.csv."""
 
 import csv
 import re
@@ -21,7 +21,7 @@ TABLES = SCRIPT["page_tables"](ROWS)
 
 
 def prose(heading: str) -> str:
-    """The text below a heading of the page, without tables, in one line."""
+    """Return the text below a heading of the page, without tables, in one line."""
     text = PAGE.split(f"### {heading}\n")[1].split("\n#")[0]
     return " ".join(line.strip() for line in text.splitlines() if not line.startswith("|"))
 
@@ -42,7 +42,7 @@ def test_every_scheme_of_the_file_is_on_the_page() -> None:
 
 
 def test_the_page_says_by_which_formula_credit_is() -> None:
-    """The file has figures without even scales until somebody records again."""
+    """The file has figures without even scales until new recordings are made."""
     assert (SCRIPT["credit_rule"](ROWS) == "credit") == ("without the even scales of windows" in PAGE)
 
 
@@ -82,10 +82,10 @@ def test_new_recordings_are_paid_by_the_present_formula() -> None:
 
 
 def test_the_credit_of_a_copy_with_noise_is_not_said_to_be_nothing() -> None:
-    """Credit alone leaves it a part; the own-pages factor is what makes its pay 0."""
+    """Credit alone leaves it a part; the own-pages factor makes its pay 0."""
     what = "copier with noise, over an honest miner"
     found = [float(row["a"]) for row in ROWS if (row["table"], row["what"]) == ("credit, power 1", what)]
-    assert len(found) == 5  # three schemes, two of them with single bytes too
+    assert len(found) == 5  # three schemes, two of them also with single bytes
     quoted = f"{min(found):.2f} to {max(found):.2f}"
     for text in ((ROOT / "docs" / "scoring.md").read_text(), credit.__doc__ or ""):
         assert quoted in text

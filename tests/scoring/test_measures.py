@@ -1,4 +1,4 @@
-"""Golden values of every formula, and what is told from chance."""
+"""Golden values of every formula, and the distinction of signal from chance."""
 
 import math
 
@@ -63,7 +63,7 @@ def test_own_pages_by_loss_cost_only_what_is_below_zero_beyond_chance() -> None:
     middle = (LOSS_LOW + LOSS_HIGH) / 2
     assert own_pages_factor([], [middle - SIGNIFICANT * LOSS_SPREAD / 10] * 100) == pytest.approx(0.5)
     assert own_pages_factor([], [-1.0] * 8) == own_pages_factor([], [-0.6] * 16) == 0.0
-    # Nine honest miners of ten keep all of it when each test is won or lost by the easier set of pages.
+    # Nine of ten honest miners keep all of it if the easier set of pages decides each test.
     random = np.random.default_rng(0)
     factors = [own_pages_factor([], random.choice([-1.0, 1.0], 8).tolist()) for _ in range(1000)]
     assert np.mean(np.array(factors) == 1.0) > 0.9
@@ -71,7 +71,7 @@ def test_own_pages_by_loss_cost_only_what_is_below_zero_beyond_chance() -> None:
 
 
 def test_calibration_compares_measured_with_predicted_gains(evaluation) -> None:
-    """All gain 1 % where 0.2 is predicted, but one that gains a tenth of that, and one with as little by chance."""
+    """All gain 1 % for a prediction of 0.2, except one that gains a tenth of that, and one with as little by chance."""
     usual = [(evaluation(held_out=0.01, error=1e-4), 0.2)] * 2
     tenth = [(evaluation(held_out=0.001, error=1e-4), 0.2)] * 2
     noisy = [(evaluation(held_out=0.001, error=0.03), 0.2)]
@@ -84,7 +84,7 @@ def test_calibration_compares_measured_with_predicted_gains(evaluation) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_no_noise(evaluation) -> None:
-    """Its standard error is unknown, which is a very large number; it excuses nothing."""
+    """Its standard error is unknown and stored as a very large number, which excuses nothing."""
     usual = [(evaluation(held_out=0.01, error=1e-4), 0.2)]
     endless = diverged(evaluation(error=1e9), "held_out")
     found = calibrations({**dict.fromkeys((1, 2, 3), usual), 4: [(endless, 0.2)], 5: [*usual, (endless, 0.2)]})

@@ -1,4 +1,4 @@
-"""Who trained on the pages stands out: updates with a part of the pages' own gradient, and those without."""
+"""Miners that trained on the pages stand out: updates with and without a part of the pages' own gradient."""
 
 import math
 
@@ -19,7 +19,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 def many(count: int, *, trained: bool, copier: float = 0.0, tested: int = 1) -> list[float]:
-    """Deviations of uid 5 on its own pages among ``count`` miners, with sixty seeds."""
+    """Return the deviations of uid 5 on its own pages among ``count`` miners, with sixty seeds."""
     return [ahead(*seen(count, trained=trained, seed=seed, copier=copier, tested=tested)) for seed in range(60)]
 
 
@@ -30,7 +30,7 @@ def ahead(tests: dict[int, tuple[float, ...]], alignment: Alignment) -> float:
 def seen(
     count: int, *, trained: bool, seed: int, copier: float = 0.0, tested: int = 1
 ) -> tuple[dict[int, tuple[float, ...]], Alignment]:
-    """Products with the gradients on the pages of uid 5 and of others that trained elsewhere, and on held-out ones."""
+    """Return products with the gradients on the pages of uid 5, on those of other miners, and on held-out pages."""
     random = np.random.default_rng(seed)
     truth = unit(random.standard_normal(ENTRIES))
     noise = [unit(random.standard_normal(ENTRIES)) for _ in range(count + 1)]
@@ -48,7 +48,7 @@ def seen(
 
 
 def test_of_one_update_no_other_is_compared(monkeypatch) -> None:
-    """Who explains each of 256 miners does not compare all updates 256 times."""
+    """Explaining each of 256 miners does not compare all updates 256 times."""
     compared: list[int] = []
     ahead_of_others = own_pages._ahead
 
@@ -73,7 +73,7 @@ def test_training_on_the_pages_shows_and_nothing_else_does(count):
 
 
 def test_tests_of_others_take_chance_away():
-    """A held-out gradient is as noisy as that on the pages; the mean with those on others' pages is less."""
+    """A held-out gradient is as noisy as that on the pages; the mean with those on others' pages is less noisy."""
     alone, several = many(12, trained=True), many(12, trained=True, tested=5)
     assert np.median(several) > 1.15 * np.median(alone)
 

@@ -1,4 +1,4 @@
-"""Nobody can tell when it is evaluated, and a peer list holds the best."""
+"""No miner can predict its evaluation, and a peer list holds the best peers."""
 
 import itertools
 from collections import Counter
@@ -18,7 +18,7 @@ from tplr.scoring.weights import power_normalise
 
 
 def evaluate_windows(count: int, windows: int, *, per_window: int = 4) -> list[tuple[int, ...]]:
-    """Who is evaluated in each window."""
+    """Return the evaluated miners of each window."""
     waited, sampled = dict.fromkeys(range(count), MOST_WAITED), []
     for window in range(windows):
         sampled.append(sample_evaluated(waited, count=per_window, seed=1000 + window))
@@ -27,7 +27,8 @@ def evaluate_windows(count: int, windows: int, *, per_window: int = 4) -> list[t
 
 
 def test_everybody_has_a_chance_in_every_window() -> None:
-    """Who was evaluated just now, too; who has waited has a larger one, and nobody a sure one."""
+    """A miner that was just evaluated also has a chance; one that has waited has a larger chance, and no miner is
+    certain."""
     waited = {uid: 1 + uid for uid in range(20)}
     counts = Counter(uid for seed in range(2000) for uid in sample_evaluated(waited, count=4, seed=seed))
     assert 0 < counts[0] < counts[9] < counts[19] < 0.6 * 2000

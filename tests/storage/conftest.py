@@ -1,4 +1,4 @@
-"""Every store under one contract, and a raw server that answers as a script says."""
+"""Every store under one contract, and a raw server with scripted answers."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,8 @@ def moto_endpoint() -> Iterator[str]:
 
 
 # Contract tests share one event loop, so that servers and connections are made once; every test has its own bucket.
-# pytest-xdist may come back to a module after another, and make its fixtures anew: names go on, as moto stays.
+# pytest-xdist may return to a module after another one and create its fixtures again: bucket names continue, because
+# moto's process stays.
 BUCKETS_OF_A_MODULE = 200
 _numbers = itertools.count()
 
@@ -69,7 +70,7 @@ async def moto_stores(moto_endpoint: str) -> AsyncIterator[Iterator[ObjectStore]
         config=Config(s3={"addressing_style": "path"}),
     )
     async with S3Connections(moto_endpoint) as connections:
-        # Lazy: a bucket is created when a test takes it.
+        # Lazy: a bucket is created when a test requests it.
         yield (connections.store(make_bucket(name)) for name in bucket_names() if client.create_bucket(Bucket=name))
     client.close()
 
@@ -78,7 +79,7 @@ async def moto_stores(moto_endpoint: str) -> AsyncIterator[Iterator[ObjectStore]
 async def r2_stores(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Iterator[ObjectStore]]:
     names = bucket_names()
     keys = {KEY_ID: {"secret": SECRET, "buckets": dict.fromkeys(names, "read-write")}}
-    # The contract overwrites at once; R2's limit of one write a second has its own test.
+    # The contract overwrites without a pause; R2's limit of one write per second has its own test.
     rules = Rules(one_write_per_second=False)
     async with (
         serve(tmp_path_factory.mktemp("r2"), keys, port=0, rules=rules) as server,
@@ -127,10 +128,10 @@ class RawServer:
 
 
 class RawPorts:
-    """Listeners that the tests of a module share, and the client of each: making one costs more than most tests.
+    """Listeners that the tests of a module share, and the client of each: creating one costs more than most tests.
 
     Attributes:
-        used: the servers of the test under way; the first has the first port.
+        used: the servers of the running test; the first has the first port.
     """
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
@@ -160,7 +161,7 @@ class RawPorts:
         return S3Store(replace(store.client, limits=limits or TransferLimits()))
 
     async def hang_up(self) -> None:
-        """No connection is left for the next test."""
+        """Close all connections, so that none is left for the next test."""
         for raw in self.used:
             for writer in raw.writers:
                 writer.close()
@@ -188,13 +189,13 @@ def connect(raw_ports: RawPorts) -> Callable[..., Awaitable[S3Store]]:
 
 
 PART = 2**16  # bytes of a part in tests of transfers
-# For tests that wait for a call to be given up. Others count requests, and may run on a machine that is busy.
+# For tests that wait until a call is given up. Others count requests, and may run on a busy machine.
 HASTY = TransferLimits(call_seconds=2, grace_seconds=0.5, download_floor=2**20, upload_floor=2**22)
 
 
 @dataclass
 class R2:
-    """A server with R2's rules and small parts, a store there, one that soon gives up, and every request seen."""
+    """A server with R2's rules and small parts, a store on it, an impatient store, and every received request."""
 
     server: Server
     store: S3Store
@@ -210,7 +211,7 @@ ONE_BUCKET = {KEY_ID: {"secret": SECRET, "buckets": {"bucket": "read-write"}}}
 
 
 class Place:
-    """A server and a client that the tests of a module share; each finds the bucket new."""
+    """A server and a client that the tests of a module share; each test starts with an empty bucket."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -222,7 +223,7 @@ class Place:
         return time.time() + self.ahead
 
     def empty(self) -> None:
-        """No object, no upload, no fault; and R2's second between two writes of a key has passed."""
+        """Remove all objects, uploads and faults, and reset R2's limit of one second between two writes of a key."""
         shutil.rmtree(self.folder / "buckets" / "bucket", ignore_errors=True)
         self.server.objects._buckets.clear()
         self.server.keys.replace(ONE_BUCKET)
@@ -244,7 +245,7 @@ async def r2_place(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fix
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def r2(r2_place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[R2]:
-    """Retries come at once. In the end no task of a transfer runs any more."""
+    """Retries come at once. At the end no task of a transfer is running."""
     monkeypatch.setattr(parts, "MIB", PART)
     monkeypatch.setattr(parts, "MIN_PART_BYTES", PART)
     monkeypatch.setitem(with_retry.__kwdefaults__, "base_seconds", 0.01)

@@ -1,4 +1,4 @@
-"""Buckets of S3 and its like: which credentials are found, where, and when they are renewed."""
+"""Buckets of S3 and compatible stores: which credentials are found, where, and when they are renewed."""
 
 import json
 import sys
@@ -66,7 +66,7 @@ def test_what_can_not_be_used_is_named() -> None:
 
 
 async def test_credentials_that_expire_are_fetched_again(home: Path, tmp_path: Path) -> None:
-    """A role's credentials, as a program gives them: each is asked for when the one before has run out."""
+    """A role's credentials from a program: new ones are requested when the previous ones have expired."""
     program = home / "credentials.py"
     answer = {"Version": 1, "AccessKeyId": KEY, "SecretAccessKey": SECRET}
     program.write_text(

@@ -1,4 +1,4 @@
-"""Which keys and metadata every store takes."""
+"""Keys and metadata that every store accepts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every store keeps the same promises: memory, a folder, S3 over moto and over a server with R2's rules."""
+"""One contract of every store: memory, a folder, S3 over moto and over a server with R2's rules."""
 
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ async def test_a_missing_object(
 
 
 async def test_create_only_never_overwrites(store: ObjectStore) -> None:
-    # On a busy machine an answer can get lost; the client's second attempt then meets what its first one wrote.
+    # On a busy machine an answer can get lost; the client's second attempt then finds the object of the first.
     with contextlib.suppress(PreconditionFailed):
         await store.put("k", b"first", create_only=True)
     with pytest.raises(PreconditionFailed):
@@ -312,7 +312,7 @@ async def test_records_can_not_be_changed_from_outside(store: ObjectStore) -> No
 async def test_a_folder_takes_files_of_any_size(
     tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket takes larger ones in parts."""
+    """A bucket accepts larger ones in parts."""
     monkeypatch.setattr("tplr.storage.s3_store.MAX_PUT_BYTES", len(BODY) - 1)
     (tmp_path / "file").write_bytes(BODY)
     if store.multipart is None:

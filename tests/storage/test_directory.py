@@ -1,4 +1,4 @@
-"""What is special about a folder: its file names, foreign files, several processes, a failing disk."""
+"""Special properties of a folder store: file names, foreign files, several processes, a failing disk."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ async def test_what_a_killed_process_left_goes_when_it_is_old(tmp_path: Path) ->
         (tmp_path / "other.tmp").touch()
         unfinished = stack.pop_all()
     assert await store.list() == []
-    assert len(list(tmp_path.iterdir())) == 2  # somebody may be at work on it
+    assert len(list(tmp_path.iterdir())) == 2  # another process may be writing it
     for path in tmp_path.iterdir():
         os.utime(path, (0, 0))
     assert await store.list() == []

@@ -1,4 +1,4 @@
-"""Downloads in parts over a bad network: whole, checked and in place, or not there; nothing fetched twice or left."""
+"""Downloads in parts over a bad network: complete and verified or absent; no part fetched twice or left over."""
 
 import asyncio
 import errno
@@ -25,7 +25,7 @@ from tplr.storage import (
 from tplr.testing.s3server import Delay, Drip, FlipBit, Reset, Status, Truncate
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-OVERWRITES = True  # at once
+OVERWRITES = True  # without a pause
 PART = 2**16
 BODY = os.urandom(4 * PART + 123)
 BLAKE3S = [blake3(BODY[at : at + PART]).hexdigest() for at in range(0, len(BODY), PART)]
@@ -140,7 +140,7 @@ async def test_a_cancelled_download_goes_on_later(r2, stored: ObjectStore, targe
 
 
 async def half_done(r2, target: Path) -> None:
-    """Three of five parts are there, and the network died."""
+    """Three of five parts exist, and the network failed."""
 
     def cut_off(done: int, total: int) -> None:
         if done >= 3 * PART:
@@ -158,7 +158,7 @@ async def test_bytes_that_changed_on_disk_meanwhile_are_fetched_again(r2, stored
         file.seek(PART + 5)
         file.write(b"?")
     await fetch(stored, target)
-    assert len(r2.seen(GET)) == 2 + 1  # what is missing, and the part that changed
+    assert len(r2.seen(GET)) == 2 + 1  # the missing parts, and the changed part
     check_whole(target)
 
 
@@ -206,7 +206,7 @@ async def test_an_object_swapped_between_its_parts(r2, stored: ObjectStore, targ
 
 
 async def test_an_object_swapped_under_a_request(r2, stored: ObjectStore, target: Path) -> None:
-    """Even by one that differs in nothing but its ETag."""
+    """Even by one that differs only in its ETag."""
     same = r2.root / "same"
     same.write_bytes(BODY)
     r2.server.faults.add(GET, Delay(0.3))
@@ -333,7 +333,7 @@ async def test_a_part_that_broke_off_goes_on_where_it_was(
 
 
 async def test_bytes_damaged_before_a_part_broke_off_are_found(r2, stored: ObjectStore, target: Path) -> None:
-    """They are not fetched again with the rest of their part, so the digest must have seen them as they are on disk."""
+    """They are not fetched again with the rest of their part, so the digest must cover the bytes that are on disk."""
     r2.server.faults.add(GET, FlipBit(at=1000))
     r2.server.faults.add(GET, Truncate(after=PART // 2))
     await fetch(stored, target, concurrency=1)
@@ -343,7 +343,7 @@ async def test_bytes_damaged_before_a_part_broke_off_are_found(r2, stored: Objec
 async def test_a_full_disk_ends_it_at_once_and_keeps_what_is_there(
     r2, stored: ObjectStore, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No network error, so the part is not asked for again."""
+    """It is not a network error, so the part is not requested again."""
 
     def no_space(descriptor: int, data: memoryview, at: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,4 +1,4 @@
-"""A few at a time: bounded, in order, and the first error ends all."""
+"""Many operations with bounded concurrency: in order, and the first error ends all."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ async def test_never_more_than_allowed_at_once_and_each_exactly_once() -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.003 - 0.001 * (item % 3))  # the later ones of three are done first
+        await asyncio.sleep(0.003 - 0.001 * (item % 3))  # the later items of three finish first
         running -= 1
         done.append(item)
         return -item

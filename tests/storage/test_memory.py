@@ -1,4 +1,4 @@
-"""The clock that a test gives is the store's clock."""
+"""The memory store uses the clock that a test gives."""
 
 from tplr.storage import MemoryStore
 

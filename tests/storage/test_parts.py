@@ -1,4 +1,4 @@
-"""Cutting objects into parts: R2's rules at every size, and S3's ETag."""
+"""Objects are cut into parts: R2's rules at every size, and S3's ETag."""
 
 import hashlib
 

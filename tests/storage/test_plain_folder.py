@@ -1,4 +1,4 @@
-"""A folder as a store that is only read."""
+"""A folder as a read-only store."""
 
 import os
 

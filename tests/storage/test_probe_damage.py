@@ -1,4 +1,4 @@
-"""The probe of damaged uploads against a server of others; with ours and its faults: ``tests/test_doctor.py``."""
+"""The probe of damaged uploads against another server; ``tests/test_doctor.py`` has ours and its faults."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""How far a transfer is: said now and then, and nothing of a short one."""
+"""Progress of a transfer is logged at intervals, and not at all for a short one."""
 
 import logging
 

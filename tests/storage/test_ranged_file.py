@@ -1,4 +1,4 @@
-"""A file over ranges: each read asks for just its bytes."""
+"""A file over ranges: each read requests only its bytes."""
 
 import io
 

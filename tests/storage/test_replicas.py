@@ -1,4 +1,4 @@
-"""Failures scripted per store: who is asked, how often, and what comes out."""
+"""Failures scripted per store: which replicas are asked, how often, and the result."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tplr.storage.replicas import Replicas
 
 
 def scripted(**outcomes: list):
-    """A question; each store's outcomes are taken in turn, the last one again and again."""
+    """A scripted request; each store returns its outcomes in order, and repeats the last one."""
     asked = []
 
     async def question(store):
@@ -65,7 +65,7 @@ async def test_a_store_that_fails_rests_and_takes_its_turns_again():
     question, asked = scripted(a=[DOWN, DOWN, 1], b=[2], c=[3])
     three = replicas("a", "b", "c", pause_seconds=0.05)
     assert [await three.ask(question) for _ in range(5)] == [2, 2, 3, 2, 2]
-    assert asked == ["a", "b", "b", "c", "b", "b"]  # in a's turns it is passed over
+    assert asked == ["a", "b", "b", "c", "b", "b"]  # a is skipped in its turns
     await asyncio.sleep(0.06)
     asked.clear()
     assert [await three.ask(question) for _ in range(2)] == [3, 2]  # asked again, and it rests twice as long

@@ -1,4 +1,4 @@
-"""When a call is repeated, how long the pauses are, and that the deadline holds."""
+"""When a call is retried, the length of pauses, and the effect of the deadline."""
 
 import asyncio
 import contextlib
@@ -115,7 +115,7 @@ async def test_cancellation_ends_the_pause() -> None:
 
 
 async def test_what_the_call_holds_is_freed_when_it_has_failed() -> None:
-    """And not when the garbage collector comes by: it may be a large body."""
+    """Not only at the next garbage collection, because it may be a large body."""
 
     class Body:
         pass

@@ -1,4 +1,4 @@
-"""What goes over the wire, where to, with which rights; what is shown of secrets; that everything is closed."""
+"""Requests on the wire, their targets and rights; secrets are hidden; everything is closed."""
 
 import asyncio
 import contextlib
@@ -317,7 +317,7 @@ async def test_a_body_is_in_memory_once(tmp_path: Path) -> None:
 
 
 async def test_what_broken_off_downloads_had_received_is_freed_with_their_errors(tmp_path: Path) -> None:
-    """And not when the garbage collector comes by: a bad network would fill the memory meanwhile."""
+    """Not only at the next garbage collection, because a bad network would fill the memory until then."""
     async with serve(tmp_path, KEYS) as server, S3Connections(server.endpoint) as connections:
         store = connections.store(bucket())
         body = bytes(range(256)) * 2**15
@@ -345,7 +345,7 @@ async def test_a_whole_object_is_checked_by_its_etag(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable, match="arrived damaged"):
             await store.get("k", max_bytes=3)
         assert await store.get("k", max_bytes=3, verify=False) == b"acc"
-        # The ETag says nothing of a range.
+        # The ETag does not verify a range.
         assert await store.get("k", max_bytes=3, byte_range=(0, 3)) == b"acc"
         assert await with_retry(lambda: store.get("k", max_bytes=3), deadline_seconds=9, base_seconds=0.01) == b"abc"
 
@@ -403,7 +403,7 @@ async def test_a_wrong_clock_is_nobody_s_fault(tmp_path: Path) -> None:
         S3Connections(server.endpoint) as connections,
     ):
         store = connections.store(bucket())
-        # The answer to a HEAD has no body that says why.
+        # The answer to a HEAD has no body with a reason.
         for call in (store.list(), store.get("k", max_bytes=1), store.head("k")):
             with pytest.raises(StoreUnavailable, match="clock"):
                 await call

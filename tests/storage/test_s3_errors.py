@@ -1,4 +1,4 @@
-"""The table by which responses and exceptions become our errors."""
+"""The table that maps responses and exceptions to this package's errors."""
 
 import errno
 from http.client import HTTPException, IncompleteRead

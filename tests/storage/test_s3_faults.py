@@ -1,4 +1,4 @@
-"""A bad network and a hostile server: every call ends, in bounds, with one of our errors."""
+"""A bad network and a hostile server: every call ends, within bounds, with an error of this package."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ DOWNLOADS = pytest.mark.parametrize("call", [CALLS["get"], CALLS["get_file"]], i
 
 
 def says(head: bytes, body: bytes = b"", *, forever: bool = False, every: float = 0.0) -> Callable:
-    """An answer; ``forever`` repeats the body until the client goes away, pausing ``every`` seconds."""
+    """Return an answer; ``forever`` repeats the body until the client disconnects, with pauses of ``every`` seconds."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(head.replace(b"\n", b"\r\n").replace(b"\r\r", b"\r") + b"\r\n" + body)
@@ -68,7 +68,7 @@ async def test_a_closed_connection(raw_server, connect, tmp_path: Path, call) ->
     server = await raw_server(hang_up)
     with pytest.raises(StoreUnavailable, match="connection failed"):
         await call(await connect(server.endpoint), tmp_path / "file")
-    # A read that broke on a kept connection is sent again once; everything else is the caller's.
+    # A read that broke on a kept connection is sent again once; the caller handles everything else.
     assert len(server.heads) <= 2
 
 

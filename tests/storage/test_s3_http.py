@@ -1,4 +1,4 @@
-"""Requests in threads: over TLS and through a proxy, over kept connections, refused half-way, and called off."""
+"""Requests in threads: TLS, proxies, kept connections, refusals half-way, and cancellation."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ async def give_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of "localhost", with its key."""
+    """A certificate of "localhost", with its key."""
     path = tmp_path_factory.mktemp("tls") / "localhost.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", str(path)]

@@ -1,4 +1,4 @@
-"""XML documents of a server that nobody has reason to trust."""
+"""XML documents of an untrusted server."""
 
 from xml.etree.ElementTree import ParseError
 

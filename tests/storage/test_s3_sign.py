@@ -1,4 +1,4 @@
-"""Signatures are botocore's, to the letter."""
+"""Signatures equal botocore's exactly."""
 
 from datetime import UTC, datetime
 

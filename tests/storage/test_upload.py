@@ -1,4 +1,4 @@
-"""Uploads in parts against R2's rules and a bad network: whole or not there, nothing sent twice, nothing left."""
+"""Uploads in parts against R2's rules and a bad network: complete or absent, no part sent twice or left over."""
 
 import asyncio
 import hashlib
@@ -100,9 +100,9 @@ async def test_stores_without_parts_take_the_file_whole(r2, source: Path, make: 
     ids=["reset", "lost", "500", "slowdown"],
 )
 async def test_every_request_may_fail(r2, source: Path, verb: str, fault: Any) -> None:
-    if verb == "^GET .*uploadId":  # asked only of one that was begun before
+    if verb == "^GET .*uploadId":  # only requested for an upload that was begun before
         await r2.store.multipart.create("k", metadata=PART_RULE)
-    # What broke on a connection that had served before is repeated at once.
+    # A request that broke on a reused connection is repeated at once.
     fault_of_verb = r2.server.faults.add(verb, fault, times=2 if isinstance(fault, (Reset, LoseResponse)) else 1)
     assert (await upload_file(r2.store, "k", source)).etag == ETAG
     assert fault_of_verb.left == 0 or isinstance(fault, LoseResponse)
@@ -231,7 +231,7 @@ async def test_revoked_credentials_end_it_at_once(r2, source: Path) -> None:
 
     with pytest.raises(AccessDenied) as caught:
         await upload_file(r2.store, "k", source, concurrency=1, progress=revoke)
-    # Nor may we abort: that is told as well.
+    # Aborting is not allowed either, which is also reported.
     assert "its parts stay in the store" in caught.value.__notes__[0]
     assert len(r2.seen(SENT)) == 2
 

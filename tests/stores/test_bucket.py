@@ -1,4 +1,4 @@
-"""Stores read where they lie: what is fetched, checked, kept and given up."""
+"""Stores read in place from a bucket: data fetched, checked, kept and released."""
 
 import asyncio
 import pickle
@@ -38,7 +38,7 @@ def make(folder: Path, storage_format: str = "bin") -> Path:
 
 
 class Counting(MemoryStore):
-    """Notes every range that is read."""
+    """Records every range that is read."""
 
     ranges: list[tuple[int, int]]
 
@@ -75,7 +75,7 @@ async def test_every_range_is_what_the_local_store_has(tmp_path: Path, bucket: C
         )
 
     await asyncio.to_thread(compare)
-    # Whole blocks, each of them once.
+    # Whole blocks, each once.
     assert len(bucket.ranges) == 4 + 1 + 7
     assert all(start % BLOCK == 0 and stop - start <= BLOCK for start, stop in bucket.ranges)
 
@@ -163,7 +163,7 @@ async def test_programs_without_a_loop(tmp_path: Path, configured, storage_forma
             assert items(DatasetFactory.load("seq", None, 10, store=store)) == expected
         assert len([*(tmp_path / "cache/blocks").glob("??/*")]) > 1
         dataset = DatasetFactory.load("seq", "s3://books/tokens", 10)
-        workers = DataLoader(dataset, 4, num_workers=1)  # a fork, which connects anew
+        workers = DataLoader(dataset, 4, num_workers=1)  # a fork, which opens new connections
         assert [row for batch in workers for row in batch["input_ids"].tolist()] == expected
         if storage_format == "bin":
             copy = pickle.loads(pickle.dumps(dataset))

@@ -1,4 +1,4 @@
-"""Items of each train type against slices of plain lists, and the same from every format."""
+"""Items of each train type against slices of plain lists, equal for every format."""
 
 import json
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_sft_masks_follow_the_targets(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["sft", "dpo", "grpo"])
 def test_who_changes_an_item_changes_no_later_one(tmp_path: Path, kind: str) -> None:
-    """The store may hold the very types of an item: without a copy this would be its memory."""
+    """The store may have the same types as an item: without a copy, the item would be the store's memory."""
     folder = {"sft": sft_store, "dpo": dpo_store, "grpo": grpo_store}[kind](tmp_path, "bin")
     dataset = DatasetFactory.load(kind, folder, 5, 3)
 

@@ -1,4 +1,4 @@
-"""Datasets and token stores into a bucket: the manifest last, what is there once, nothing mixed."""
+"""Datasets and token stores are uploaded to a bucket: manifest last, existing objects once, nothing mixed."""
 
 import hashlib
 import json
@@ -58,7 +58,7 @@ async def test_what_is_there_is_not_sent_again(served, dataset):
     before = len(written(served))
     assert (await publish(dataset, served.store, "sub/set")).skipped == 8
     assert len(written(served)) == before
-    # Same size, other bytes; and one that is gone.
+    # Same size, other bytes; and a deleted object.
     damaged = bytearray((dataset / "one/train-00001.parquet").read_bytes())
     damaged[99] ^= 1
     await served.store.put("sub/set/one/train-00001.parquet", bytes(damaged))
@@ -108,10 +108,10 @@ async def test_another_version_is_replaced_only_when_asked_for_and_never_mixed(s
 
 
 async def test_large_files_go_on_within_their_parts(served, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "MIN_PART_BYTES", 5 * 2**20)  # the least that R2 takes
+    monkeypatch.setattr(parts, "MIN_PART_BYTES", 5 * 2**20)  # R2's minimum
     data = b"".join(hashlib.sha256(str(i).encode()).digest() for i in range(380_000))  # three parts
     folder = store_of(tmp_path / "store", {"sequence.bin": data})
-    # Two parts stay behind, as after a kill: the third is refused, and so is the abort that follows.
+    # Two parts remain, as after a kill: the third is refused, and so is the following abort.
     served.server.faults.add(r"^PUT .*partNumber=3", Status(403, "AccessDenied"))
     served.server.faults.add(r"^DELETE ", Status(403, "AccessDenied"))
     with pytest.raises(AccessDenied):
@@ -144,7 +144,7 @@ async def test_token_stores_are_published_alike(served, tmp_path):
     assert (await publish(tmp_path / "store", served.store, "tokens")).sent == 6
     assert [path.rpartition("/")[2] for path in written(served)][-2:] == ["meta.json", "meta.json"]
     assert (await verify(served.store, "tokens")).problems == ()
-    # Fewer shards: those of the longer version must not stay beside them.
+    # Fewer shards: shards of the longer version must not remain.
     shutil.rmtree(tmp_path / "store" / "shard_0001")
     with pytest.raises(ConfigError, match=r"shard_0001/meta.json is of another"):
         await publish(tmp_path / "store", served.store, "tokens")
@@ -179,7 +179,7 @@ async def test_a_prepared_store_is_whole_with_its_report(served, tokenizer, tmp_
         await list_shards(Replicas([served.store]), "tokens")
     for name in ("meta.json", "sequence.bin"):
         await served.store.delete(f"tokens/extra/{name}")
-    # A whole shard that is gone, and one whose meta.json is of another version.
+    # A missing shard, and one with a meta.json of another version.
     first, second, *_ = shards
     for info in await served.store.list(f"tokens/{first}/"):
         await served.store.delete(info.key)
@@ -213,7 +213,7 @@ async def test_an_upload_of_a_prepared_store_that_was_interrupted_is_refused(ser
     await refused("tokens", f"tokens/{part}")
     await publish(folder, served.store, "tokens")
     assert len(await list_shards(Replicas([served.store]), "tokens")) == len(shards)
-    # In place of another version, whose first shards are the same.
+    # Replaces another version with the same first shards.
     with (tmp_path / "raw.jsonl").open("a") as file:
         file.write("".join(f'{{"text": "record {i}"}}\n' for i in range(30, 60)))
     other = tmp_path / "other"
@@ -247,7 +247,7 @@ async def test_a_part_of_a_prepared_store_is_whole_with_the_report_above_it(serv
 
     assert await problems("a") == await problems("a/shard_0001") == []
     assert len(await list_shards(Replicas([served.store]), "deep/tokens/a")) == len([*folder.glob("a/shard_*")])
-    # A shard of the domain is gone.
+    # A shard of the domain is missing.
     for info in await served.store.list("deep/tokens/a/shard_0001/"):
         await served.store.delete(info.key)
     shutil.rmtree(folder / "a/shard_0001")
@@ -255,7 +255,7 @@ async def test_a_part_of_a_prepared_store_is_whole_with_the_report_above_it(serv
     assert await problems("b") == await problems("a/shard_0000") == []
     with pytest.raises(DataError, match=r"tokens/a is not whole: shard_0001/meta.json: is missing"):
         await list_shards(Replicas([served.store]), "deep/tokens/a")
-    # A report that the credentials do not reach, or that is of something else.
+    # A report that the credentials can't read, or that is of another preparation.
     served.server.faults.add(r"/deep/tokens/prepare.json", Status(403, "AccessDenied"))
     assert (await verify(served.store, "deep/tokens/a")).problems == ()
     report = await served.store.get("deep/tokens/prepare.json", max_bytes=2**20)

@@ -1,4 +1,4 @@
-"""The sampler against lists: union, order and repeats for any number of ranks, also when it changes in mid-epoch."""
+"""The sampler against lists: union, order and repeats for any number of ranks, also if it changes in mid-epoch."""
 
 import itertools
 
@@ -59,7 +59,7 @@ def test_the_number_of_ranks_may_change_in_mid_epoch(n, old, new, steps) -> None
     for one in after:
         one.load_state_dict(state)
         one.load_state_dict(state)  # it is not used up
-    if len(taken) >= -(-n // new) * new:  # repeats filled the old ranks' shares: this epoch is done
+    if len(taken) >= -(-n // new) * new:  # repeats filled the old ranks' shares, so this epoch is done
         assert {(one.epoch, one.iter) for one in after} == {(1, 0)}
         return
     rest = [index for step in zip(*map(list, after), strict=True) for index in step]

@@ -1,4 +1,4 @@
-"""Who gets which sequences of a store: shares against plain sets, over whole epochs."""
+"""The assignment of a store's sequences: shares against plain sets, over whole epochs."""
 
 import pytest
 from hypothesis import given, settings

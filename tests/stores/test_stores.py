@@ -1,4 +1,4 @@
-"""All kinds of store against plain lists: every range, every record, every way in which files and meta disagree."""
+"""All kinds of store against plain lists: every range, every record, every mismatch of files and meta."""
 
 import json
 import pickle
@@ -78,7 +78,7 @@ def test_bounds_keys_and_order_of_calls(tmp_path: Path, storage_format: str) -> 
         store.stream("a")
     write(tmp_path, storage_format, {"a": column([[1, 2, 3], [4, 5]], "int64"), "short": column([[7], []], "float32")})
     store.load(tmp_path)
-    assert len(store) == 1  # what every key has
+    assert len(store) == 1  # the length that every key has
     for begin, end in ((0, 2), (-1, 1), (1, 1), (2, 3)):
         with pytest.raises(ValueError, match="out of bounds"):
             store.fetch(begin, end, "a")

@@ -1,4 +1,4 @@
-"""Whatever a place lacks or has wrong is named, all of it, in a bucket and in a folder alike."""
+"""Every missing or wrong file is named, all at once, in a bucket and in a folder."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def change_sizes(folder, change) -> None:
 
 
 def damage_all(folder):
-    """Two shards, in two ways, and a file that nobody named."""
+    """Damage two shards in two ways, and add an unnamed file."""
     (folder / "one/train-00000.parquet").unlink()
     path = folder / "one/train-00001.parquet"
     path.write_bytes(path.read_bytes()[:50] + b"XX" + path.read_bytes()[52:])
@@ -119,7 +119,7 @@ async def test_a_documented_manifest_without_hashes_is_checked_by_its_rows(datas
 
 async def test_a_bucket_is_verified_through_faults(served, dataset):
     await publish(dataset, served.store, "sub/set")
-    await served.store.put("sub/settle/other", b"")  # another place, though its name begins alike
+    await served.store.put("sub/settle/other", b"")  # another place, although its name has the same prefix
     served.server.faults.add(r"^GET /books\?", Status(503, "SlowDown"))
     served.server.faults.add(r"^GET .*/_shard_sizes", Reset())
     served.server.faults.add(r"^GET .*train-00000", Truncate(100, reset=True))

@@ -1,4 +1,4 @@
-"""Packed training: each document's losses are those that it has alone."""
+"""Packed training: each document has the same losses as alone."""
 
 import pytest
 import torch

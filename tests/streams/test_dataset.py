@@ -1,4 +1,4 @@
-"""Pipelines as values, their states, and the ways in for other libraries."""
+"""Pipelines as values, their states, and their interfaces to other libraries."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ def test_importing_the_package_is_light_and_its_names_are_there():
 def test_a_pipeline_is_a_value():
     assert isinstance(CHUNKS, IterableDataset)
     assert tokens(CHUNKS) == tokens(CHUNKS)
-    assert len(list(SOURCE)) == N  # what was built on it has not changed it
+    assert len(list(SOURCE)) == N  # pipelines built on it have not changed it
     assert repr(SOURCE.take(2)) == f"CheckpointableDataset(from_sequence({N}) | take)"
 
 
@@ -126,7 +126,7 @@ def test_orders_resume_anywhere_at_once():
 
 
 def test_iterators_and_iterables():
-    assert len(list(CheckpointableDataset.from_iterable(iter([1, 2]), repeat=True).take(9))) == 2  # it gives them once
+    assert len(list(CheckpointableDataset.from_iterable(iter([1, 2]), repeat=True).take(9))) == 2  # yields them once
     once = CheckpointableDataset.from_iterable(i for i in range(3))
     assert list(once) == [0, 1, 2]
     with pytest.raises(DataError, match="was read before"):
@@ -141,7 +141,7 @@ def test_iterators_and_iterables():
 
 
 class Streaming:
-    """As much of mosaicml-streaming's StreamingDataset as its interface promises."""
+    """The public interface of mosaicml-streaming's StreamingDataset."""
 
     def __init__(self) -> None:
         self.begin = 0

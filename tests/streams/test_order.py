@@ -95,7 +95,7 @@ def test_credits_keep_every_share_within_one_item_and_begin_again(weights):
 
 
 def test_credits_of_the_documented_interface():
-    """Orders that programs of that interface know."""
+    """Golden orders of the documented interface."""
     assert [WeightedRoundRobin([1.5, 1]).next() for _ in range(1)] == [0]
     for weights, pattern in (([1.5, 1], "0101001010"), ([0.5, 0.3, 0.2], "0120010210")):
         schedule = WeightedRoundRobin(weights)

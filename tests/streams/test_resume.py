@@ -1,4 +1,4 @@
-"""Every step against plain Python, and resumed at every sample: in this process, and all of them in another one."""
+"""Every step against plain Python, resumed at every sample: in this process, and all steps in another process."""
 
 import bz2
 import gzip
@@ -144,7 +144,7 @@ Case = tuple[CheckpointableDataset, list[Any]]
 
 
 def cases(files: Path) -> dict[str, Case]:
-    """Name → a pipeline, and the samples that plain Python says it has (of endless ones, the first 30)."""
+    """Return name → a pipeline, and its samples by plain Python (of endless pipelines, the first 30)."""
     columns = ("input_ids", "mask")
     stream = [token for ids in IDS for token in ids]
     rng, order, epochs = random.Random(1), list(range(11)), []
@@ -250,7 +250,8 @@ def test_a_step_does_what_plain_python_does_and_resumes_everywhere(name, files):
 
 
 def test_resumed_in_a_new_process(files, tmp_path):
-    """For all steps, from a third of the way: their states on disk, without pickle, into one new process."""
+    """For all steps, after a third of the samples: their states are on disk, without pickle, and are read by one new
+    process."""
     from tplr.streams.state import save_state
 
     for i, (dataset, expected) in enumerate(cases(files).values()):
@@ -282,7 +283,7 @@ def sleepy(sample: Any) -> Any:
 
 
 def leave_unclosed() -> None:
-    """Threads and a process that are busy for long: nobody waits for them."""
+    """Leaves long-running threads and a process, for which nothing waits."""
     endless = CheckpointableDataset.from_sequence(DOCUMENTS, repeat=True)
     for kind in ("thread", "process"):
         samples = (endless.take(1) + endless.parallel_map(sleepy, 1, executor_type=kind)).iter()

@@ -1,4 +1,4 @@
-"""Shares of ranks and workers: nothing twice, nothing lost, through any change of their number."""
+"""Shares of ranks and workers: no sample twice or lost, through any change of their number."""
 
 import copy
 import json
@@ -89,7 +89,7 @@ STAGES = {
 
 
 def tokens_of(samples: list[Any]) -> list[int]:
-    """All tokens, without padding, whatever the samples are."""
+    """Return all tokens without padding, for any kind of sample."""
     found: list[int] = []
     for sample in samples:
         if isinstance(sample, list):
@@ -145,7 +145,7 @@ def test_endless_epochs_resume_on_other_ranks_with_each_file_once_in_each_epoch(
         states = after
     with dataset.shard_by_rank(0, 1).iter(state_dict=states) as samples:
         last = samples.report()["epoch"] + 1
-        for sample in samples:  # to the end of the furthest epoch that a rank had begun
+        for sample in samples:  # to the end of the last epoch that any rank had begun
             if samples.report()["epoch"] > last:
                 break
             tokens.update(tokens_of([sample]))

@@ -17,7 +17,7 @@ def reader(state: dict) -> StateReader:
 
 
 def take(places: SharedPlaces, count: int) -> list[tuple[int, int]]:
-    """The next places, with their epochs; each with a resume before it."""
+    """Return the next places with their epochs, with a resume before each."""
     found = []
     while len(found) < count:
         for place in places.run:

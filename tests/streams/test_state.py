@@ -133,7 +133,7 @@ def test_a_torn_or_damaged_file_is_a_state_error(tmp_path):
             position = unseal(load_state(tmp_path / "damaged"), LINES).position
         except StateError:
             continue
-        assert same(position, SAMPLES)  # a byte that says nothing, such as a time stamp
+        assert same(position, SAMPLES)  # a byte without meaning, such as in a time stamp
     with pytest.raises(FileNotFoundError):
         load_state(tmp_path / "nothing")
 
@@ -191,7 +191,7 @@ def test_a_damaged_position_is_a_state_error_that_names_the_transform_and_the_ke
             except StateError as error:
                 refused += 1
                 says = str(error)
-            except DataError:  # a position in a file that is not one of a record, or another version of it
+            except DataError:  # a position in a file that is not at a record, or another version of the file
                 says = "active" in path and "damaged"
             except (
                 TypeError,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"((?:^ *<!--[^\n]*-->\n)*)^( *)```(\w*)\n(.*?)^ *```$", re.M | re.S)
 MARK = re.compile(r"<!-- (run by|needs): (.*?)(?: \(([^)]*)\))? -->")
-# What a line of a block of commands begins with. A block without a language has no such line.
+# Prefixes of a command line in a block. A block without a language has no such line.
 PROGRAM = re.compile(
     r"^(?:[A-Z0-9_]+=\S* )*(?:\S*/)?(?:tplr|python3?|pip|pytest|torchrun|prometheus|promtool|curl|docker|git|install|"
     r"useradd|systemctl|journalctl|echo|[a-z_0-9]+\.sh)(?= |$)"
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
 
 def blocks(guide: Path) -> Iterator[Block]:
-    """Those of one guide; a command has no comment at its end."""
+    """Yield the blocks of one guide; commands have no comment at their end."""
     text = guide.read_text()
     for found in BLOCK.finditer(text):
         above, indent, language, body = found.groups()
@@ -53,7 +53,7 @@ def blocks(guide: Path) -> Iterator[Block]:
 
 
 def _whole_commands(body: str, indent: str) -> Iterator[str]:
-    """The commands of a block; a quotation may go over several lines."""
+    """Yield the commands of a block; a quotation may span several lines."""
     command = ""
     for line in body.splitlines():
         command += f"\n{line}".removeprefix("\n" if not command else "").removeprefix(indent)
@@ -76,7 +76,7 @@ def _without_comment(command: str) -> str:
 
 
 def words(command: str) -> list[str]:
-    """As a shell splits it."""
+    """Split a command like a shell."""
     return shlex.split(command, comments=True)
 
 
@@ -89,23 +89,24 @@ class GuideCommand:
 
     @property
     def arguments(self) -> list[str]:
-        """Those of ``tplr``, for a test that calls ``main``."""
+        """Return the arguments of ``tplr``, for a test that calls ``main``."""
         assert Path(self.words[0]).name == "tplr", self.text
         return self.words[1:]
 
     @property
     def process(self) -> list[str]:
-        """For a process of its own, with this interpreter; programs of the project are absolute."""
+        """Return the command line for a separate process, with this interpreter; paths of the project's programs are
+        absolute."""
         program, *rest = self.words
         if (module := INTERPRETED.get(Path(program).name)) is not None:
             program, rest = sys.executable, [*module, *rest]
         return [program, *(str(ROOT / one) if one.startswith("neurons/") else one for one in rest)]
 
     def check_run_by(self, executed: Sequence[object]) -> None:
-        """Assert that a process with this command line did what the guide says: it may have more options."""
+        """Assert that a process was started with the guide's command; it may have more options."""
         line, at = [str(word) for word in executed], 0
         for word in self.process:
-            # An option comes with its value, at any place; the words before the first option come first.
+            # An option is with its value, at any place; the words before the first option come first.
             if word.startswith("--"):
                 assert word in line, (word, self.text, line)
                 at = line.index(word)
@@ -115,7 +116,7 @@ class GuideCommand:
 
 
 def from_guide(guide: str, command: str, values: Mapping[str, object] | None = None) -> GuideCommand:
-    """The command that ``guide`` has in a block of commands.
+    """Return the command of a block of ``guide``.
 
     Args:
         guide: relative to the project's folder.
@@ -141,13 +142,13 @@ def from_guide(guide: str, command: str, values: Mapping[str, object] | None = N
 
 
 def all_of_guide(guide: str) -> list[str]:
-    """The commands of all blocks of a guide, for a test that runs each of them."""
+    """Return the commands of all blocks of a guide, for a test that runs each of them."""
     return [command for block in blocks(ROOT / guide) for command in block.commands]
 
 
 @cache
 def taken_in(test: Path) -> frozenset[tuple[str, str | None]]:
-    """Guide and command of each call of ``from_guide`` in a test's file; None: it takes all of the guide."""
+    """Return guide and command of each call of ``from_guide`` in a test's file; None: the test runs the whole guide."""
     found: set[tuple[str, str | None]] = set()
     for node in ast.walk(ast.parse(test.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

@@ -1,4 +1,4 @@
-"""Score reports in which nothing was seen, but for what a test says."""
+"""Score reports without observations, except those that a test adds."""
 
 from typing import Any
 

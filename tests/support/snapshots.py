@@ -4,7 +4,7 @@ from tplr.node.state import SavedState, StateFolder
 
 
 def save(folder: StateFolder, *, window: int, **what) -> SavedState:
-    """As a node saves; ``what`` are other arguments of ``StateFolder.begin``."""
+    """Save like a node; ``what`` are further arguments of ``StateFolder.begin``."""
     draft = folder.begin(window=window, **{"start_window": 0, "global_step": 0, "version": "1", "values": {}} | what)
     draft.write()
     return folder.finish(draft)

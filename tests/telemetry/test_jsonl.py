@@ -1,4 +1,4 @@
-"""Events in a file: whole lines only, across restarts and kills."""
+"""Events in a file: only whole lines, across restarts and kills."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_a_rotation_is_noticed_whatever_the_length_of_the_new_file(tmp_path: Pat
     write(5)
     path.replace(rotated(path))
     write(*range(6, 6 + length))
-    if again:  # and another one since: what was in the first file is gone, also if its inode is used again
+    if again:  # and another rotation since: the first file's content is gone, also if its inode is reused
         path.replace(rotated(path))
         write(*range(20, 20 + length))
         position = position._replace(file=position.file and (position.file[0], path.stat().st_ino, position.file[2]))

@@ -1,4 +1,4 @@
-"""Events in the log: short, with who and which window in every line, and no line twice."""
+"""Events in the log: short, with role and window in every line, and no duplicate lines."""
 
 import json
 import logging

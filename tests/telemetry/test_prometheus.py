@@ -1,4 +1,4 @@
-"""Metrics over HTTP: what each event makes of them, and the boards and rules that are built on them."""
+"""Metrics over HTTP: the effect of each event on them, and the boards and rules that use them."""
 
 import importlib.util
 import json
@@ -75,7 +75,7 @@ def play(listener: PrometheusListener, role: str) -> None:
 
 
 def series(port: int) -> dict[tuple[str, str], float]:
-    """What is served: by name and label value ("" without a label)."""
+    """Return the served values by name and label value ("" without a label)."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
         text = response.read().decode()
     return {
@@ -102,7 +102,7 @@ def test_events_become_series() -> None:
     assert mine["tplr_phase_seconds_total", "training"] == 6
     assert mine["tplr_memory_bytes", "weights"] == 40_000
     assert ("tplr_memory_bytes", "gradients") not in mine
-    # A uid without a score any more has no series; what has been counted stays.
+    # A uid that lost its score has no series; counters stay.
     assert found["tplr_score", "1"] == 0.6
     assert ("tplr_score", "2") not in found
     assert found["tplr_strikes_total", "behind"] == 1

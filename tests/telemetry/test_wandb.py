@@ -21,7 +21,7 @@ def test_numbers_of_events_become_charts(tmp_path: Path, monkeypatch: pytest.Mon
         telemetry.emit("trained", window=7, loss=4.5, note="text")
         telemetry.emit("evaluated", window=7, peer=2, score=0.5)  # sealed
     (recorded,) = tmp_path.rglob("*.wandb")
-    # Its process closes the file, and with that writes it, after `finish` has returned.
+    # Its process closes the file, which writes it, after `finish` has returned.
     ended = time.monotonic() + 60
     while b"trained/loss" not in (data := recorded.read_bytes()):
         assert time.monotonic() < ended, f"no loss among the {len(data)} bytes of {recorded.name}"

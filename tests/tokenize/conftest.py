@@ -41,7 +41,7 @@ def bpe() -> Tokenizer:
 
 @pytest.fixture
 def wrapped(bpe):
-    """Makes the tokenizer of ``transformers`` from a copy of ``bpe`` that was changed."""
+    """Makes the tokenizer of ``transformers`` from a changed copy of ``bpe``."""
 
     def wrap(change=lambda tokenizer: None, **options) -> PreTrainedTokenizerFast:
         copy = Tokenizer.from_str(bpe.to_str())

@@ -1,4 +1,4 @@
-"""Which tokenizers tiktoken can stand in for: each vocabulary here is one on which the two could differ."""
+"""Tokenizers that tiktoken can replace: each vocabulary here is one on which the two could differ."""
 
 import json
 import random

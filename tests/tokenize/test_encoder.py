@@ -1,4 +1,4 @@
-"""Ids equal the tokenizer's own, whatever the tokenizer and whatever the text; and who goes which way."""
+"""Ids equal those of the tokenizer for any tokenizer and text; and the choice of engine for each tokenizer."""
 
 import random
 
@@ -65,7 +65,7 @@ def test_other_models(bpe, texts, assert_equal_ids):
 
 
 class Letters:
-    """No tokenizer of any library."""
+    """A tokenizer that is not from a library."""
 
     eos_token_id = 0
 
@@ -167,7 +167,7 @@ def test_a_long_text_is_not_tokenized_to_its_end(wrapped, monkeypatch):
     tokenizer = wrapped()
     encode = encoder(tokenizer)
     seen = []
-    monkeypatch.setattr(encode._implementation, "_seen", 1)  # none is checked
+    monkeypatch.setattr(encode._implementation, "_seen", 1)  # no text is checked
     monkeypatch.setattr(encode._implementation, "_bpe", SeenBPE(encode._implementation._bpe, seen))
     some = ["the quick fox " * 1000, "a " * 5000, "x" * 9000]
     ours = encode.encode_batch(some, 100)

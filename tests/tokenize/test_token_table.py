@@ -1,4 +1,4 @@
-"""The table under several threads, full and forgotten; and its keys."""
+"""The table under several threads, when it is full and when it is cleared; and its keys."""
 
 import random
 import threading

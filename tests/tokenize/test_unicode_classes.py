@@ -1,4 +1,4 @@
-"""Characters of which the two regular expression engines disagree are found."""
+"""Characters on which the two regular expression engines disagree are found."""
 
 from tplr.tokenize.byte_bpe import GPT2_PATTERN
 from tplr.tokenize.unicode_classes import UnicodeClasses

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from tplr.hparams import MODEL_TYPES, HParams, SparselocoParams
 from tplr.localnet.plan import Scheme, scheme_constants
 
-# What makes each type differ from Llama, at toy size.
+# The settings in which each type differs from Llama, at toy size.
 MORE = {
     "gemma3_text": {"head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 8},
     "mistral": {"sliding_window": 8},
@@ -27,7 +27,7 @@ TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32}
 @pytest.fixture
 def tiny():
     def make(scheme: Scheme, *, layers: int = 2, **changes) -> HParams:
-        """``changes`` of the scheme's own group, or of what both have."""
+        """``changes`` are keys of the scheme's own group, or common keys."""
         raw = scheme_constants(scheme)
         raw["model"] |= TINY | {"num_hidden_layers": layers}
         raw |= {"target_chunk": 16, "topk_compression": 16}
@@ -56,7 +56,7 @@ def hparams_of(tiny):
 
 @pytest.fixture
 def batches():
-    """Four of two sequences; ``seed`` makes others."""
+    """Return four batches of two sequences; another ``seed`` gives other ones."""
 
     def make(seed: int = 0, count: int = 4) -> np.ndarray:
         return np.random.default_rng(seed).integers(0, 64, (count, 2, 12))
@@ -65,7 +65,7 @@ def batches():
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of all tensors made within that are still alive, and the most there ever were."""
+    """Counts the bytes of all live tensors that were created in the block, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Live(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        # What an operation was given, and views of it, are nothing new.
+        # Inputs of an operation, and views of them, are not new.
         given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
         for one in tree_leaves(result):

@@ -34,7 +34,7 @@ def outer(model, hparams):
 
 @pytest.fixture
 def updates(model, outer, hparams, batches):
-    """Of four miners; that of uid 4 is twice as long, and that of uid 9 the opposite of another."""
+    """Return updates of four miners; that of uid 4 is twice as long, and that of uid 9 the opposite of another."""
     found = []
     for uid, seed, factor in ((2, 0, 1.0), (4, 1, 2.0), (7, 2, 1.0), (9, 1, -1.0)):
         work = local_training(outer._parameters, hparams).run(model, batches(seed), step=1).tensors
@@ -46,7 +46,7 @@ def updates(model, outer, hparams, batches):
 
 
 def steps(outer, updates) -> np.ndarray:
-    """The steps as applied, whole and in the basis of the coordinates: [updates, entries]."""
+    """Return the applied steps, whole and in the basis of the coordinates: [updates, entries]."""
     rows = [[] for _ in updates]
     for tensor in outer.spec.tensors.values():
         indices, values = decode_all(updates, [tensor])
@@ -123,7 +123,7 @@ def test_a_gradient_that_is_not_finite_measures_nobody(model, outer, updates, ba
 
 
 def test_products_foretell_the_change_of_the_loss(model, outer, updates, batches):
-    probe = batches(1)  # what uid 4 trained on, and uid 9 did the opposite of
+    probe = batches(1)  # pages on which uid 4 trained; uid 9 sends the opposite
     found = align(outer, probe_gradient(model, probe, "float32").tensors, updates, step=1, seed=0)
     before, falls = sequence_losses(model, probe, "float32").mean(), []
     for update in updates:
@@ -151,7 +151,7 @@ def test_a_sample_of_the_chunks_is_an_unbiased_estimate(model, outer, updates, b
 
 
 def test_some_of_the_updates_are_aligned_as_when_all_were(model, outer, updates, batches, monkeypatch):
-    """An audit has no update that is deleted; the sampled chunks depend on how many updates there were."""
+    """An audit lacks deleted updates; the sampled chunks depend on the original number of updates."""
     gradient = probe_gradient(model, batches(1), "float32").tensors
     monkeypatch.setattr(inner_products, "LEAST_CHUNKS", 2)
     monkeypatch.setattr(inner_products, "PAIRS", 12 * len(updates) ** 2)

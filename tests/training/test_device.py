@@ -1,4 +1,4 @@
-"""Every setting of a device gives the work of the plain path, up to float32's rounding."""
+"""Every device setting gives the result of the plain path, up to float32's rounding."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ COMPILED = {
 
 @pytest.fixture
 def work(tiny, batches):
-    """Two windows of SparseLoCo's inner steps: the tensors of the second."""
+    """Run two windows of SparseLoCo's inner steps; return the tensors of the second."""
 
     def run(settings: DeviceSettings) -> dict[str, torch.Tensor]:
         hparams = tiny("sparseloco", inner_steps=2, batches_per_inner_step=2)
@@ -84,7 +84,7 @@ def test_checkpointing_keeps_less_for_the_backward_pass(checkpointing, kept, tin
 
 @pytest.mark.parametrize("checkpointing", ["selective", "full"])
 def test_casts_of_layers_that_are_computed_again_are_not_kept(checkpointing, tiny, live):
-    """The fullest moment of a pass grows with a layer by less than the layer's weights in bfloat16."""
+    """The peak memory of a pass grows with each layer by less than the layer's weights in bfloat16."""
     peaks, sizes = [], []
     for layers in (2, 6):
         hparams = tiny("demo", layers=layers, precision="bfloat16")

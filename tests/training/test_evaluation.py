@@ -1,4 +1,4 @@
-"""Losses sequence by sequence, measured on a model that a trial step changes and that gets its bytes back."""
+"""Losses per sequence, measured on a model that a trial step changes and then restores."""
 
 import copy
 
@@ -132,9 +132,10 @@ def test_losses_that_are_not_finite(model, outer, update, batches) -> None:
 
 
 def test_memory_is_that_of_a_copy_of_the_weights_and_of_one_tensor(hparams, live, monkeypatch) -> None:
-    """Beyond a plain pass, at the peak; a short one, so that nothing of its own hides what decoding takes.
+    """In addition to a plain pass, at the peak; the pass is short, so that its own memory does not hide that of
+    decoding.
 
-    A row block is a sixteenth of the largest tensor: more than of a large model's.
+    A row block is a sixteenth of the largest tensor, a larger share than in a large model.
     """
     monkeypatch.setitem(chunks.ROW_BLOCK_ENTRIES, "cpu", 2**16)
     size = {"vocab_size": 8192, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8}
@@ -158,7 +159,7 @@ def test_memory_is_that_of_a_copy_of_the_weights_and_of_one_tensor(hparams, live
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model", [False], indirect=True, ids=["untied"])
 def test_a_compiled_model_measures_the_same(hparams, update, batches, precision) -> None:
-    """The compiled layers see the weights of the trial step, and those from before it again."""
+    """The compiled layers use the weights of the trial step, and afterwards the previous ones."""
     found = []
     for settings in (DeviceSettings(), DeviceSettings(compile=True)):
         model = build_model(hparams, settings=settings)

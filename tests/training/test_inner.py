@@ -1,4 +1,4 @@
-"""The inner loop against plain PyTorch, and what it leaves behind."""
+"""The inner loop against plain PyTorch, and the state that it leaves."""
 
 import math
 
@@ -30,7 +30,7 @@ def loop(tiny):
 
 
 def plain(hparams, windows, batches_of_step):
-    """Differences of each window, with nothing but PyTorch."""
+    """Yield the differences of each window, computed with only PyTorch."""
     c = hparams.sparseloco
     model = build_model(hparams)
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -61,7 +61,7 @@ def plain(hparams, windows, batches_of_step):
 
 @pytest.mark.parametrize("changes", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_windows_are_those_of_plain_pytorch(changes, loop, batches, monkeypatch):
-    """Accumulation, clipping, schedule, moments that go on from window to window; the second window is cut short."""
+    """Accumulation, clipping, schedule, moments that continue across windows; the second window is cut short."""
     # PyTorch's Muon multiplies matrices in bfloat16 always, ours in the run's precision.
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     hparams, model, inner = loop(**changes)
@@ -88,13 +88,13 @@ def test_a_step_that_time_cuts_short_is_taken_with_what_it_had(loop, batches):
 
 
 def paused_after(steps):
-    """Asked before each inner step: training pauses before the one after so many."""
+    """Return a function for the check before each inner step: it pauses training after a number of steps."""
     asked = iter([False] * steps)
     return lambda: next(asked, True)
 
 
 def test_a_training_that_was_paused_goes_on_from_the_model_as_it_then_is(loop, batches):
-    """Pauses between inner steps; meanwhile the model is the agreed one, and others may move it."""
+    """Pauses are between inner steps; in a pause the model is the agreed one, and other code may change it."""
     hparams, model, inner = loop()
     parameters = dict(model.named_parameters())
     start, moved = digest(parameters), {name: 0.01 * torch.ones_like(one) for name, one in parameters.items()}
@@ -108,7 +108,7 @@ def test_a_training_that_was_paused_goes_on_from_the_model_as_it_then_is(loop, b
         for name, parameter in parameters.items():
             parameter.sub_(moved[name])
     agreed = digest(parameters)
-    work = inner.run(model, own, step=1, unfinished=part.unfinished)  # the step that it began with is its position
+    work = inner.run(model, own, step=1, unfinished=part.unfinished)  # its position is the step at which it began
     assert (work.train_stats.batches, work.unfinished, digest(parameters)) == (6, None, agreed)
 
     c = hparams.sparseloco

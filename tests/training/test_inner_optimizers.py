@@ -1,4 +1,4 @@
-"""Which tensors Muon steps, and how; ``test_inner.py`` compares whole windows with PyTorch's optimizers."""
+"""Which tensors Muon updates, and how; ``test_inner.py`` compares whole windows with PyTorch's optimizers."""
 
 import math
 
@@ -54,7 +54,7 @@ def test_newton_schulz_is_that_of_pytorch(shape):
 
 
 def step_of_pytorch(gradient):
-    """What ``torch.optim.Muon`` subtracts, without its factor."""
+    """Return the step that ``torch.optim.Muon`` subtracts, without its factor."""
     parameter = torch.nn.Parameter(torch.zeros_like(gradient))
     optimizer = torch.optim.Muon([parameter], lr=1.0, weight_decay=0.0, momentum=0.0, nesterov=False)
     parameter.grad = gradient.clone()
@@ -101,7 +101,7 @@ def test_experts_take_the_step_of_matrices_on_their_own(hparams_of, batches):
 
 
 def test_no_honest_step_is_longer_than_the_bound_of_its_norm(tiny, batches):
-    """Whatever the gradient: all singular values are at most those that the iterations leave."""
+    """For any gradient: all singular values are at most the largest that the iterations leave."""
     rate = {"peak": 1e-2, "warmup_steps": 0, "t_max": 10**6, "start_factor": 1.0, "floor_factor": 1.0}
     hparams = tiny(
         "sparseloco",
@@ -110,7 +110,7 @@ def test_no_honest_step_is_longer_than_the_bound_of_its_norm(tiny, batches):
     model, spec = build_model(hparams), payload_spec(hparams)
     inner = InnerLoop(dict(model.named_parameters()), hparams)
     assert hparams.sparseloco is not None
-    # One batch again and again: all steps have one direction, the longest way that they can go.
+    # One repeated batch: all steps have the same direction, which gives the longest possible sum.
     pages = batches(0, 1).repeat(4, axis=0)
     for window in range(3):
         work = inner.run(model, pages, step=window).tensors

@@ -1,4 +1,4 @@
-"""Batches arrive in order, as they are, whichever way they are copied."""
+"""Batches arrive in order and unchanged, for every way of copying."""
 
 import numpy as np
 import pytest

@@ -96,7 +96,7 @@ def test_logits_of_a_batch_never_exist_together(training, tiny, live):
         if training:
             loss.backward()
     all_logits = batch.size * 2**15 * 4
-    # In training, the gradient of the table comes to the block: 16 MiB of 64.
+    # In training, the gradient of the table is added to the block: 16 MiB of 64.
     assert memory.most < all_logits * (0.4 if training else 0.3)
     with live() as memory:
         plain(model, batch)

@@ -62,7 +62,7 @@ def test_without_first_weights_nothing_is_drawn_and_no_weight_looks_like_one(
 
 
 def test_each_module_draws_its_weights_alone(hparams: HParams, model: PreTrainedModel) -> None:
-    """Neither the number of layers nor the other modules matter, and all that the class computes is as it says."""
+    """Neither the number of layers nor the other modules matter, and buffers of the class are unchanged."""
     taller = hparams.model.model_copy(update={"num_hidden_layers": 3})
     other = build_model(hparams.model_copy(update={"model": taller}))
     for name, parameter in model.named_parameters():

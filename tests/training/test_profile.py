@@ -1,4 +1,4 @@
-"""The second window that is trained leaves a trace that can be read."""
+"""The second trained window leaves a readable trace."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Rows of tensors in memory and on disk: the same blocks, hashes and files, and none is read whole."""
+"""Rows of tensors in memory and on disk: the same blocks, hashes and files, and no tensor is read whole."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Either scheme as nodes run it: the same bytes in whatever order updates come, and through restarts."""
+"""Both schemes as nodes run them: the same bytes for any order of updates, and across restarts."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ class Node:
         self.outer.apply(order(updates), step=step)
 
     def restarted(self) -> "Node":
-        """A new process with what this one saved."""
+        """Return a new process with the saved state of this one."""
         other = Node(self.hparams)
         with torch.no_grad():
             for name, parameter in other.parameters.items():
@@ -80,16 +80,16 @@ def test_what_was_packed_and_restored_is_sent_later(scheme, tiny, batches):
     left = {name: tensor.norm() for name, tensor in node.outer.state_dict()["tensors"].items()}
     node.outer.restore(body, window=0, uid=4)
     whole = node.outer.state_dict()["tensors"]
-    # Dense tensors had nothing left; all of it is there again.
+    # Dense tensors had nothing left; all of it is restored.
     assert all(whole[name].norm() > left[name] for name in left if not name.startswith("shared."))
-    node.outer.own_applied(0)  # it got through after all
+    node.outer.own_applied(0)  # it was applied after all
     assert node.outer.state_dict()["window"] is None
 
 
 @pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
 def test_packing_and_fifteen_peers_take_less_memory_than_two_tensors(scheme, tiny, live, monkeypatch):
-    """Beyond parameters, error feedback and packed bytes. A row block is a sixteenth of the largest tensor: more than
-    of a large model's."""
+    """In addition to parameters, error feedback and packed bytes. A row block is a sixteenth of the largest tensor, a
+    larger share than in a large model."""
     monkeypatch.setitem(chunks.ROW_BLOCK_ENTRIES, "cpu", 2**16)
     parameters = {"w": torch.zeros(1024, 1024), "v": torch.zeros(512, 1024), "norm": torch.zeros(1024)}
     outer = outer_scheme(parameters, tiny(scheme, target_chunk=64, topk_compression=32, **SMALL[scheme]))

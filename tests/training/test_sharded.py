@@ -51,7 +51,8 @@ def ended_well(ended, size):
     ],
 )
 def test_a_life_over_several_ranks_has_the_bytes_of_one_process(scheme, sizes, windows, written, tmp_path):
-    """First weights, updates, applied windows, fingerprints and digests; training and losses but for rounding."""
+    """First weights, updates, applied windows, fingerprints and digests are equal; training and losses are equal up to
+    rounding."""
     hparams, found = written(scheme), {}
     for size in (1, *sizes):
         place = tmp_path / str(size)
@@ -103,7 +104,7 @@ def test_inner_products_of_several_ranks_are_those_of_one_but_for_rounding(schem
     assert np.abs(alone["products"]).min() > 1e-6
     for size in (2, 4):
         assert found[size]["uids"] == alone["uids"] == [0, 1, 2]
-        for what in ("gram", "norms"):  # no gradient is in these
+        for what in ("gram", "norms"):  # these contain no gradient
             np.testing.assert_allclose(found[size][what], alone[what], rtol=1e-12)
         for what in ("losses", "products", "own"):
             np.testing.assert_allclose(found[size][what], alone[what], atol=1e-5)
@@ -167,7 +168,7 @@ def test_layers_gathered_in_bfloat16_give_the_work_of_float32_but_for_the_norms(
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_compiled_layers_of_ranks_give_the_same_work_and_evaluation(written, tmp_path):
-    """The defaults of several GPUs together, as far as a CPU has them: compiled layers, gathered in bfloat16."""
+    """The defaults of several GPUs, as far as a CPU supports them: compiled layers, gathered in bfloat16."""
     hparams, found = written("demo", precision="bfloat16"), []
     for compiled in (False, True):
         place, settings = tmp_path / str(compiled), {"gather_bfloat16": True, "compile": compiled}

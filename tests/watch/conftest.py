@@ -1,4 +1,4 @@
-"""Events as nodes emit them, and views made of them."""
+"""Events in the format of nodes, and views made from them."""
 
 from network_events import recording, run
 

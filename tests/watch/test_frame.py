@@ -1,4 +1,4 @@
-"""What a frame says, as a person reads it."""
+"""The text of a frame, as a person reads it."""
 
 from io import StringIO
 
@@ -132,7 +132,7 @@ def test_a_validators_own_events_show_the_miners_that_it_scores(run) -> None:
     text = text_of(Frame("templar: validator", validator, EVENT_COLUMNS))
     assert row(text, "miner 2")[-2:] == ["0.0200", "0.750"]
     assert "waiting" not in text
-    assert "models" not in text  # one alone has nobody to differ from
+    assert "models" not in text  # a single node can't differ
 
 
 @pytest.mark.parametrize("left", [None, 50.0])

@@ -33,7 +33,7 @@ def test_one_frame_of_a_miner(run: Recording, tmp_path: Path, capsys: pytest.Cap
             "outdated", window=17, text="from window 20 on, the network follows version 2 of the rules", since=20,
             package="1.0", network_package="2.0", spec_version=1, network_spec_version=2,
         )  # fmt: skip
-    # The first of them follows the file until somebody ends it.
+    # The first one follows the file until it is ended.
     for command, more in (
         (from_guide("docs/monitoring.md", "tplr watch --events miner.jsonl", {"miner.jsonl": path}), ["--once"]),
         (from_guide("docs/monitoring.md", "tplr watch --once --events miner.jsonl", {"miner.jsonl": path}), []),
@@ -63,7 +63,7 @@ async def test_a_frame_follows_the_file_also_when_it_is_rotated(run: Recording, 
             listener(event)
     after = (await source.look()).view.nodes["miner-1"]
     assert (seen, after.window) == (13, 16)
-    # Whoever begins to watch now sees both files.
+    # A watch that starts now sees both files.
     whole = (await EventsSource(path).look()).view.nodes["miner-1"]
     assert len(whole.applied) == 10
 

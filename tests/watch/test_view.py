@@ -1,4 +1,4 @@
-"""Recorded events in, what display and summary read out."""
+"""Recorded events become the data that display and summary read."""
 
 import pytest
 
@@ -121,7 +121,7 @@ def test_what_an_elector_decided_is_an_election_and_its_clock_the_networks(recor
     assert (list(view.elections), view.elections[7].decided) == ([7], True)
     assert view.clock is not None
     assert (view.clock.window, view.clock.block) == (8, 130)
-    assert view.clock.left(now=4.0) == 6.0  # events of this run are of the time 1.0
+    assert view.clock.left(now=4.0) == 6.0  # events of this run have time 1.0
     assert view.clock.left(now=99.0) == 0.0
 
 

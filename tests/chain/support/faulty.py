@@ -11,11 +11,11 @@ from tplr.seeds import derive
 
 T = TypeVar("T")
 # lost:     fails before anything was sent
-# vanished: was sent, never lands, and nobody says so
+# vanished: was sent, never takes effect, and no error is reported
 # landed:   has its effect, but the answer is lost
 # late:     as ``landed``, and the caller gets its error long before
 Fault = Literal["lost", "vanished", "landed", "late"]
-# Long enough for a call to be sent, if not for a block.
+# Long enough to send a call, but shorter than a block.
 SENT_SECONDS = 0.05
 
 
@@ -41,7 +41,7 @@ class FaultyChain:
         self._faults: dict[str, list[Fault]] = {}
 
     def fail(self, call: str, *faults: Fault) -> None:
-        """Script faults for the next calls of that name, one each, in this order."""
+        """Script one fault for each of the next calls of that name, in this order."""
         self._faults.setdefault(call, []).extend(faults)
 
     async def head(self) -> int:

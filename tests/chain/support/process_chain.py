@@ -1,6 +1,6 @@
-"""A ``LocalChain`` in a process of its own, driven over its standard input: ``Chain`` as one class, JSON between.
+"""A ``LocalChain`` in a separate process, driven over standard input: ``Chain`` as one class, with JSON between them.
 
-Run as a program, it is that process.
+Run as a program, this file is that process.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tplr.chain.clocks import WallClock
 from tplr.chain.local import LocalChain
 from tplr.files import atomic_write
 
-EXTRA = ("name", "retry_at", "fate_unknown")  # what errors hold besides their message
+EXTRA = ("name", "retry_at", "fate_unknown")  # attributes of errors besides their message
 
 
 class SharedClock(WallClock):
@@ -41,7 +41,7 @@ class SharedClock(WallClock):
 
 
 class ProcessChain:
-    """Speaks ``Chain``; one call at a time is on its way."""
+    """Implements ``Chain``; one call at a time is in flight."""
 
     def __init__(self, process: asyncio.subprocess.Process, keypair: Keypair, about: dict[str, Any]) -> None:
         self.netuid, self.hotkey, self.block_time = about["netuid"], about["hotkey"], about["block_time"]
@@ -99,7 +99,7 @@ class ProcessChain:
         assert self._process.stdout is not None
         async with self._asking:
             self._process.stdin.write(json.dumps([method, *arguments]).encode() + b"\n")
-            # Even if the caller is cancelled, its answer is taken before the next question.
+            # Even if the caller is cancelled, its answer is read before the next request.
             line = await asyncio.shield(asyncio.ensure_future(self._process.stdout.readline()))
         answer = json.loads(line)
         if "error" not in answer:

@@ -1,7 +1,7 @@
-"""A subtensor node of ours: the JSON-RPC that the SDK speaks, over a real websocket, on a chain file.
+"""A test subtensor node: the JSON-RPC that the SDK uses, over a real websocket, on a chain file.
 
 State and rules are the ledger's; encoding, nonces and signatures are those of the genuine runtime (see
-``subtensor_runtime.py``). What happens to sealed weights is not imitated: nobody here can open them, so they never come
+``subtensor_runtime.py``). The reveal of sealed weights is not imitated: this node can't open them, so they never come
 into force. Forks, fees and proofs are not imitated either.
 """
 
@@ -36,15 +36,15 @@ class RpcError(Exception):
 
 @dataclass
 class Faults:
-    """What goes wrong at this node, until it is set back.
+    """Current faults of this node, until they are reset.
 
     Attributes:
         mute: requests are taken and never answered, and nothing is announced.
-        silent: no new block is announced; requests are answered.
-        lag: so many blocks behind the true head.
-        mute_writes: submissions are taken, land, and are never spoken of.
-        refuse: words with which the pool refuses submissions.
-        lose: submissions are taken, and forgotten.
+        silent: no new block is announced, but requests are answered.
+        lag: blocks behind the true head.
+        mute_writes: submissions are accepted and take effect, but are never reported.
+        refuse: message with which the pool refuses submissions.
+        lose: submissions are accepted and dropped.
         cut: connections are dropped right after a submission was taken, before the answer.
     """
 
@@ -59,7 +59,7 @@ class Faults:
 
 @dataclass
 class Pooled:
-    """An extrinsic on its way into a block, and who wants to know."""
+    """An extrinsic that waits for a block, and the subscribers of its status."""
 
     extrinsic: Extrinsic
     watcher: Callable[[Any], None]
@@ -67,7 +67,7 @@ class Pooled:
 
 @dataclass
 class Included:
-    """What a block holds: bytes of its extrinsics, and what became of each (None: success)."""
+    """The content of a block: bytes of its extrinsics, and the outcome of each (None: success)."""
 
     extrinsics: list[bytes] = field(default_factory=list)
     outcomes: list[str | None] = field(default_factory=list)
@@ -77,12 +77,12 @@ class SubtensorNode:
     """Serves ``ledger`` while its context is open. Give the ledger without finality lag and with all of its state.
 
     Attributes:
-        url: where it listens.
-        listening: whether it takes connections.
-        faults: what goes wrong at present.
-        calls: names of the methods that were asked for.
+        url: its address.
+        listening: whether it accepts connections.
+        faults: the current faults.
+        calls: names of the called methods.
         accepted: extrinsics that the pool took, ``(signer, function)`` each.
-        dials: how often somebody connected.
+        dials: number of connections so far.
     """
 
     def __init__(self, ledger: Ledger, *, finality_lag: int = 0, retained_blocks: int | None = None) -> None:
@@ -124,21 +124,21 @@ class SubtensorNode:
         self.url = f"ws://127.0.0.1:{self.port}"
 
     async def stop(self) -> None:
-        """Refuse connections from now on, and drop those that there are."""
+        """Refuse new connections, and drop existing ones."""
         self.listening = False
         self.drop_connections()
         self._server.close()
         await self._server.wait_closed()
 
     def drop_connections(self) -> None:
-        """As a crashed node or a broken line would: without a farewell."""
+        """Drop all connections without closing them, like a crashed node or a broken line."""
         for connection in list(self._connections):
             connection.transport.abort()
 
     # Blocks
 
     def head(self) -> int:
-        """Newest block, as this node knows it."""
+        """The newest block that this node knows."""
         head, _ = self._ledger.look()
         for number, pooled in list(self._pool.items()):
             receipt = self._ledger.receipt(number)
@@ -160,7 +160,7 @@ class SubtensorNode:
         return found
 
     def _number(self, block_hash: str | None) -> int:
-        """Of a block whose header is asked for."""
+        """Return the number of the block whose header is requested."""
         if block_hash is None:
             return self.head()
         if block_hash not in self._numbers:
@@ -169,7 +169,7 @@ class SubtensorNode:
         return self._numbers[block_hash]
 
     def _state(self, block_hash: str | None) -> int:
-        """Of a block whose state is asked for."""
+        """Return the number of the block whose state is requested."""
         number = self._number(block_hash)
         if self._retained_blocks is not None and number < self.head() - self._retained_blocks:
             raise RpcError(4003, f"Client error: UnknownBlock: State already discarded for {block_hash}")
@@ -182,7 +182,7 @@ class SubtensorNode:
 
     def _state_of(self, number: int) -> dict[bytes, bytes]:
         if number not in self._storage:
-            # A block just made may still get receipts from us: keep none but those that are over.
+            # A new block may still get receipts from this node, so only finished blocks are kept.
             state = self._runtime.storage(self._ledger, number, self._included[number].outcomes)
             if number == self._ledger.look()[0]:
                 return state
@@ -219,7 +219,7 @@ class SubtensorNode:
                 del self._subscriptions[name]
 
     async def _send(self) -> None:
-        """One sender for all, so that an answer goes out before what it announces."""
+        """Send all messages from one task, so that an answer precedes the messages that it announces."""
         while True:
             connection, text = await self._outbox.get()
             try:
@@ -232,7 +232,7 @@ class SubtensorNode:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             for kind, number in (("New", self.head()), ("Finalized", self._final())):
-                # A node that fell behind announces older heads again.
+                # A node that lags announces older heads again.
                 first = seen[kind] + 1 if number > seen[kind] else number
                 seen[kind], fresh = number, range(first, number + 1) if number != seen[kind] else range(0)
                 if self.faults.silent or self.faults.mute:
@@ -302,7 +302,7 @@ class SubtensorNode:
     def _rpc_chain_subscribeNewHeads(self, connection: ServerConnection) -> str:
         name = self._subscribe(connection, "New")
         if not self.faults.silent:
-            # A real node announces the present head at once.
+            # A real node announces the current head at once.
             self._notify(connection, name, "chain_newHead", self._header(self.head()))
         return name
 
@@ -332,7 +332,7 @@ class SubtensorNode:
             raise RpcError(1010, "Invalid Transaction", str(error)) from error
         name = self._subscribe(connection, None)
         if ahead:
-            # Kept until the nonces between are there, which nobody will ever send.
+            # Kept until the missing nonces arrive, which are never sent.
             self._notify(connection, name, "author_extrinsicUpdate", "future")
         elif not self.faults.lose:
             number = self._into_ledger(extrinsic)
@@ -369,7 +369,7 @@ class SubtensorNode:
                     assert self._ledger.limits().reveal_epochs > 1000, "sealed weights can't be opened here"
                     assert arguments["reveal_round"] > 0
                     assert arguments["commit_reveal_version"] == 4
-                    # The chain knows nothing of what is in them: any row passes for it.
+                    # The chain does not check their content: it accepts any row.
                     row = [(neuron.uid, 1) for neuron in self._ledger.metagraph().neurons]
                     return self._ledger.submit(extrinsic.signer, "weights", row)
         except ChainError as error:

@@ -1,4 +1,4 @@
-"""A ledger in the bytes of a genuine runtime (spec 461): storage, runtime calls, events, and checked extrinsics."""
+"""A ledger encoded as by a genuine runtime (spec 461): storage, runtime calls, events, and checked extrinsics."""
 
 import lzma
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ DISPATCH_INFO = {"weight": {"ref_time": 0, "proof_size": 0}, "class": "Normal", 
 
 
 class InvalidTransaction(Exception):
-    """Refused by the pool, in a real node's words."""
+    """A refusal by the pool, with a real node's message."""
 
 
 @dataclass(frozen=True)
 class Extrinsic:
-    """A call that came with a good signature. ``signer`` is an ss58 address."""
+    """A call with a valid signature. ``signer`` is an ss58 address."""
 
     data: bytes
     signer: str
@@ -56,7 +56,8 @@ class Runtime:
         return bytes(self._core.storage_key(module, item, list(parameters)))
 
     def storage(self, ledger: Ledger, block: int, outcomes: list[str | None]) -> dict[bytes, bytes]:
-        """All of the state that clients of a subnet read, at ``block``, by storage key; ``outcomes`` of its calls."""
+        """Return all state that clients of a subnet read, at ``block``, by storage key; ``outcomes`` are those of its
+        calls."""
         netuid = ledger.genesis.netuid
         limits, neurons = ledger.limits(block), ledger.metagraph(block).neurons
         epoch = rules.epoch_of(block, limits, netuid)
@@ -98,7 +99,7 @@ class Runtime:
         return found
 
     def metagraph(self, ledger: Ledger, block: int, parameters: bytes) -> bytes:
-        """Answer of ``SubnetInfoRuntimeApi_get_metagraph``; what nodes of ours do not read is left at zero."""
+        """Answer of ``SubnetInfoRuntimeApi_get_metagraph``; fields that this project's nodes do not read are zero."""
         if int.from_bytes(parameters, "little") != ledger.genesis.netuid:
             return b"\x00"
         neurons = ledger.metagraph(block).neurons
@@ -130,7 +131,7 @@ class Runtime:
         """Check an extrinsic's envelope and signature, byte by byte.
 
         Raises:
-            InvalidTransaction: as a node would say it.
+            InvalidTransaction: with a real node's message.
         """
         body = data[{0: 1, 1: 2, 2: 4}[data[0] & 3] :]
         if body[0] != SIGNED_V4 or body[1] != 0 or body[34] != core.CRYPTO_SR25519:
@@ -169,7 +170,7 @@ class Runtime:
         return {"phase": {"ApplyExtrinsic": number}, "event": {"System": event}, "topics": []}
 
     def _blank(self, api: str, method: str, prefix: bytes) -> dict[str, Any]:
-        """The answer's type with zero or nothing in every field."""
+        """Return the answer's type with zero or empty fields."""
         return self._core.decode(self._apis[api][method]["output"], prefix + bytes(4096), False)
 
     def _answer(self, api: str, method: str, value: object) -> bytes:

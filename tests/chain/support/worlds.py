@@ -1,4 +1,4 @@
-"""The same small subnet on each implementation of ``Chain``, with its administrator's hand on it."""
+"""The same small subnet on each implementation of ``Chain``, with access for its administrator."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ COLDKEY = bt.sp_core.Keypair.create_from_uri("//cold").ss58_address
 
 
 class ServersClock:
-    """Of a node's machine: runs with the wall's, but can be stopped, and set forward."""
+    """The clock of a node's machine: runs with the wall clock, but can be stopped and set forward."""
 
     def __init__(self) -> None:
         self._ahead = 0.0
@@ -59,10 +59,10 @@ class ServersClock:
 
 
 class World:
-    """A subnet. Hotkeys go by names; ``address`` gives what stands on chain.
+    """A subnet. Hotkeys have names; ``address`` gives their address on chain.
 
     Args:
-        past: so many blocks are there when it opens.
+        past: number of blocks that exist when it opens.
     """
 
     block_time = 0.25
@@ -82,11 +82,11 @@ class World:
         await self.stack.aclose()
 
     async def begin(self) -> None:
-        """Make the chain."""
+        """Create the chain."""
         raise NotImplementedError
 
     async def open(self, name: str, *, archive: bool = False) -> Chain:
-        """The chain as ``name`` sees it; closed with the world."""
+        """Open the chain as ``name``; it is closed with the world."""
         chain = await self._open(name, archive=archive)
         self.stack.push_async_callback(chain.close)
         return chain
@@ -95,11 +95,11 @@ class World:
         raise NotImplementedError
 
     async def act(self, awaitable: Awaitable[T]) -> T:
-        """Result of a call that takes blocks."""
+        """Return the result of a call that takes blocks."""
         return await awaitable
 
     async def pass_blocks(self, number: int) -> int:
-        """Let at least so many blocks be made; returns the head."""
+        """Let at least this number of blocks be made; returns the head."""
         goal = self.admin.look()[0] + number
         while True:
             head, due = self.admin.look()
@@ -108,7 +108,7 @@ class World:
             self.skip(max(0.0, due - self.clock.now()))
 
     def skip(self, seconds: float) -> None:
-        """Set the clock of all who share this chain forward."""
+        """Set the clock of all nodes of this chain forward."""
         raise NotImplementedError
 
     async def join(self, *names: str, **settings: Any) -> None:
@@ -120,7 +120,7 @@ class World:
         return self.hotkey(name).ss58_address
 
     def hotkey(self, name: str) -> Keypair:
-        """Also makes the wallet, with nothing but a hotkey in it, as on a miner's machine."""
+        """Also creates the wallet, which contains only a hotkey, as on a miner's machine."""
         wallet = bt.Wallet(name, "default", str(self.folder / "wallets"))
         if not wallet.hotkey_file.exists_on_device():
             wallet.create_new_hotkey(use_password=False, suppress=True)
@@ -162,7 +162,7 @@ class ManualWorld(World):
 
 
 class ProcessWorld(World):
-    """``LocalChain`` in real time: the first to open it is in this process, all others in processes of their own."""
+    """``LocalChain`` in real time: the first one opened is in this process, all others are in separate processes."""
 
     clock: SharedClock
 
@@ -182,13 +182,13 @@ class ProcessWorld(World):
 
 
 class NodeWorld(World):
-    """``SubtensorChain`` through the SDK, over websockets, at a node of ours."""
+    """``SubtensorChain`` through the SDK, over websockets, at a test node."""
 
     block_time = 0.1
     clock: ServersClock
 
     async def begin(self) -> None:
-        # The node has its own finality and forgetfulness. Nobody can open sealed weights: they stay sealed for ever.
+        # The node has its own finality and state pruning. Sealed weights can't be opened: they stay sealed for ever.
         self._create(ServersClock(), finality_lag=0, retained=None, reveal_epochs=10**6)
         serve = SubtensorNode(self.admin, finality_lag=self.finality_lag, retained_blocks=self.retained)
         self.node = await self.stack.enter_async_context(serve)
@@ -214,7 +214,7 @@ class NodeWorld(World):
         self.address(name)
         where = {"wallet_path": self.folder / "wallets", "wallet_name": name, "hotkey": "default"}
         chain = await SubtensorChain.open(url, netuid=NETUID, archive=archive or (), **where)
-        # The metadata says 0.25 s, and that is what the runtime is: but no test need wait so long.
+        # The metadata and the runtime have 0.25 s, but tests need not wait that long.
         assert chain.block_time == 0.25
         chain.block_time = self.block_time
         return chain

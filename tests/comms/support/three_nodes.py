@@ -19,7 +19,7 @@ HOTKEYS = {name: Keypair.create_from_uri(f"//{name}") for name in (*NAMES, "evil
 LEADER, ALICE, BOB, EVIL = range(4)
 STATE = {"widxs": torch.tensor([[1, 5]]), "wvals": torch.tensor([[0.5, -0.5]]), "metadata": {"pages": [1, 2]}}
 W = 10  # a window
-WAIT = 3.0  # seconds until a gather gives up what is wrong and may still be replaced
+WAIT = 3.0  # seconds until a gather gives up an invalid object that may still be replaced
 
 
 class World:
@@ -36,7 +36,7 @@ class World:
         return self.nodes[uid]
 
     async def move_lead(self, *, to: str) -> None:
-        """Give ``to`` a permit and more stake than anybody has."""
+        """Give ``to`` a permit and more stake than any other node."""
         admin = Ledger(self.chain, clock=self.clock)
         admin.set_stake(to, 1e9)
         admin.set_permit(to, True)
@@ -57,7 +57,7 @@ class World:
 
 
 def most_at_once(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, counts: Callable[..., bool]) -> list[int]:
-    """The number of calls of ``method`` that run, at the beginning of each call that ``counts``."""
+    """Record the number of running calls of ``method`` at the beginning of each call for which ``counts`` is true."""
     running: list[int] = [0]
     real = getattr(owner, method)
 

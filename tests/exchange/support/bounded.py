@@ -1,7 +1,7 @@
-"""Opens the largest envelopes of each kind, in a process that is ended if it takes too much.
+"""Opens the largest envelopes of each kind, in a process with limits on time and memory.
 
-Arguments: seconds of processor time, and bytes of memory above those of a process that has opened none. Prints how many
-were refused and how many were opened.
+Arguments: seconds of processor time, and bytes of memory above those of a process that has opened none. Prints the
+numbers of refused and of opened envelopes.
 """
 
 import resource
@@ -30,7 +30,7 @@ def limit(seconds: int, size: int) -> None:
 
 
 def full_manifests() -> Iterator[bytes]:
-    """Valid ones, of which ``values`` may be anything."""
+    """Yield valid manifests with any content of ``values``."""
     body = body_of(KINDS["SnapshotManifest"])
     size = SnapshotManifest.max_bytes - len(body)
     for item in (b"1.5", b'{"a":1}'):

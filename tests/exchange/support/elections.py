@@ -31,7 +31,7 @@ Checked = Signed[Vote] | CheckedRelay | CheckedStatus | CheckedDecision
 
 
 def signed(document: Document, uid: int) -> Signed:
-    """As if elector ``uid`` had signed it: signatures are checked before anything gets here."""
+    """Return the document as if elector ``uid`` had signed it; signatures are checked before this point."""
     return Signed(document, document.kind, WINDOW, Author(RUN, uid, f"key-{uid}"), body_sha256(document), b"")
 
 
@@ -56,7 +56,7 @@ def sha(uid: int, variant: int = 0) -> str:
 
 
 def vote(found: dict[int, int], peers: Iterable[int]) -> Vote:
-    """A vote for a variant of each uid's update."""
+    """Return a vote for a variant of each uid's update."""
     return Vote(
         found={str(uid): sha(uid, variant) for uid, variant in found.items()},
         missing={str(uid): Reason.MISSING for uid in peers if uid not in found},
@@ -71,7 +71,7 @@ def proposed(
     votes: Mapping[int, Signed[Vote]] | None = None,
     proof: CheckedProof | None = None,
 ) -> CheckedRelay:
-    """The relay of a proposer: it echoes what it proposes."""
+    """Return the relay of a proposer, which echoes its own proposal."""
     named = {str(voter): one.sha256 for voter, one in (votes or {}).items()}
     proposal = signed(Proposal(slot=slot, value=value, votes=named), uid)
     echo = signed(Echo(slot=slot, value=value_id(value)), uid)
@@ -79,7 +79,7 @@ def proposed(
 
 
 def repeated(uid: int, other: CheckedRelay) -> CheckedRelay:
-    """The relay of an elector that echoes what another one has shown it."""
+    """Return the relay of an elector that echoes another elector's document."""
     echo = signed(Echo(slot=other.slot, value=other.id), uid)
     return CheckedRelay(uid, other.id, echo, other.proposal, other.votes, other.proof)
 
@@ -91,7 +91,7 @@ def proof_of(slot: int, value: Value, uids: Iterable[int]) -> CheckedProof:
 
 
 def decision_of(uid: int, proof: CheckedProof, uids: Iterable[int] = ()) -> CheckedDecision:
-    """The decision of ``uid``, which shows that these are committed, too."""
+    """Return the decision of ``uid``, which shows that these electors are also committed."""
     committed = {one: signed(Commitment(value=proof.id), one) for one in {uid, *uids}}
     return CheckedDecision(uid, proof, {}, committed)
 
@@ -112,7 +112,7 @@ def carried_out(uid: int, action: Action) -> CheckedRelay | CheckedStatus | Chec
 
 @dataclass
 class Network:
-    """Honest electors and what they have published, with the time from which each reader sees it."""
+    """Honest electors and their published documents, with the time from which each reader sees each document."""
 
     stakes: dict[int, int]
     hostile: frozenset[int]
@@ -151,7 +151,7 @@ class Network:
         lies = {miner: self.draw.choice((0, 0, 1)) for miner in self.miners if self.draw.random() < 0.5}
         return lies | played
 
-    # What honest electors do
+    # Actions of honest electors
 
     def run(self, slots: int) -> None:
         for uid in self.honest:
@@ -180,7 +180,7 @@ class Network:
 
     @staticmethod
     def feed(node: Election, found: Checked, *, restored: bool = False) -> None:
-        """Tell an election of a ballot, by its kind."""
+        """Pass a ballot to an election, by its kind."""
         match found:
             case CheckedRelay():
                 node.relay(found, restored=restored)
@@ -208,7 +208,7 @@ class Network:
                 self._publish(Wanted("decision", uid, slot), document, now)
 
     def _note(self, relay: CheckedRelay) -> CheckedRelay:
-        """Remember an echo: proofs are made of them."""
+        """Record an echo, because proofs consist of echoes."""
         self.echoes.setdefault((relay.slot, relay.id), {})[relay.uid] = relay.echo
         self.values[relay.id] = relay.value
         return relay
@@ -218,10 +218,10 @@ class Network:
             delay = self.draw.choice(self.delays)
             self.published[what, reader] = (now + delay, document)
 
-    # What the adversary does
+    # Actions of the adversary
 
     def _shown(self, wanted: Wanted, reader: int, now: float) -> Checked | None:
-        """Each reader sees a document of its own, from a time of its own on, or never; sometimes another one later."""
+        """Each reader sees a different document, from a different time on, or never; sometimes a second one later."""
         since, document = self.shown.get((wanted, reader), (-1.0, None))
         if since < 0:
             # At once, at any time, or just before a bound.
@@ -253,7 +253,7 @@ class Network:
         return {uid: self.draw.choice(self.votes[uid]) for uid in kept}
 
     def _some_proof(self) -> CheckedProof | None:
-        """Of honest echoes, and any number of its own."""
+        """Return a proof of honest echoes and any number of the adversary's own echoes."""
         proofs = []
         for (slot, identity), echoes in self.echoes.items():
             own = {uid: signed(Echo(slot=slot, value=identity), uid) for uid in self.hostile}

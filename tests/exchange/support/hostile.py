@@ -1,4 +1,4 @@
-"""A document of each kind, and what a hostile author makes of one."""
+"""A document of each kind, and the hostile variants that an author can make of it."""
 
 import json
 import random

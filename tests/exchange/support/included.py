@@ -1,4 +1,4 @@
-"""The included set that an elector which was alone would publish."""
+"""The included set that a single elector would publish."""
 
 from tplr.exchange.aggregates import Included, IncludedSet
 from tplr.exchange.gather import GatherResult
@@ -6,7 +6,7 @@ from tplr.keys import version_at
 
 
 def included_set(gathered: GatherResult, version: str) -> IncludedSet:
-    """Of the updates that it gathered."""
+    """Return the included set of the gathered updates."""
     updates, skipped = gathered.updates, gathered.skipped
     return IncludedSet(
         window=gathered.window,

@@ -1,4 +1,4 @@
-"""Commands of Python, each in a process of its own, forked from one that has imported what they need."""
+"""Python commands, each in its own process, forked from a process that has imported their modules."""
 
 import asyncio
 import re
@@ -18,12 +18,12 @@ class ForkedCommands:
     """Runs commands with the start-up time of a fork."""
 
     def __init__(self, server: ForkServer, env: Mapping[str, str]) -> None:
-        """``env``: the server's own, which has no variable of a node."""
+        """``env``: environment of the server, without a node's variables."""
         self.env = env
         self._server = server
 
     async def run(self, command: Sequence[object], *, env: Mapping[str, str], folder: Path) -> tuple[int, str]:
-        """Exit status, and what it printed, errors included."""
+        """Return exit status and output, including errors."""
         with tempfile.TemporaryFile() as output:
             words = [str(word) for word in command]
             process = await asyncio.to_thread(self._server.start, words, env=env, folder=folder, log=output)
@@ -33,7 +33,7 @@ class ForkedCommands:
 
 
 def unframed(printed: str) -> str:
-    """What was printed, without frames and line breaks of tables."""
+    """Return the output without frames and line breaks of tables."""
     return FRAMES.sub(" ", printed)
 
 

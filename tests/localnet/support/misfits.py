@@ -1,4 +1,4 @@
-"""Three beside a network that the chain refuses: no permit, no uid, a commitment that names no bucket."""
+"""Three nodes that the chain refuses: no permit, no uid, a commitment that names no bucket."""
 
 import asyncio
 import json
@@ -19,9 +19,8 @@ REFUSED = "weights not set: NeuronNoValidatorPermit"
 
 
 class Misfits:
-    """A validator without a permit, a miner without a uid, and a hotkey with a false commitment; they run in the block.
-
-    ``net`` runs already, with as many validators as the chain gives permits.
+    """A validator without a permit, a miner without a uid, and a hotkey with a false commitment; they run during the
+    block. ``net`` is already running, with as many validators as the chain gives permits.
     """
 
     def __init__(self, net: Localnet) -> None:
@@ -65,7 +64,7 @@ class Misfits:
                 await asyncio.sleep(0.5)
 
     async def check(self, weights: dict[int, dict[int, float]]) -> None:
-        """Each has heard once why it was refused and what to do, and nobody pays or believes them."""
+        """Check that each was told once why it was refused and what to do, and that no node pays or believes them."""
         assert not self._strange.running
         assert await self._strange.stop() == 2
         said = _table_text(self._strange.log)
@@ -87,7 +86,7 @@ class Misfits:
 
 
 async def added(network: Network, name: str, role: Role) -> NodeSetup:
-    """One more neuron: wallet, bucket and keys are there, registration is not."""
+    """Add one more neuron with wallet, bucket and keys, but without registration."""
     node = NodeSetup(name, role, new_hotkey(), new_account())
     save_hotkey(network.folder / "wallets", name, HOTKEY, node.hotkey)
     keys = json.loads(network.keys.read_text()) | key_table([node.account])
@@ -96,5 +95,5 @@ async def added(network: Network, name: str, role: Role) -> NodeSetup:
 
 
 def _table_text(log: Path) -> str:
-    """What a node printed, without the frames and line breaks of its table."""
+    """Return a node's output without the frames and line breaks of its table."""
     return " ".join(log.read_text().replace("│", " ").split())

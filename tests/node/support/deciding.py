@@ -1,4 +1,4 @@
-"""Decisions as electors publish them."""
+"""Decisions in the form in which electors publish them."""
 
 from collections.abc import Iterable
 
@@ -10,9 +10,9 @@ from tplr.keys import decision_key
 
 
 async def publish_decision(nodes: Iterable[Comms], included: IncludedSet, *, voided: tuple[int, ...] = ()) -> None:
-    """Publish the included set of a window as decided by these nodes: each publishes the words of all.
+    """Publish the included set of a window as decided by these nodes: each publishes the documents of all.
 
-    ``voided``: earlier windows that are void with it.
+    ``voided``: earlier windows that the decision voids.
     """
     value, window = Value(included=included, peers=None, voided=voided), included.window
     signers = {one.uid: one.signer for one in nodes}

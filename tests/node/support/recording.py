@@ -1,4 +1,4 @@
-"""A recorded run: random updates and every object that a network would publish of them, for tests of catch-up."""
+"""A recorded run for tests of catch-up: random updates and every object that a network publishes about them."""
 
 import contextlib
 import hashlib
@@ -44,7 +44,7 @@ class Recording:
         folder: Path,
         others: Sequence[Comms] = (),
     ) -> None:
-        """``folder``: for the leader's saved state; ``others``: electors that say what the leader says."""
+        """``folder``: for the leader's saved state; ``others``: electors that agree with the leader."""
         self._electors = (leader, *others)
         self.found: GatherResult | None = None
         self.start = self.window = start
@@ -82,11 +82,11 @@ class Recording:
         voided: tuple[int, ...] = (),
         ends: Callable[[], Awaitable[None]] | None = None,
     ) -> GatherResult:
-        """Record a window with updates of the first ``senders`` miners (default: all), and return what was applied.
+        """Record a window with updates of the first ``senders`` miners (default: all), and return the applied updates.
 
-        Flags choose which objects of the window are published. In a ``void`` window updates are, and none is applied.
-        Of the updates only the first ``applied`` are, if given. ``voided`` are earlier windows that are decided to be
-        void with this one. ``ends`` waits for the window's end; then miners commit before it.
+        Flags choose which objects of the window are published. In a ``void`` window updates are published, but none is
+        applied. Only the first ``applied`` updates are applied, if given. ``voided`` are earlier windows that this
+        window's decision voids. ``ends`` waits for the window's end; miners then commit before it.
         """
         window, step = self.window, self.train_state.global_step
         found = []
@@ -139,8 +139,8 @@ class Recording:
 async def recorded_run(
     staged: Any, *, start: int, **constants: object
 ) -> AsyncIterator[tuple[Any, Recording, NodeContext, tuple[NodeContext, NodeContext]]]:
-    """A stage of two miners and a validator, by hand, when window ``start`` is over: with it a recording, the leader's
-    context, and the miners'."""
+    """A stage of two miners and a validator with a manual clock, at the end of window ``start``; yields it with a
+    recording, the leader's context, and those of the miners."""
     fixed = {"blocks_per_window": 4, "manifest_timeout_seconds": 0.1, "gradient_retention_windows": 10**6}
     async with contextlib.AsyncExitStack() as stack:
         stage = await stack.enter_async_context(staged(miners=2, by_hand=True, **fixed, **constants))

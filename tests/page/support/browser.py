@@ -1,4 +1,4 @@
-"""Opens a page in the system's Chromium, which Playwright drives; it may reach no host."""
+"""Opens a page in the system's Chromium, driven by Playwright; the page may contact no host."""
 
 import shutil
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ HOW = "install one (Debian: apt-get install chromium) and the extra 'test'"
 
 
 class OpenPage:
-    """A page in a tab, and all that it said and asked for."""
+    """A page in a tab, with its console messages and requests."""
 
     def __init__(self, tab, path: Path, fragment: str) -> None:
         self.tab = tab
@@ -28,28 +28,28 @@ class OpenPage:
 
     @property
     def milliseconds(self) -> int:
-        """From the start of loading until everything is drawn."""
+        """Return the milliseconds from the start of loading until everything is drawn."""
         return int(self.tab.evaluate("document.documentElement.dataset.ready"))
 
     @property
     def processor_seconds(self) -> float:
-        """What the page's main thread has computed, however busy the machine is."""
+        """Return the processor time of the page's main thread, which other load does not affect."""
         metrics = self._performance.send("Performance.getMetrics")["metrics"]
         return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
 
     @property
     def fragment(self) -> str:
-        """The end of the address, as the page itself knows it; the driver's own copy is late."""
+        """Return the fragment of the address from the page itself; the driver's copy is late."""
         return self.tab.evaluate("location.hash")
 
     @property
     def selected(self) -> str:
-        """What the bar says of the selected window."""
+        """Return the bar's text about the selected window."""
         return self.tab.locator("#window-text").inner_text()
 
     @property
     def explanation(self) -> list[tuple[str, str]]:
-        """The rows of the explanation that is shown."""
+        """Return the rows of the shown explanation."""
         names, texts = (self.tab.locator(f".explain {tag}").all_inner_texts() for tag in ("dt", "dd"))
         return list(zip(names, texts, strict=True))
 
@@ -75,7 +75,7 @@ class Browser:
 
 @contextmanager
 def open_browser() -> Iterator[Browser]:
-    """A Chromium; skips the test, and says how to get one, where there is none."""
+    """Open a Chromium; without one, skip the test with installation instructions."""
     api = pytest.importorskip("playwright.sync_api", reason=f"no Playwright: {HOW}")
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:

@@ -1,4 +1,4 @@
-"""A made-up run of any length, through the validator's own code for explanations: records, neurons and events."""
+"""A synthetic run of any length: records, neurons and events, explained by the validator's own code."""
 
 import random
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class _Miner:
 
 
 def synthetic_document(windows: int, miners: int, *, seed: int = 1, names: dict[int, str] | None = None) -> RunDocument:
-    """The document of a made-up run; ``names`` of nodes by uid. Miner 3 leaves the model, if there is one."""
+    """Return the document of a synthetic run; ``names`` are those of nodes by uid. Miner 3, if it exists, diverges."""
     draw = random.Random(seed)
     crew = [_Miner(uid, draw.uniform(0.12, 0.35), draw.uniform(0.9, 1.0), []) for uid in range(1, miners + 1)]
     records = {FIRST + at: _record(draw, crew, at, windows) for at in range(windows)}
@@ -123,7 +123,7 @@ def _record(draw: random.Random, crew: list[_Miner], at: int, windows: int) -> W
 
 
 def _shares(report: ScoreReport) -> CreditShares:
-    """Of miners that nobody repeats."""
+    """Return the shares of miners without copiers."""
     scores = {int(uid): one for uid, one in report.peer_scores.items() if isinstance(one, PeerScore)}
     found = {uid: Credit(one.credit, one.mean, one.error, one.credit, 1.0) for uid, one in scores.items()}
     return CreditShares(credits=found, steps=dict.fromkeys(scores, 4), scale=0.9 + report.window % 7 / 30)

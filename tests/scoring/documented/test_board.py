@@ -1,4 +1,4 @@
-"""A window's step of the documented profile: no penalty pays, no order matters, a restart loses nothing."""
+"""A window's step of the documented profile: penalties never pay, order has no effect, a restart loses nothing."""
 
 import json
 import math
@@ -31,7 +31,7 @@ DOCUMENTED = load_hparams().model_copy(
 )
 UIDS = range(5)
 NO_UPDATE: dict[str, Any] = {"evaluation": None, "assigned_pages": None, "copied": None, "copied_from": None}
-# Each takes an observation and makes it one of a miner that did something wrong, nothing else changed.
+# Each changes an observation into one of a miner with a single fault.
 WRONGS: dict[str, dict[str, Any]] = {
     **{reason.value: {"verdict": reason.value, **NO_UPDATE} for reason in Reason if reason is not Reason.UNAVAILABLE},
     "copied_indices": {"copied": "copied_indices", "copied_from": 0},
@@ -44,7 +44,7 @@ WRONGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def seen(observation):
-    """One observation, with what the documented profile also records."""
+    """Return one observation, with the additional records of the documented profile."""
 
     def make(uid: int = 1, **changes: Any) -> PeerObservation:
         return observation(uid, **{"copied": "", "active": True, **changes})
@@ -93,9 +93,8 @@ def weights(peer_scores: Mapping[int, DocumentedScore]) -> dict[int, float]:
 @settings(max_examples=60, deadline=None)
 @given(seen=windows(3), uid=st.sampled_from(UIDS), wrong=st.sampled_from(sorted(WRONGS)))
 def test_no_penalty_raises_a_score_or_a_weight(seen, uid, wrong) -> None:
-    """Of two miners of which one also did something wrong, that one never has more.
-
-    Neither was evaluated: who withholds an update is not ranked, and so may be spared what a bad one costs.
+    """Of two equal miners, the one with an additional fault never has more. Neither was evaluated: a miner that
+    withholds an update is not ranked, so it may avoid the cost of a bad update.
     """
     last = seen[-1][uid].model_copy(update={"verdict": VALID, "assigned_pages": True, "copied": "", "behind": 0})
     last = last.model_copy(update={"active": True, "evaluation": None, "sampled": False})
@@ -143,11 +142,12 @@ def test_a_new_hotkey_keeps_nothing_and_who_leaves_is_forgotten(seen) -> None:
     assert after[2] == DocumentedScore(hotkey="somebody else", waiting=2)
     assert after[1].evaluations == 2
     assert sorted(after) == [1, 2]
-    assert step(after, {2: seen(2)}, 2, DOCUMENTED)[0][2].evaluations == 1  # nor does who comes back
+    assert step(after, {2: seen(2)}, 2, DOCUMENTED)[0][2].evaluations == 1  # nor does a miner that returns
 
 
 def test_what_was_not_seen_moves_nothing(seen) -> None:
-    """Our own data, network, clock or bucket failed: every score stays to the last bit, penalties included."""
+    """The validator's own data, network, clock or bucket failed: every score stays the same to the last bit, including
+    penalties."""
     before = run([{1: seen(1), 2: seen(2, copied="copied_indices")}] * 2)
     for blank in (
         PeerObservation(hotkey="hotkey-1"),

@@ -1,4 +1,4 @@
-"""Copies are found among many, the later one is it, and honest miners are none."""
+"""Copies are found among many updates, the later update is the copy, and honest miners are not copies."""
 
 import functools
 from math import log
@@ -15,7 +15,7 @@ ENTRIES, K, CHUNKS = 4096, 32, 64
 
 @functools.cache
 def honest(seed: int, common: float = 0.5) -> Traits:
-    """Of one who shares about this part of its coordinates with all others."""
+    """Return the coordinates of a miner that shares about this part of them with all others."""
     shared, own = torch.Generator().manual_seed(1), torch.Generator().manual_seed(seed)
     columns = []
     for chunk in range(CHUNKS):
@@ -27,7 +27,7 @@ def honest(seed: int, common: float = 0.5) -> Traits:
 
 
 def with_own_indices(stolen: Traits, share: float, seed: int) -> Traits:
-    """Some of a copy's coordinates elsewhere."""
+    """Return a copy with some of its coordinates replaced."""
     random = torch.Generator().manual_seed(seed)
     moved = torch.rand(len(stolen.columns), generator=random) < share
     elsewhere = torch.randint(0, ENTRIES * CHUNKS, moved.shape, generator=random)
@@ -39,7 +39,7 @@ def test_overlap_weighs_what_few_send() -> None:
     found = overlap([one, other, Traits(torch.tensor([1, 2]))])
     all_three, two, alone = log(4 / 3) ** 2, log(4 / 2) ** 2, log(4 / 1) ** 2
     assert found[0, 1] == found[1, 0] == pytest.approx((all_three + two) / (all_three + two + alone))
-    assert found[1, 2] == pytest.approx(all_three / (all_three + alone))  # over the one that sends less
+    assert found[1, 2] == pytest.approx(all_three / (all_three + alone))  # divided by the one that sends less
     assert overlap([]).shape == (0, 0)
     assert overlap([Traits(torch.empty(0, dtype=torch.int64))] * 2).tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
@@ -70,13 +70,13 @@ def test_equal_times_accuse_both_and_unknown_ones_nobody() -> None:
 @pytest.mark.parametrize("count", [2, 3, 24])
 @pytest.mark.parametrize("common", [0.2, 0.6, 0.9])
 def test_honest_miners_keep_their_distance_from_copies(common: float, count: int) -> None:
-    """In small networks and larger ones, whatever part of all that is sent they have in common."""
+    """In small and larger networks, for any common part of all sent coordinates."""
     shared = overlap([honest(uid, common) for uid in range(count)]).fill_diagonal_(0)
     assert float(shared.max()) < 0.9 * COPIED
 
 
 def test_others_can_t_make_two_miners_look_alike() -> None:
-    """Neither as many random updates as there are honest ones, nor many that send what all have in common."""
+    """Neither as many random updates as honest ones, nor many updates of the coordinates that all have in common."""
     some = [honest(uid, 0.8) for uid in range(8)]
     for others in ([honest(10 + i, 0.0) for i in range(8)], [honest(3, 1.0)] * 20):
         shared = overlap([*some, *others])[:8, :8].fill_diagonal_(0)

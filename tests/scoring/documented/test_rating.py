@@ -1,4 +1,4 @@
-"""Ratings are those of openskill 6.2.0's PlackettLuce(beta=7, tau=0.1), to the last digits, in any order."""
+"""Ratings equal those of openskill 6.2.0's PlackettLuce(beta=7, tau=0.1) to the last digits, in any order."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Nobody is forgotten, and like meets like."""
+"""Every peer is selected eventually, and peers of similar rating are compared."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ from tplr.scoring.documented.selection import choose_evaluated, evaluation_bins
 
 
 def evaluate_windows(count: int, windows: int, *, per_window: int = 4, bins: int = 5) -> list[tuple[int, ...]]:
-    """Who is evaluated in each window, if each miner's score is its uid."""
+    """Return the evaluated miners of each window, if each miner's score is its uid."""
     waiting, chosen = dict.fromkeys(range(count), 1), []
     for window in range(windows):
         chosen.append(

@@ -1,4 +1,4 @@
-"""A tokenizer in a folder: each byte is one token, ``<bos>`` goes before, and a chat template in ChatML's form."""
+"""A tokenizer in a folder: each byte is one token, ``<bos>`` comes first, and the chat template is ChatML-like."""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
-"""Whole conversations through the chat templates of known models: their text, and the part of it that is trained on.
+"""Whole conversations through chat templates of known models: the text, and its trained part.
 
-The templates are short forms of the published ones. ``numbered`` begins with a count, so no rendering is a prefix.
+The templates are shortened versions of the published ones. ``numbered`` begins with a count, so no rendering is a
+prefix.
 """
 
 import re
@@ -32,7 +33,7 @@ Run = Callable[..., tuple[Encoded, Callable[..., tuple[str, list[str]]]]]
 
 @pytest.fixture
 def run(tokenizer_path: Path, tmp_path: Path) -> Run:
-    """Encodes records with a template; the function it returns spells text and trained parts of the first sequence."""
+    """Encode records with a template; the returned function gives text and trained parts of the first sequence."""
 
     def run(template: str, *records: dict, source: dict = CHAT, **config) -> tuple[Encoded, Callable]:
         folder = shutil.copytree(tokenizer_path, tmp_path / template, dirs_exist_ok=True)
@@ -199,8 +200,8 @@ CONVERSATIONS = {
 
 @pytest.mark.parametrize("template", sorted(path.stem for path in TEMPLATES.glob("*.jinja") if path.stem != "numbered"))
 def test_as_transformers_renders_and_masks(run: Run, tokenizer_path: Path, template: str) -> None:
-    """Ids are those of ``apply_chat_template``, and so is the mask of a template with markers. Of others: what each
-    assistant wrote is trained on with its end, and nothing else."""
+    """Ids equal those of ``apply_chat_template``, and so does the mask of a template with markers. Without markers,
+    each assistant's text is trained on with its end, and nothing else."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_path)

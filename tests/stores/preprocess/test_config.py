@@ -1,4 +1,4 @@
-"""Configs as files: what is wrong is named, what is right comes back."""
+"""Configs as files: errors are named, and valid configs survive a round trip."""
 
 import json
 from pathlib import Path

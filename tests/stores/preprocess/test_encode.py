@@ -1,4 +1,4 @@
-"""Records to ids and masks, against what stands in the texts: each byte is one token, 1 is BOS, 0 is EOS."""
+"""Records become ids and masks, checked against the texts: each byte is one token, 1 is BOS, 0 is EOS."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ def encode(tokenizer_path: Path) -> Callable[..., Encoded]:
 
 @pytest.fixture(scope="session")
 def spelled(tokenizer_path: Path) -> Callable[..., list[tuple[str, str]]]:
-    """For each list of a key the text of its tokens, and the part that is trained on."""
+    """Return, for each list of a key, the text of its tokens and the trained part."""
     backend = RecordTokenizer(tokenizer_path)._tokenizer.backend_tokenizer
 
     def spelled(encoded: Encoded, key: str = "sequence", mask: str = "loss_mask") -> list[tuple[str, str]]:
@@ -211,5 +211,5 @@ def test_what_the_tokenizer_lacks_is_said_before_any_work(tokenizer_path: Path, 
     with pytest.raises(ConfigError, match="can't be loaded"):
         RecordTokenizer(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"tokenizer gpt2: can't be loaded: no such folder"):
-        RecordTokenizer("gpt2")  # nothing is asked for on the web
+        RecordTokenizer("gpt2")  # no network request
     assert bare.fingerprint != RecordTokenizer(tokenizer_path).fingerprint

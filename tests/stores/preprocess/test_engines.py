@@ -1,4 +1,4 @@
-"""What an engine says when one of its workers dies; the bytes of all engines are compared in ``test_pipeline.py``."""
+"""The error of an engine after a worker dies; ``test_pipeline.py`` compares the bytes of all engines."""
 
 from concurrent.futures import Future
 

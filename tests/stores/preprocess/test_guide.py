@@ -1,4 +1,4 @@
-"""``docs/preprocessing.md`` is true: its blocks run from top to bottom, in one folder."""
+"""The code blocks of ``docs/preprocessing.md`` run from top to bottom, in one folder."""
 
 import re
 import shutil

@@ -29,7 +29,7 @@ CONFIG = PipelineConfig.from_dict({
 
 
 class Server:
-    """Forks commands from a process that has imported what they need."""
+    """Forks commands from a process that has imported their modules."""
 
     def __init__(self, folder: Path) -> None:
         self._env = base_environment(process_variables(), folder / "home")
@@ -56,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Writers:
-    """Starts ``tplr data prepare`` on one source and ends what is left of it."""
+    """Starts ``tplr data prepare`` on one source and ends its remaining processes."""
 
     def __init__(self, folder: Path, tokenizer_path: Path, server: Server) -> None:
         self._folder, self._server = folder, server
@@ -72,11 +72,11 @@ class Writers:
         return self.started[-1]
 
     def said(self, process: Forked) -> str:
-        """All that a process has printed."""
+        """Return the output of a process."""
         return (self._folder / f"{self.started.index(process)}.log").read_text()
 
     def stopped_when(self, reached: Callable[[], bool]) -> Forked:
-        """A process that stands still where ``reached`` was true, so that others find it at work."""
+        """A process that is paused when ``reached`` is true, so that others find it running."""
         process = self.start()
         while not reached():
             assert process.poll() is None, self.said(process)
@@ -93,7 +93,7 @@ def writers(tmp_path: Path, tokenizer_path: Path, server: Server) -> Iterator[Wr
     found = Writers(tmp_path, tokenizer_path, server)
     yield found
     for process in found.started:
-        os.kill(process.pid, signal.SIGKILL)  # one that has ended is a zombie of the server
+        os.kill(process.pid, signal.SIGKILL)  # an ended process is a zombie of the server
         process.wait()
 
 
@@ -154,7 +154,7 @@ def test_a_shard_that_vanishes_meanwhile_is_noticed(writers: Writers) -> None:
 
 
 def test_the_lock_survives_its_removal_by_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that opened the file just before its holder removed it locks a new one, not the removed one."""
+    """A process that opened the file just before its holder removed it locks a new file, not the removed one."""
     import fcntl
 
     flock, removed = fcntl.flock, []

@@ -1,4 +1,4 @@
-"""Packing against brute force: every plan keeps what it says, and best fit is best fit."""
+"""Packing against brute force: every plan holds its limits, and best fit is optimal at each step."""
 
 from itertools import pairwise
 

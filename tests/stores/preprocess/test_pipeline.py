@@ -1,4 +1,4 @@
-"""Whole preparations: the same bytes from every engine and after every interruption, and what they hold."""
+"""Whole preparations: the same bytes from every engine and after every interruption, and their content."""
 
 import filecmp
 import json
@@ -118,7 +118,7 @@ class Interrupted(Exception):
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """``[n]``: the n-th shard from now on is written, and then the program ends; before it is noted."""
+    """``[n]``: the program ends after it writes the n-th shard from now, before it records the shard."""
     left = [0]
     write = pipeline.write_shard
 
@@ -137,7 +137,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def test_interrupted_runs_end_with_the_same_bytes(
     mixed: Path, reference: Path, tokenizer_path: Path, tmp_path: Path, interrupted: list[int], every: int
 ) -> None:
-    # A flush that was not noted is written again: every other attempt gets through one of three shards.
+    # A flush that was not recorded is written again: every other attempt completes one of three shards.
     stops = 0
     for attempt in range(40):
         interrupted[0] = every + 3 * (attempt % 2)

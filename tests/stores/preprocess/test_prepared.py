@@ -1,4 +1,4 @@
-"""Whether the output of a preparation is opened: finished and whole, or not."""
+"""The output of a preparation is opened only if it is finished and complete."""
 
 import json
 import pickle
@@ -73,7 +73,7 @@ def test_a_shard_too_many(out: Path) -> None:
 def test_a_damaged_report(out: Path) -> None:
     (out / REPORT).write_text('{"progress"')
     refused(out, "prepare.json is no report of a preparation")
-    assert len(DatasetFactory.load("seq", out / "a", 4)) > 0  # above a store, the file may be anyone's
+    assert len(DatasetFactory.load("seq", out / "a", 4)) > 0  # above a store, the file may be of another program
 
 
 @pytest.mark.parametrize("out", ["bin"], indirect=True)

@@ -1,4 +1,4 @@
-"""Preparation reads what streams read: every format and compression, from disk, from buckets and over HTTP."""
+"""Preparation reads the same sources as streams: every format and compression, from disk, buckets and HTTP."""
 
 import asyncio
 import bz2
@@ -151,7 +151,7 @@ def test_text_of_a_parquet_file_that_is_not_utf8_is_named(tokenizer_path: Path, 
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """This process can write files of ``size`` bytes only, as on a disk that gets full."""
+    """This process can only write files of ``size`` bytes, as on a disk that fills up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

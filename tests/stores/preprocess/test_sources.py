@@ -1,4 +1,4 @@
-"""A preparation is recognised by what its sources hold; files of equal name and size may differ."""
+"""A preparation is recognised by the content of its sources; files of equal name and size may differ."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""An R2-like server in a thread of its own: pipelines wait for it, so it can't run on the test's loop."""
+"""An R2-like server in a separate thread, because pipelines block the test's loop while they wait for it."""
 
 import asyncio
 import threading
@@ -54,7 +54,7 @@ def running(tmp_path_factory) -> Iterator[Remote]:
     stop = asyncio.Event()
 
     async def run() -> None:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # its threads are as many all the time
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # keeps the number of threads constant
         async with serve(root, keys, rules=rules) as server:
             box.append(Remote(server, asyncio.get_running_loop()))
             ready.set()

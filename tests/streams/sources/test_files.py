@@ -1,4 +1,4 @@
-"""Files on this machine: what is in them, what is wrong with them, and where a resume reads on."""
+"""Files on this machine: their records, their errors, and the position at which a resume continues."""
 
 import gzip
 import json
@@ -196,7 +196,7 @@ def test_a_resume_reads_on_at_the_byte_and_only_in_the_same_file(tmp_path):
     assert (number, place["place"]) == ([0, 0, 1], len(lines(*range(12_000))))
     assert place["version"].startswith(f"{path.stat().st_size}:local-")
     assert len(json.dumps({**state, "arrays": {}})) < 1000
-    # What lies before is not looked at, but for the first 64 KiB.
+    # Earlier bytes are not read, except for the first 64 KiB.
     content = path.read_bytes()
     path.write_bytes(content[: 2**16] + b"?" * (place["place"] - 2**16) + content[place["place"] :])
     assert ids(files(str(path)).iter(state_dict=state)) == list(range(12_000, 20_000))
@@ -217,7 +217,7 @@ def test_a_state_fits_a_folder_that_has_moved_and_no_other_list_of_files(tmp_pat
         state = samples.state_dict()
         rest = [sample["id"] for sample in samples]
     assert ids(files(f"{tmp_path}/there/deep/{{0,a/1,a/2}}.jsonl").iter(state_dict=state)) == rest
-    assert ids(files(f"file://{tmp_path}/here/**/*.jsonl").iter(state_dict=state)) == rest  # another way to say it
+    assert ids(files(f"file://{tmp_path}/here/**/*.jsonl").iter(state_dict=state)) == rest  # the same pattern
     (tmp_path / "here" / "0.jsonl").rename(tmp_path / "gone.jsonl")
     says = r"file 2 was /.*/deep/a/1\.jsonl when the state was saved, here it is /.*/deep/a/2\.jsonl"
     with pytest.raises(StateError, match=says):

@@ -1,4 +1,4 @@
-"""Files over HTTP, through a server that breaks off or ignores ranges, and of other schemes by fsspec."""
+"""Files over HTTP, from a server that disconnects or ignores ranges, and of other schemes by fsspec."""
 
 import bz2
 import gzip
@@ -26,8 +26,8 @@ JSONL = b"".join(b'{"id": %d, "text": "%s"}\n' % (row["id"], row["text"].encode(
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves ranges; the first answers break off after so many bytes as ``breaks`` says. ``ignores_ranges``
-    sends the whole file instead."""
+    """Serves ranges; the first answers break off after the numbers of bytes in ``breaks``. ``ignores_ranges`` sends the
+    whole file instead."""
 
     breaks: ClassVar[list[int]] = []
     ranges: ClassVar[list[str]] = []
@@ -126,7 +126,7 @@ def test_schemes_of_fsspec(monkeypatch):
         list(CheckpointableDataset.from_files("memory://corpus/*.cbor"))
     with pytest.raises(FileNotFoundError):
         list(CheckpointableDataset.from_files("memory://corpus/none.jsonl"))
-    # What is not installed or not known.
+    # Schemes that are not installed or not known.
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ConfigError, match=r"gs://bucket/a.jsonl: Please install gcsfs"):
         list(CheckpointableDataset.from_files("gs://bucket/a.jsonl"))

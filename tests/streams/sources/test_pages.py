@@ -1,4 +1,4 @@
-"""Seeded pages as a source: the rows of next_pages, resumed at a row, refused when the dataset is another."""
+"""Seeded pages as a source: the rows of next_pages, resumed at a row, refused for another dataset."""
 
 import io
 import json

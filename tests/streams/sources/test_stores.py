@@ -1,4 +1,4 @@
-"""Files in a bucket: read in ranges, through faults, from the byte where a state lies; nothing left open."""
+"""Files in a bucket: read in ranges, through faults, from the byte offset of a state; nothing left open."""
 
 import bz2
 import gzip
@@ -144,7 +144,7 @@ def test_credentials_of_configured_buckets_come_first(corpus, monkeypatch):
 
 @pytest.fixture
 def no_variables(corpus, monkeypatch, tmp_path):
-    """No credential but what a test writes into the home folder."""
+    """No credentials except those that a test writes into the home folder."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -188,7 +188,7 @@ def test_closing_ends_threads_and_sockets_at_once_also_in_the_middle_of_a_reques
 
     corpus.server.faults.add(r"^GET .*some/[12]", Delay(30), times=None)
     samples = files("s3://corpus/some/{0..2}.jsonl", n_active_shards=1, n_standby_shards=2).iter()
-    assert [next(samples) for _ in range(20)] == ROWS[:20]  # of the first file; the next ones are asked for meanwhile
+    assert [next(samples) for _ in range(20)] == ROWS[:20]  # of the first file; the next ones are being requested
     while not all(any(f"some/{i}" in request for request in corpus.requests) for i in (1, 2)):
         time.sleep(0.01)
     assert started()

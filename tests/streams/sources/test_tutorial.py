@@ -1,4 +1,4 @@
-"""``docs/data.md`` is true: its blocks run from top to bottom, in one folder, beside a server."""
+"""The code blocks of ``docs/data.md`` run from top to bottom, in one folder, with a server."""
 
 import json
 import re

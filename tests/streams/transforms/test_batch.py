@@ -1,4 +1,4 @@
-"""A position between two batches stays what it was while the next batch is filled."""
+"""A position between two batches does not change while the next batch is filled."""
 
 import pytest
 

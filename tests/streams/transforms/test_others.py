@@ -1,4 +1,4 @@
-"""stride, shuffle, take, enumerate, batch, cache, interleave: what the table of all steps does not show."""
+"""stride, shuffle, take, enumerate, batch, cache, interleave: cases beyond the table of all steps."""
 
 from itertools import islice
 
@@ -72,7 +72,7 @@ def test_refused_strides(interval, offset):
 
 
 def test_the_documented_shuffle():
-    """The order that programs of the documented interface know."""
+    """The golden order of the documented interface."""
     assert ids(SOURCE.take(10).shuffle(4)) == [0, 3, 2, 1, 6, 7, 4, 5, 9, 8]
     assert ids(SOURCE.shuffle(1)) == list(range(N))
     assert sorted(ids(SOURCE.shuffle(1000))) == list(range(N))
@@ -104,7 +104,7 @@ def test_enumerate_leaves_the_sources_samples_alone():
 def test_batches():
     tokens = sequence([{"input_ids": [i, i + 1], "x": i} for i in range(5)])
     assert [batch["x"].tolist() for batch in tokens.batch(2)] == [[0, 1], [2, 3], [4]]
-    # Lists are collated as torch does it: by place, not as rows.
+    # Lists are collated like in torch: by position, not as rows.
     assert [t.tolist() for t in next(iter(tokens.batch(2)))["input_ids"]] == [[0, 1], [1, 2]]
     chunks = tokens.chunk(2).pad({"input_ids": 9}, 3)
     batch = next(iter(chunks.batch(2)))["input_ids"]
@@ -166,7 +166,7 @@ def test_when_interleaving_ends():
     assert order("first_exhausted") == "a0 b0 c0 a1"
     assert order("all_exhausted") == "a0 b0 c0 a1 b0 c1 a2 b0 c0 a3 b0 c1"
     assert order("all_exhausted_without_replacement") == "a0 b0 c0 a1 a2 c1 a3"
-    # A source of weight 0 has no turn, so nobody waits for its end.
+    # A source of weight 0 has no turn, so its end is not waited for.
     assert order("all_exhausted", [1, 0, 1]) == "a0 c0 a1 c1 a2 c0 a3 c1"
     assert order("all_exhausted_without_replacement", [0, 0, 1]) == "c0 c1"
 

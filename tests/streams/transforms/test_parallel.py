@@ -1,4 +1,4 @@
-"""parallel_map and its kin: order, work in flight, errors, and nothing left behind."""
+"""parallel_map and related steps: order, work in flight, errors, and no leftovers."""
 
 import multiprocessing
 import os
@@ -18,7 +18,7 @@ SOURCE = CheckpointableDataset.from_sequence([{"id": i} for i in range(N)])
 
 
 def uneven(sample):
-    """Later samples are often done first."""
+    """Later samples often finish first."""
     time.sleep((sample["id"] * 7 % 5) / 2000)
     return {"id": sample["id"] * 10}
 
@@ -86,7 +86,7 @@ def test_an_error_has_its_type_its_traceback_and_its_turn(ordered):
     assert sorted(map(str, errors)) == ["sample 17", "sample 18"]
     assert all("in broken" in "".join(traceback.format_exception(error)) for error in errors)
     assert sorted(found) == [i for i in range(N) if i not in (17, 18)]
-    if ordered:  # the error was the sample's turn: a state after it lies after it
+    if ordered:  # the error was the sample's turn: a state after the error is after the sample
         assert [s["id"] for s in SOURCE.parallel_map(broken).iter(state_dict=state)] == list(range(19, N))
 
 
@@ -202,7 +202,7 @@ def test_a_closed_iterator_raises_instead_of_waiting():
 
 
 def of_kind(sample):
-    """In a process: the number of the process, and what can't be sent back or fails."""
+    """In a process: return the number of the process, return a value that can't be sent back, or fail."""
     match sample["id"]:
         case 41:
             return lambda: None
@@ -213,7 +213,7 @@ def of_kind(sample):
 
 
 def test_processes_get_batches_and_each_sample_has_its_own_error(monkeypatch):
-    monkeypatch.setattr(parallel, "_BATCH_SECONDS", 1e9)  # however slow the machine is
+    monkeypatch.setattr(parallel, "_BATCH_SECONDS", 1e9)  # on a machine of any speed
     sizes = []
     submit = Workers.submit
     monkeypatch.setattr(Workers, "submit", lambda self, item: sizes.append(len(item)) or submit(self, item))
@@ -237,7 +237,7 @@ def test_processes_get_batches_and_each_sample_has_its_own_error(monkeypatch):
 
 
 def test_a_batch_of_a_process_that_died_is_not_lost():
-    """Nobody knows at which sample it died: a resume computes the whole batch again."""
+    """The sample at which it died is unknown, so a resume computes the whole batch again."""
     work = [*["1"] * 40, "__import__('os')._exit(3) if __import__('os').getppid() != PARENT else 2", *["3"] * 10]
     work[40] = work[40].replace("PARENT", str(os.getppid()))
     source = CheckpointableDataset.from_sequence(work)
@@ -255,7 +255,7 @@ def test_a_batch_of_a_process_that_died_is_not_lost():
 
 
 def test_processes():
-    """One start for all: results, errors with type and traceback, a death told, and none left."""
+    """One start for all: results, errors with type and traceback, a reported death, and no process left."""
     work = ["__import__('math').sqrt(4)", "__import__('math').sqrt(-1)", "3.0", "__import__('os')._exit(3)"]
     dataset = CheckpointableDataset.from_sequence(work)
     before = {one.pid for one in multiprocessing.active_children()}  # of other tests in this process

@@ -1,4 +1,4 @@
-"""A position in a shuffle stays what it was while the shuffle goes on: a step that reads ahead holds one for long."""
+"""A position in a shuffle does not change while the shuffle continues, because read-ahead steps hold positions."""
 
 import torch
 

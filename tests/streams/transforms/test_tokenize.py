@@ -1,4 +1,4 @@
-"""tokenize: as if the tokenizer were called for each sample, whatever it does behind that."""
+"""tokenize gives the results of calling the tokenizer for each sample, with every engine."""
 
 import os
 
@@ -86,7 +86,7 @@ def test_the_death_of_a_worker_process_is_an_error_and_loses_no_sample() -> None
 
 
 def test_columns_stay_what_the_user_makes_of_them():
-    """Arrays go between token steps only; a user's function gets lists, and the source's samples are left alone."""
+    """Only token steps exchange arrays; a user's function gets lists, and the source's samples are not changed."""
     tokenizer = make("<s>", "</s>")
     seen = []
     dataset = SOURCE.tokenize(tokenizer).map(lambda sample: seen.append(sample) or sample).concat_chunk(10)

@@ -1,4 +1,4 @@
-"""Token columns: what is taken for one, and every token counted."""
+"""Token columns: how they are recognised, and that every token is counted."""
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def test_tokens_in_are_tokens_out_and_counted_drops_also_after_a_resume(name, le
 
 @pytest.mark.parametrize("name", CHUNKING)
 def test_a_hundred_thousand_tiny_documents(name):
-    """No recursion, and no time that grows with their square."""
+    """No recursion, and no quadratic time."""
     documents = sequence([{"input_ids": np.arange(i % 3)} for i in range(100_000)])
     with CHUNKING[name](documents, 1000 if name != "chunk" else 2).iter() as chunks:
         tokens = sum(len(chunk["input_ids"]) for chunk in chunks)

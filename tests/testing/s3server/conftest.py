@@ -1,4 +1,4 @@
-"""An unmodified aiobotocore, configured as production code configures it, against a server in this process."""
+"""An unmodified aiobotocore with production configuration, against a server in this process."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -36,7 +36,7 @@ def keys() -> dict[str, Any]:
 
 @pytest.fixture
 def rules() -> Rules:
-    """R2's, but with parts of 1 KiB and no limit on the rate of writes; what those two do has tests of its own."""
+    """R2's rules, but with parts of 1 KiB and no limit on the rate of writes; separate tests cover these two."""
     return Rules(one_write_per_second=False, min_part_bytes=1024)
 
 

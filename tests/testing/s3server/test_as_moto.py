@@ -1,4 +1,4 @@
-"""What plain S3 has of the rules, on our server and on moto alike: by an unmodified client."""
+"""The rules that plain S3 also has, on this server and on moto, with an unmodified client."""
 
 import hashlib
 from collections.abc import AsyncIterator

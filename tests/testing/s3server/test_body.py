@@ -1,4 +1,4 @@
-"""Bodies on their way in: checksums, streams that break off, encodings that R2 does not take."""
+"""Received bodies: checksums, streams that break off, encodings that R2 does not accept."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ OWNER = "1" * 32
 
 
 class Signer(S3SigV4Auth):
-    """Signs a payload's name, whatever the payload."""
+    """Signs a payload hash independently of the payload."""
 
     declared = "UNSIGNED-PAYLOAD"
 
@@ -25,7 +25,7 @@ class Signer(S3SigV4Auth):
 
 
 def signed_put(server: Server, path: str, headers: dict[str, str], payload: str = Signer.declared) -> dict[str, str]:
-    """The headers of a PUT by the owner's key; its body may be anything."""
+    """Return the headers of a PUT with the owner's key; the body may be anything."""
     request = AWSRequest("PUT", server.endpoint + path, headers=headers)
     signer = Signer(Credentials(OWNER, OWNER * 2), "s3", "auto")
     signer.declared = payload

@@ -1,4 +1,4 @@
-"""``x-amz-checksum-*``: checked, stored, returned when asked for, and composed for multipart objects."""
+"""``x-amz-checksum-*``: checked, stored, returned on request, and composed for multipart objects."""
 
 import base64
 import hashlib

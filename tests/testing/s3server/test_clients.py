@@ -1,4 +1,4 @@
-"""Clients as they come, with their defaults: aiobotocore, boto3, s3fs, obstore; and pyarrow for reading."""
+"""Clients with their default settings: aiobotocore, boto3, s3fs, obstore; and pyarrow for reading."""
 
 import asyncio
 import base64
@@ -22,13 +22,13 @@ MIB = 2**20
 
 @pytest.fixture
 def rules() -> Rules:
-    """R2's, parts of 5 MiB included; but without its limit on the rate of writes."""
+    """R2's rules, including parts of 5 MiB, but without the limit on the rate of writes."""
     return Rules(one_write_per_second=False)
 
 
 @pytest.fixture
 def settings(server: Server) -> dict[str, str]:
-    """What botocore's clients need to be told; all else is their default."""
+    """The settings that botocore's clients require; everything else is their default."""
     return {
         "endpoint_url": server.endpoint,
         "region_name": "auto",
@@ -39,7 +39,7 @@ def settings(server: Server) -> dict[str, str]:
 
 @pytest.mark.parametrize("size", [0, 3 * MIB])
 async def test_aiobotocore(settings: Any, size: int) -> None:
-    """It sends a CRC32, and waits to be told to continue: R2's edge may leave it waiting, this server does not."""
+    """It sends a CRC32, and waits for "100 Continue": R2's edge may leave it waiting, this server does not."""
     body, session = os.urandom(size), cast("Any", get_session())
     async with session.create_client("s3", **settings) as s3:
         put = await s3.put_object(Bucket="gradients", Key="a", Body=body)

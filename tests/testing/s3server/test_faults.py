@@ -1,4 +1,4 @@
-"""Each fault, as an unmodified client sees it."""
+"""Each fault, from the view of an unmodified client."""
 
 import asyncio
 import json
@@ -94,7 +94,7 @@ async def test_rules_come_from_a_file_that_may_change(tmp_path: Path, keys: Any,
         file.write_text(json.dumps([rule]))
         assert await refusal(get(s3)) == (503, "SlowDown")
         assert await get(s3) == BODY
-        file.write_text(json.dumps([rule])[:-1])  # half written: the rules before it stay, as they were used
+        file.write_text(json.dumps([rule])[:-1])  # half written: the previous rules stay, with their counts
         assert await get(s3) == BODY
 
 

@@ -1,4 +1,4 @@
-"""``docs/s3server.md`` is complete, and its key file is one."""
+"""``docs/s3server.md`` is complete, and its key file is valid."""
 
 import json
 import re

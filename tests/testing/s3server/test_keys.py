@@ -1,4 +1,4 @@
-"""Rights: what each key may do, and how a change of the table comes into force."""
+"""Rights of each key, and the time at which a changed table takes effect."""
 
 import json
 from pathlib import Path

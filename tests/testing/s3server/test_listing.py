@@ -1,4 +1,4 @@
-"""Pages against a definition that needs no cleverness: make all entries, then cut."""
+"""Pages of a listing against a simple definition: make all entries, then cut."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

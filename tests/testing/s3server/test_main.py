@@ -1,4 +1,4 @@
-"""The server as a process: announced, killed, restarted, refused its port; bounded memory."""
+"""The server as a process: announced, killed, restarted, its port refused; bounded memory."""
 
 import asyncio
 import io
@@ -112,7 +112,7 @@ async def test_a_signal_ends_it_cleanly_in_the_middle_of_an_answer(
     s3 = await connect(await ready(tmp_path, process))
     await s3.put_object(Bucket="gradients", Key="a", Body=bytes(32 * MIB))
     answer = await s3.get_object(Bucket="gradients", Key="a")
-    await answer["Body"].read(10)  # and then never again: the server is stuck in the answer
+    await answer["Body"].read(10)  # and then stop reading: the server is stuck in the answer
     process.send_signal(number)
     _, errors = await asyncio.to_thread(process.communicate, timeout=10)
     assert process.returncode == 0
@@ -194,6 +194,6 @@ async def test_bodies_are_streamed_both_ways(start: Any, tmp_path: Path, connect
 
 
 def peak_memory(pid: int) -> int:
-    """Bytes."""
+    """Return the peak memory in bytes."""
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""What is on disk: whole objects, after a restart, a torn file, a full disk."""
+"""Objects on disk: whole, also after a restart, a torn file or a full disk."""
 
 import asyncio
 import errno
@@ -60,7 +60,7 @@ async def test_one_server_has_a_folder(tmp_path: Path, keys: Any) -> None:
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every draft's file is /dev/full, where no byte finds room."""
+    """Every draft's file is /dev/full, which accepts no byte."""
 
     def __init__(self: Draft, folder: Path, *, fsync: bool) -> None:
         true_init(self, folder, fsync=fsync)
@@ -91,7 +91,7 @@ async def test_a_full_disk_is_said_and_nothing_is_left(
 
 
 async def test_a_killed_writer_never_shows(server: Server, s3: Any, tmp_path: Path) -> None:
-    """Readers of a key that is overwritten all the while see whole versions only."""
+    """Readers of a key that is continuously overwritten see only whole versions."""
     versions = [bytes([n]) * 300_000 for n in range(5)]
     await s3.put_object(Bucket="gradients", Key="a", Body=versions[0])
 

@@ -1,4 +1,4 @@
-"""ListObjectsV2 by an unmodified client; the paging itself is held to a plain definition in test_listing."""
+"""ListObjectsV2 by an unmodified client; ``test_listing.py`` checks the paging against a simple definition."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Multipart uploads by an unmodified client. Parts have at least 1 KiB here; R2's 5 MiB is one number."""
+"""Multipart uploads by an unmodified client. Parts have at least 1 KiB here; R2's 5 MiB is only another number."""
 
 import asyncio
 import hashlib
@@ -44,7 +44,7 @@ async def test_parts_become_one_object(s3: Any, refusal: Any) -> None:
     assert await got["Body"].read() == b"".join(bodies)
     assert (got["ETag"], got["Metadata"], got["ContentType"]) == (answer["ETag"], {"step": "1"}, "x/y")
     assert "Uploads" not in await s3.list_multipart_uploads(Bucket="checkpoints")
-    # R2 answers a second complete so; a client has to look whether the first one went through.
+    # R2 answers a second complete like this; a client must check whether the first one succeeded.
     assert await refusal(complete(s3, upload_id, parts)) == (404, "NoSuchUpload")
 
 
@@ -78,7 +78,7 @@ async def test_a_complete_names_parts_that_exist_in_rising_order(s3: Any, refusa
     assert await refusal(complete(s3, upload_id, [parts[0], other])) == (400, "InvalidPart")
     assert await refusal(complete(s3, upload_id, [*parts, {**parts[1], "PartNumber": 3}])) == (400, "InvalidPart")
     assert await refusal(complete(s3, upload_id, [])) == (400, "MalformedXML")
-    await complete(s3, upload_id, parts[1:])  # a choice of parts is the client's
+    await complete(s3, upload_id, parts[1:])  # a client may choose the parts
     assert (await s3.head_object(**TARGET))["ContentLength"] == 1500
 
 

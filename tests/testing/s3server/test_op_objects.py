@@ -1,4 +1,4 @@
-"""Objects through the door, by an unmodified client."""
+"""Operations on objects over HTTP, by an unmodified client."""
 
 import asyncio
 import base64
@@ -42,7 +42,7 @@ async def test_what_was_put_is_what_is_got(s3: Any) -> None:
         assert said["Metadata"] == {"window": "7"}
         assert said["ContentType"] == "application/x-tensors"
     await s3.delete_object(Bucket=BUCKET, Key="gradient-1-2.pt")
-    await s3.delete_object(Bucket=BUCKET, Key="gradient-1-2.pt")  # nothing to delete is no error
+    await s3.delete_object(Bucket=BUCKET, Key="gradient-1-2.pt")  # deleting a missing object is not an error
     assert (await s3.list_objects_v2(Bucket=BUCKET))["KeyCount"] == 0
 
 
@@ -60,7 +60,7 @@ async def test_an_overwrite_replaces_bytes_and_headers(s3: Any) -> None:
 
 async def test_what_is_not_there(s3: Any, refusal: Any) -> None:
     assert await refusal(s3.get_object(Bucket=BUCKET, Key="none")) == (404, "NoSuchKey")
-    assert await refusal(s3.head_object(Bucket=BUCKET, Key="none")) == (404, "404")  # HEAD has no body to say it in
+    assert await refusal(s3.head_object(Bucket=BUCKET, Key="none")) == (404, "404")  # HEAD has no error body
     assert await refusal(s3.get_object(Bucket="nowhere", Key="a")) == (404, "NoSuchBucket")
     assert await refusal(s3.head_bucket(Bucket="nowhere")) == (404, "404")
     await s3.head_bucket(Bucket=BUCKET)
@@ -108,7 +108,7 @@ async def test_a_key_has_at_most_1024_bytes(s3: Any, refusal: Any) -> None:
 
 
 async def test_user_metadata_has_at_most_8_kib(s3: Any, refusal: Any) -> None:
-    # In two headers: aiohttp's client takes none of more than 8,190 bytes.
+    # In two headers: aiohttp's client accepts at most 8,190 bytes in one.
     largest = {"a": "v" * 4095, "b": "v" * 4095}
     await put(s3, "a", Metadata=largest)
     assert (await s3.head_object(Bucket=BUCKET, Key="a"))["Metadata"] == largest
@@ -166,7 +166,7 @@ async def test_conditions_of_a_put(s3: Any, refusal: Any) -> None:
 
 
 async def test_times_as_conditions(tmp_path: Path, keys: Any, connect: Any, refusal: Any) -> None:
-    """Of a PUT, too, as R2 has it. They count in whole seconds, and only without an ETag that says the same."""
+    """Also for a PUT, as in R2. They count in whole seconds, and only without the corresponding ETag condition."""
     now = 1_700_000_000.9
     rules = Rules(one_write_per_second=False, max_clock_skew=1e10)
     async with serve(tmp_path, keys, rules=rules, clock=lambda: now) as server:

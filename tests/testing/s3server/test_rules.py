@@ -1,4 +1,4 @@
-"""The rate of writes for each key: a second from the last write that was admitted."""
+"""The rate of writes per key: one second from the last admitted write."""
 
 import pytest
 

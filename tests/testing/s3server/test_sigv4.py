@@ -1,4 +1,4 @@
-"""Who may come in: signatures, clocks, regions. The vectors are those of the S3 API reference."""
+"""Authentication: signatures, clocks, regions. The vectors are those of the S3 API reference."""
 
 import datetime
 from typing import Any
@@ -110,7 +110,7 @@ async def test_a_signature_that_can_not_be_read(s3: Any, refusal: Any, name: str
 
 
 async def signed_elsewhere(s3: Any, **changes: Any) -> Any:
-    """Lets the client sign, then changes what it sends: a path, a header."""
+    """Lets the client sign, then changes its request: a path, a header."""
 
     def change(request: Any, **_: Any) -> None:
         if "url" in changes:

@@ -1,4 +1,4 @@
-"""XML that comes in is small, plain and complete, or refused; XML that goes out gives back the same text."""
+"""Received XML is small, plain and complete, or refused; sent XML decodes to the same text."""
 
 import xml.etree.ElementTree as ET
 

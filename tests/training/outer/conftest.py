@@ -41,7 +41,7 @@ SPARSELOCO = {
 
 @pytest.fixture
 def hparams():
-    """The fields that schemes read, flat; a whole file is the business of test_hparams."""
+    """The fields that schemes read, flat; test_hparams covers whole files."""
 
     def make(scheme: str = "demo", **changes) -> HParams:
         group = DEMO if scheme == "demo" else SPARSELOCO

@@ -1,4 +1,4 @@
-"""DeMo against a few lines of NumPy, and what no single peer may do to the others."""
+"""DeMo against a few lines of NumPy, and limits on a single peer's influence."""
 
 import math
 
@@ -29,7 +29,7 @@ def copies(tensors):
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-# --- the method, written again -------------------------------------------------------------------------------------
+# --- reference implementation --------------------------------------------------------------------------------------
 
 
 def to_blocks(x: np.ndarray, size: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def from_blocks(blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def reference_step(momentum, gradient, lr, decay, k):
-    """One parameter on one miner: the new momentum and what is sent (coefficients, zero where nothing is)."""
+    """Return the new momentum and the sent coefficients (zero if not sent) of one parameter on one miner."""
     momentum = decay * momentum + lr * gradient
     blocks = scipy.fft.dctn(to_blocks(momentum, 8), axes=(2, 3), norm="ortho")
     flat = blocks.reshape(-1, blocks.shape[2] * blocks.shape[3])
@@ -108,7 +108,7 @@ def test_the_momentum_loses_exactly_what_receivers_decode(bits, selection, hpara
 
 
 def test_what_is_lost_in_a_window_is_made_up_for_later(hparams, tensors):
-    """Coarse values of few coefficients, yet over many windows everything arrives."""
+    """Values are coarse and coefficients few, yet over many windows everything arrives."""
     scheme = DemoOuter(tensors(0), hparams(momentum_decay=1.0, warmup_steps=0, t_max=10**9, peak=1.0))
     gradients, windows = tensors(1), 200
     for _ in range(windows):
@@ -158,7 +158,7 @@ def test_no_gradient_at_all_moves_nothing(hparams, tensors):
 
 @pytest.fixture
 def peers(hparams, tensors):
-    """Updates of five miners with gradients that agree in part."""
+    """Return updates of five miners with gradients that agree in part."""
 
     def make(count: int = 5, **changes):
         common = tensors(50)
@@ -257,7 +257,7 @@ def test_chunks_that_nobody_sent_stay(hparams):
 
 
 def flipped(hparams, attack: dict[int, float]) -> float:
-    """Share of entries that a fifth peer turns round, against four who agree."""
+    """Return the share of entries with signs that a fifth peer flips against four agreeing peers."""
     chance = torch.Generator().manual_seed(11)
     honest = {int(i): float(v) for i, v in zip(range(0, 64 * 32, 64), torch.randn(32, generator=chance), strict=True)}
     results = []
@@ -279,9 +279,9 @@ def test_influence_of_one_peer_is_bounded_however_large_or_lonely(hparams):
     }
     scaled = {i: 1e6 * v for i, v in lonely.items()}
     level = dict.fromkeys(lonely, 1.0)
-    against = dict.fromkeys(range(0, 64 * 32, 64), -1.0)  # where the others are
-    # Two independent directions of weights 4/5 and 1/5 disagree on about atan(1/4) / pi = 8 % of signs; if indices
-    # that nobody else sends had full weight, it would be atan(1) / pi = 25 %.
+    against = dict.fromkeys(range(0, 64 * 32, 64), -1.0)  # at the indices of the others
+    # Two independent directions of weights 4/5 and 1/5 disagree on about atan(1/4) / pi = 8 % of signs; if indices that
+    # no other peer sends had full weight, it would be atan(1) / pi = 25 %.
     for attack in (lonely, level, against):
         assert 0 < flipped(hparams, attack) < 0.15
     assert flipped(hparams, scaled) == pytest.approx(flipped(hparams, lonely), abs=0.001)
@@ -329,7 +329,7 @@ def test_a_restart_continues_with_the_same_bytes(hparams, tensors):
 def test_an_update_that_was_packed_before_a_reset_is_not_restored(hparams, tensors):
     scheme = DemoOuter(tensors(0), hparams())
     bodies = [scheme.pack(tensors(step), step=step, window=step, uid=1, **META) for step in (8, 9)]
-    scheme.own_applied(10)  # a reset, while the last update is on its way
+    scheme.own_applied(10)  # a reset, while the last update is being published
     scheme.restore(bodies[1], window=9, uid=1)
     assert scheme.state_dict()["tensors"] == {}
 
@@ -371,7 +371,7 @@ def test_parameters_in_half_precision_are_refused(hparams):
 
 
 def test_an_update_is_measured_with_the_factor_with_which_it_is_applied(hparams, tensors):
-    """One whose norm is near the epsilon has half of the weight of a usual one."""
+    """An update with a norm near the epsilon has half of the weight of a usual one."""
     parameters = tensors(0)
     scheme = DemoOuter(parameters, hparams(quantization_bits=0))
     name = next(iter(parameters))

@@ -1,4 +1,4 @@
-"""How long error feedback is kept, and when it is reset so that nothing is sent twice."""
+"""How long error feedback is kept, and when it is reset so that no value is sent twice."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ PARAMETERS = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}
 
 
 def kept(window: int, *, restored: bool = False) -> ErrorFeedback:
-    """Ones, from ``window``."""
+    """Return error feedback of ones, from ``window``."""
     error_feedback = ErrorFeedback(PARAMETERS, stale_after_windows=5)
     for tensor in error_feedback.begin(window).values():
         tensor.fill_(1.0)
@@ -20,7 +20,7 @@ def kept(window: int, *, restored: bool = False) -> ErrorFeedback:
 
 
 def again(error_feedback: ErrorFeedback) -> ErrorFeedback:
-    """After a restart."""
+    """Return the error feedback after a restart."""
     other = ErrorFeedback(PARAMETERS, stale_after_windows=5)
     other.load_state_dict(error_feedback.state_dict())
     return other
@@ -51,7 +51,7 @@ def test_an_update_that_was_restored_but_got_through_is_not_sent_twice(restart):
         error_feedback.applied(step)
         assert holds(error_feedback, 12) == known, step
     error_feedback = kept(10, restored=True)
-    error_feedback.begin(11)  # the next window's is out, and known
+    error_feedback.begin(11)  # the next window's update is published, and its result known
     error_feedback.applied(11)
     assert holds(error_feedback, 12)
 

@@ -1,4 +1,4 @@
-"""The norm with which an update counts: whatever is sent, a window's step is bounded, in both schemes."""
+"""The norm with which an update counts: a window's step is bounded for any updates, in both schemes."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ STEADY = {
     "error_feedback_decay": 0.0,
 }
 SPEC = PayloadSpec.of(SHAPES, outer="sparseloco", target_chunk=8, topk=5, bits=0)
-USUAL = 0.02  # an honest entry
+USUAL = 0.02  # size of an honest entry
 
 
 def hparams(scheme: str, **changes) -> HParams:
@@ -64,7 +64,7 @@ def hparams(scheme: str, **changes) -> HParams:
 
 
 def sent(uid: int, size: float, *, scheme: str = "sparseloco", seed: int = 0) -> Update:
-    """An update whose entries have this size, with signs of its own; it may be empty."""
+    """Return an update with entries of this size and random signs; it may be empty."""
     spec = SPEC if scheme == "sparseloco" else PayloadSpec.of(SHAPES, outer="demo", target_chunk=8, topk=5, bits=0)
     chance = np.random.default_rng([uid, seed])
     made = {}
@@ -81,14 +81,14 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def moved(scheme, parameters, updates, step: int) -> dict[str, float]:
-    """Norm of the step of each tensor."""
+    """Return the norm of the step of each tensor."""
     before = {name: one.clone() for name, one in parameters.items()}
     scheme.apply(updates, step=step)
     return {name: float((one.double() - before[name].double()).norm()) for name, one in parameters.items()}
 
 
 def length(size: float, name: str) -> float:
-    """Norm of a tensor whose sent entries have this size."""
+    """Return the norm of a tensor with sent entries of this size."""
     return size * math.sqrt(SPEC.tensors[name].grid.chunks * SPEC.tensors[name].k)
 
 
@@ -199,7 +199,7 @@ def test_giants_that_are_three_quarters_lengthen_no_step_however_long_they_stay(
 
 @pytest.mark.parametrize("small", [9, 10, 15])
 def test_nothing_or_next_to_nothing_of_three_quarters_does_not_silence_the_others(small):
-    """Zeros are refused when they are gathered; here they get through, or are 1e-25 instead."""
+    """Zeros are refused when they are gathered; here they are accepted, or are 1e-25 instead."""
     for size in (0.0, 1e-25):
         parameters, scheme = after_honest_windows(HISTORY)
         alone, honest = after_honest_windows(HISTORY)
@@ -233,7 +233,7 @@ def test_a_window_of_nothing_leaves_the_caps():
 
 def test_caps_start_at_the_median_and_follow_the_quartiles_within_reach_of_the_history():
     assert window_cap([0.3, 0.1, 0.2, 0.0], []) == np.float32(0.2)
-    assert window_cap([0.3, 0.1, 0.2, 0.5], []) == np.float32(0.2)  # the lower one
+    assert window_cap([0.3, 0.1, 0.2, 0.5], []) == np.float32(0.2)  # the lower median
     assert window_cap([0.1, 0.2, 0.3, 0.4], [0.25]) == 0.25
     assert window_cap([0.1, 0.3, 0.3, 0.4], [0.25]) == 0.25  # three of four are above it, and one is not
     assert window_cap([0.3, 0.31, 0.35, 0.4], [0.25]) == np.float32(0.3)
@@ -247,7 +247,7 @@ def test_caps_start_at_the_median_and_follow_the_quartiles_within_reach_of_the_h
 
 
 def test_a_warm_up_lifts_the_caps_and_not_their_history():
-    """So does error feedback, which holds more windows' work."""
+    """So does error feedback, which holds the work of more windows."""
     parameters = weights()
     scheme = SparselocoOuter(parameters, hparams("sparseloco"))
     for step in range(6):
@@ -314,7 +314,7 @@ def test_the_order_of_arrival_does_not_matter():
 
 
 def test_a_trial_step_is_a_part_of_the_step_as_applied():
-    """It is clipped to the cap of the window's updates, as the update itself will be."""
+    """It is clipped to the cap of the window's updates, like the update itself."""
     parameters, scheme = after_honest_windows(2)
     giant, others = sent(0, 5.0), [sent(uid, USUAL) for uid in range(1, 6)]
     before, history = {name: one.clone() for name, one in parameters.items()}, scheme.state_dict()["tensors"]

@@ -1,4 +1,4 @@
-"""Tensors are divided among ranks by size, the same on every rank."""
+"""Tensors are divided among ranks by size, equally on every rank."""
 
 from tplr.training.outer.owners import assign_owners
 

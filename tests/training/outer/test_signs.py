@@ -1,4 +1,4 @@
-"""Signs are those of float64's result, however float32 rounds, with any number of threads and on any device."""
+"""Signs equal those of a float64 result for any rounding of float32, number of threads and device."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ GRID = ChunkGrid.of((512, 320), 64)
 
 
 def peers(count: int, seed: int = 0):
-    """Like real ones: most indices are small, and values are of few magnitudes, so that sums cancel often."""
+    """Return realistic updates: most indices are small, and values have few magnitudes, so that sums often cancel."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for _ in range(count):
@@ -91,7 +91,8 @@ def test_what_two_peers_take_from_each_other_is_zero():
 
 
 def test_what_two_peers_leave_of_each_other_is_not_lost_in_float32():
-    """Half of float32's last digit of what was added: alone in every other chunk, all of its entries are uncertain."""
+    """Half of float32's last digit of the added values: alone in every other chunk, all of its entries are
+    uncertain."""
     (indices, values), (other, small) = peers(1), peers(1, seed=5)
     values[:, ::2] = 0
     small[:, 1::2] *= 2.0**-24

@@ -1,4 +1,4 @@
-"""SparseLoCo against a few lines of NumPy and PyTorch's SGD, and what no single peer may do to the others."""
+"""SparseLoCo against a few lines of NumPy and PyTorch's SGD, and limits on a single peer's influence."""
 
 import math
 
@@ -20,22 +20,22 @@ def packed(scheme, differences, *, uid, step=0, window=9):
 
 
 def dense(update, name):
-    """What receivers decode, in the parameter's shape."""
+    """Return the decoded update, in the parameter's shape."""
     grid = update.spec.tensors[name].grid
     indices, values = update.coefficients(name)
     return grid.join(torch.zeros(grid.chunks, grid.entries).scatter(1, indices, values)).view(grid.shape)
 
 
 def own(scheme):
-    """A miner's error feedback."""
+    """Return a miner's error feedback."""
     return {name: one for name, one in scheme.state_dict()["tensors"].items() if not name.startswith("shared.")}
 
 
-# --- the method, written again -------------------------------------------------------------------------------------
+# --- reference implementation --------------------------------------------------------------------------------------
 
 
 def largest(x: np.ndarray, size: int, k: int) -> np.ndarray:
-    """``x`` with all but the k largest magnitudes of each block set to zero."""
+    """Return ``x`` with all but the k largest magnitudes of each block set to zero."""
     matrix = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x[None]
     tall, wide = (max(d for d in range(1, size + 1) if side % d == 0) for side in matrix.shape)
     kept = np.zeros_like(matrix)
@@ -60,7 +60,7 @@ def test_several_steps_against_the_reference(momentum, nesterov, hparams, tensor
     for step in range(5):
         # Caps are kept in units of a bound that grows with warm-up and error feedback: see test_norm_caps.py.
         bound = (0.1 + 0.9 * min(1, ((step + 1) * 3 - 1) / 3)) * sum(0.95**i for i in range(step + 1))
-        # Of very different lengths, so that some are scaled down to the median.
+        # Very different lengths, so that some updates are scaled down to the median.
         work = [{n: (1 + uid) * t for n, t in tensors(100 * step + uid).items()} for uid in range(4)]
         updates = [packed(m, w, uid=uid, step=step) for uid, (m, w) in enumerate(zip(miners, work, strict=True))]
         for name, tensor in everyone.spec.tensors.items():
@@ -125,7 +125,7 @@ def test_work_that_is_not_finite_changes_nothing(number, hparams, tensors):
 
 
 def moved(updates, hparams, **changes):
-    """By how much the entries of one matrix go down."""
+    """Return the decrease of the entries of one matrix."""
     parameters = {"w": torch.zeros(64, 64)}
     scheme = SparselocoOuter(parameters, one_matrix(hparams, **changes))
     scheme.apply(updates, step=0)
@@ -150,7 +150,7 @@ def test_no_peer_moves_the_model_more_than_its_share(hparams):
     length = 32**0.5
     for attack in (
         dict.fromkeys(range(32), 1000000.0),  # scaled
-        dict.fromkeys(range(1000, 1032), 1000000.0),  # where nobody else sends
+        dict.fromkeys(range(1000, 1032), 1000000.0),  # at indices that no other peer sends
         dict.fromkeys(range(32), -7.0),  # all equal, against the others
     ):
         attacked = moved([*honest, made_by_hand(hparams, 4, attack)], hparams)

@@ -56,7 +56,7 @@ RUN = {"demo": {}, "sparseloco": {"outer_momentum": 0.5, "peak": 1e-3} | MUON}
 
 
 def received(sender: HParams, receiver: HParams, tensors: Callable) -> str:
-    """Digest of the receiver's model after three windows; empty if it refuses an update."""
+    """Return the digest of the receiver's model after three windows; empty if it refuses an update."""
     parameters = tensors(0)
     miner, node = outer_scheme(tensors(0), sender), outer_scheme(parameters, receiver)
     for step in range(3):
@@ -76,7 +76,7 @@ def test_every_row_is_tried() -> None:
 
 @pytest.mark.parametrize("key", sorted(OTHER))
 def test_a_receiver_with_another_value(key: str, hparams: Callable, tensors: Callable) -> None:
-    def named(seed: int) -> dict[str, torch.Tensor]:  # as matrices of a decoder layer are
+    def named(seed: int) -> dict[str, torch.Tensor]:  # names like those of a decoder layer's matrices
         return {f"model.layers.0.{name}": one for name, one in tensors(seed).items()}
 
     group, _, name = key.rpartition(".")

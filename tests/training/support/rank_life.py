@@ -1,4 +1,4 @@
-"""What ranks do in tests: a node's training state from its first weights to its snapshot, on one rank or several."""
+"""The work of ranks in tests: a node's training state from its first weights to its snapshot, on one or more ranks."""
 
 import datetime
 import gc
@@ -39,11 +39,11 @@ META = {"pages_digest": "0" * 64, "batches": 1}
 
 
 class Watched(TrainState):
-    """A training state whose shards tests can set and see."""
+    """A training state with shards that tests can set and read."""
 
     @command
     def take_work(self, seed: int) -> None:
-        """Random work, as if it had been trained."""
+        """Set random work, as if it had been trained."""
         self._work = {}
         for name, whole in random_tensors(self.parameters, seed).items():
             self._work[name] = torch.empty_like(self.parameters[name].detach())
@@ -52,12 +52,12 @@ class Watched(TrainState):
 
     @command
     def work(self) -> bytes:
-        """The work of the last training as one vector of float32, in the order of names."""
+        """Return the work of the last training as one vector of float32, in the order of names."""
         return b"".join(self._whole(self._work[name]).numpy().tobytes() for name in sorted(self._work))
 
     @command
     def own_digest(self) -> str:
-        """Hash of all that is saved: error feedback, momentum, moments; and of the buffers' windows."""
+        """Return a hash of all saved tensors (error feedback, momentum, moments) and of the buffers' windows."""
         outer, local = self.outer.state_dict(copies=False), self.local.state_dict(copies=False)
         found = {}
         for part, state in (("outer", outer), ("local", local)):
@@ -72,7 +72,7 @@ class Watched(TrainState):
 
     @command
     def persistent_bytes(self) -> list[int]:
-        """Bytes of all tensors that are alive, by rank."""
+        """Return the bytes of all live tensors, by rank."""
         gc.collect()
         tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
         alive = {
@@ -83,7 +83,7 @@ class Watched(TrainState):
 
     @command
     def spoil(self, rank: int) -> None:
-        """One entry of this rank's work is not finite."""
+        """Set one entry of this rank's work to a value that is not finite."""
         if self._parallel.rank == rank:
             part, _ = local_rows(self._work["lm_head.weight"])
             part[0, 0] = torch.nan
@@ -122,7 +122,7 @@ def random_tensors(parameters: dict[str, torch.Tensor], seed: int) -> dict[str, 
 
 
 def updates_of(state: TrainState, hparams: HParams, window: int) -> list[Update]:
-    """The same updates on every number of ranks, of senders that forget their error feedback."""
+    """Return updates that are equal for every number of ranks, from senders without error feedback."""
     plain = {name: torch.zeros(one.shape) for name, one in state.parameters.items()}
     found = []
     for uid in range(SENDERS):
@@ -138,7 +138,7 @@ def batches_of(hparams: HParams, seed: int, count: int) -> np.ndarray:
 
 
 def life(hparams: str, folder: str, windows: int) -> dict[str, Any]:
-    """Every command in turn; rank 0 returns what each gave."""
+    """Run every command in order; rank 0 returns their results."""
     constants = load_hparams(hparams)
     with joined(constants, Path(folder)) as state:
         return {} if state is None else _life(state, constants, windows)
@@ -195,7 +195,7 @@ def _life(state: Watched, hparams: HParams, windows: int) -> dict[str, Any]:
 
 
 def overlapped(hparams: str, folder: str) -> dict[str, Any]:
-    """A training that a window interrupts, and whose state is saved while it goes on."""
+    """Run a training that a window interrupts, with a save while it continues."""
     constants = load_hparams(hparams)
     with joined(constants, Path(folder)) as state:
         if state is None:
@@ -225,7 +225,7 @@ def overlapped(hparams: str, folder: str) -> dict[str, Any]:
 
 
 def restored(hparams: str, folder: str) -> dict[str, Any]:
-    """The newest snapshot, and the same after a new save; then what a checkpoint gives, and the first weights again."""
+    """Restore the newest snapshot, and the same after a new save; then a checkpoint, and the first weights again."""
     constants = load_hparams(hparams)
     with joined(constants, Path(folder)) as state:
         if state is None:
@@ -248,7 +248,7 @@ def restored(hparams: str, folder: str) -> dict[str, Any]:
 
 
 def unreadable(hparams: str, folder: str) -> dict[str, Any]:
-    """A snapshot of which one file can't be read, one after the other: those that only the last rank needs."""
+    """Read a snapshot with one unreadable file, for each file that only the last rank needs."""
     constants = load_hparams(hparams)
     with joined(constants, Path(folder), timeout=20.0) as state:
         if state is None:
@@ -273,7 +273,7 @@ def unreadable(hparams: str, folder: str) -> dict[str, Any]:
 
 
 def persistent(hparams: str, folder: str) -> dict[str, Any]:
-    """Bytes by rank, after a window of a miner with outer momentum."""
+    """Return the bytes by rank, after a window of a miner with outer momentum."""
     constants = load_hparams(hparams)
     with joined(constants, Path(folder)) as state:
         if state is None:
@@ -284,7 +284,7 @@ def persistent(hparams: str, folder: str) -> dict[str, Any]:
 
 
 def worked(hparams: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """A window's work by name, the bytes that were gathered for it, and what a validator measures."""
+    """Return a window's work by name, the bytes that were gathered for it, and a validator's measurements."""
     import torch.distributed as dist
 
     constants, gathered = load_hparams(hparams), 0
@@ -312,7 +312,7 @@ def worked(hparams: str, folder: str, settings: dict[str, Any]) -> dict[str, Any
 
 
 def uneven(rows: list[int]) -> dict[str, Any]:
-    """Tensors of few rows go to each rank in turn, and come back; every rank sees what all ranks gave."""
+    """Send tensors of few rows to each rank, one after the other, and back; every rank sees the values of all ranks."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
     with joined_process_group(torch.device("cpu"), datetime.timedelta(seconds=60)) as parallel:
@@ -335,7 +335,7 @@ def uneven(rows: list[int]) -> dict[str, Any]:
 
 
 def walk(hparams: str, folder: str, timeout: float, fault: tuple[str, int, str] | None = None) -> dict[str, Any]:
-    """Every command in turn; the digest of each saved window.
+    """Run every command in order; return the digest of each saved window.
 
     Args:
         fault: a command, the rank that fails in the middle of it, and how.
@@ -383,7 +383,7 @@ def walk(hparams: str, folder: str, timeout: float, fault: tuple[str, int, str] 
 
 
 def _break_next_collective(how: str) -> None:
-    """The rank fails where the command first needs the others, or at its end."""
+    """Make the rank fail when the command first needs the others, or at its end."""
     import torch.distributed as dist
 
     def broken(*_: Any, **__: Any) -> Any:
@@ -396,7 +396,7 @@ def _break_next_collective(how: str) -> None:
 
 
 def newest(hparams: str, folder: str) -> dict[str, Any]:
-    """What a restart finds: the newest snapshot's window, and its model."""
+    """Return what a restart finds: the newest snapshot's window and model."""
     constants = load_hparams(hparams)
     with joined(constants, Path(folder)) as state:
         if state is None:
@@ -413,7 +413,7 @@ def newest(hparams: str, folder: str) -> dict[str, Any]:
 
 
 def restarted(hparams: str, folder: str, windows: int, dies_in: int) -> dict[str, Any]:
-    """Windows from the newest snapshot on; in the first life the last rank dies while it trains in one of them."""
+    """Run windows from the newest snapshot on; in the first life the last rank dies while it trains in one of them."""
     constants, life = load_hparams(hparams), _restart_count()
     real = Commands._execute
 
@@ -444,7 +444,7 @@ def _restart_count() -> str:
 
 
 def torchrun_rank(function: str, call: str, result: str) -> None:
-    """A rank of torchrun: ``call`` has the arguments as JSON, and rank 0 writes what it found."""
+    """Run a rank of torchrun: ``call`` has the arguments as JSON, and rank 0 writes the result."""
     found = globals()[function](**json.loads(call))
     if os.environ["RANK"] == "0":
         Path(result).write_text(json.dumps(found))

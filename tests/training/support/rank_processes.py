@@ -1,4 +1,4 @@
-"""Ranks as real processes over gloo, forked from a server that has imported torch: a start costs no import."""
+"""Ranks as real processes over gloo, forked from a server that has imported torch, so starts import nothing."""
 
 import functools
 import importlib
@@ -14,7 +14,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-DEADLINE = 400.0  # of a machine that is busy with other tests
+DEADLINE = 400.0  # seconds, on a machine that is busy with other tests
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -52,7 +52,7 @@ def run_ranks(size: int, place: Path, function: str, *, stopped: int | None = No
     """Run ``rank_life.FUNCTION(**arguments)`` on ``size`` ranks; each result is JSON.
 
     Args:
-        stopped: a rank that hangs: it is ended when the others have.
+        stopped: a rank that hangs; it is ended after the others have ended.
     """
     _start_server()
     place.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def run_ranks(size: int, place: Path, function: str, *, stopped: int | None = No
 def torchrun(size: int, *arguments: str, max_restarts: int) -> None:
     """Run ``rank_life.torchrun_rank`` under the agent of ``torchrun``, which starts all again when one has died.
 
-    ``torchrun`` itself would start an interpreter for each life of each rank: this one asks the server for forks.
+    ``torchrun`` itself would start an interpreter for each life of each rank; this function uses forks of the server.
     """
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -98,7 +98,7 @@ def torchrun(size: int, *arguments: str, max_restarts: int) -> None:
     try:
         elastic_launch(config, importlib.import_module("rank_life").torchrun_rank)(*arguments)
     finally:
-        for number, handler in handlers.items():  # the agent leaves its own
+        for number, handler in handlers.items():  # the agent leaves its own handlers
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
 

@@ -1,4 +1,4 @@
-"""A run of two miners and a validator as its events tell it, and views made of them."""
+"""A run of two miners and a validator as events, and views made from them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +11,7 @@ ROLES = {"validator": "validator", "miner-1": "miner", "miner-2": "miner"}
 
 
 class Recording:
-    """A run of two miners and a validator, written down window by window; tests spoil it where they want."""
+    """A run of two miners and a validator, recorded window by window; tests damage it where needed."""
 
     start = 7
 
@@ -25,7 +25,7 @@ class Recording:
         self.events[name].append({"event": event, "time": 1.0, "role": ROLES[name], "uid": uid, **fields})
 
     def window(self, number: int, *, skip: Iterable[str] = (), fingerprints: dict[str, str] | None = None) -> None:
-        """The ``number``-th window of the run, from 1; ``skip`` names nodes that did not see it."""
+        """Record the ``number``-th window of the run, from 1; ``skip`` names nodes that did not see it."""
         window = self.start + number - 1
         for name in [name for name in ROLES if name not in skip]:
             if name == "validator":
@@ -56,7 +56,7 @@ def recording():
 
 @pytest.fixture
 def run(recording):
-    """A run of ten windows in which all went well."""
+    """A run of ten windows without problems."""
     for number in range(1, 11):
         recording.window(number)
     return recording

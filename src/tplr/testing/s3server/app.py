@@ -34,7 +34,7 @@ from tplr.testing.s3server.sigv4 import check_claim, read_claim
 from tplr.testing.s3server.storage import Storage
 from tplr.testing.s3server.xmltext import error_document
 
-# Query parameters that choose an operation; and one that some clients add, which has no effect.
+# Query parameters that select an operation, and one without effect that some clients add.
 SELECTORS = ("list-type", "uploads", "delete", "uploadId")
 IGNORED_PARAMETERS = frozenset({"x-id"})
 # Every other x-amz- header requests an unsupported feature: ACLs, tags, locks, encryption, copies.
@@ -51,7 +51,7 @@ class S3App:
     """Serves requests against one storage.
 
     Args:
-        clock: unix seconds; signatures are checked against it, and replies are dated by it.
+        clock: unix seconds; used to check signatures and to date replies.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from tplr.files import sync_folder
 
-BLOCK = 2**20  # bytes in memory for each body on its way in or out
+BLOCK = 2**20  # bytes in memory for each body that is received or sent
 MAGIC = b"tplrblob"
 TAIL = struct.Struct(">I8s")
 
@@ -57,7 +57,7 @@ class Draft:
             os.fsync(self._file.fileno())
 
     def publish(self, path: Path, record: dict[str, Any]) -> None:
-        """Appends the record and renames the file to ``path``, which it replaces."""
+        """Appends the record and renames the file to ``path``; an existing file is replaced."""
         text = json.dumps(record).encode()
         self._file.write(text + TAIL.pack(len(text), MAGIC))
         self.sync()
@@ -95,7 +95,7 @@ def read_record(file: BinaryIO) -> dict[str, Any]:
     """Read the record at the end of an open blob file.
 
     Raises:
-        ValueError: this is not such a file, or it is incomplete.
+        ValueError: this is not a blob file, or it is incomplete.
     """
     size = os.fstat(file.fileno()).st_size
     tail = os.pread(file.fileno(), TAIL.size, max(0, size - TAIL.size))

@@ -1,4 +1,4 @@
-"""Checksums that a client sends with a body in ``x-amz-checksum-*`` headers, and the composite ones of multipart."""
+"""Checksums that a client sends with a body in ``x-amz-checksum-*`` headers, and composite checksums of multipart."""
 
 import base64
 import hashlib
@@ -63,7 +63,7 @@ def multipart_algorithm(headers: Mapping[str, str]) -> str:
 
 
 def composite_checksum(algorithm: str, parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The checksum of the parts' checksums (as bytes), a dash and the number of parts. Of no algorithm: empty.
+    """The checksum of the parts' checksums (as bytes), a dash and the number of parts. Empty without an algorithm.
 
     Raises:
         S3Error: InvalidPart, a part was sent without this checksum.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-# As R2 documents them; codes that R2 does not list are those of S3.
+# Codes as R2 documents them; codes that R2 does not list are S3's.
 STATUS = {
     "AccessDenied": 403,
     "AuthorizationHeaderMalformed": 400,

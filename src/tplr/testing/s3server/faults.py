@@ -1,4 +1,4 @@
-"""Faults on demand: failures of a network or a server, scripted by request and count.
+"""Scripted failures of a network or a server, selected by request and count.
 
 server.faults.add(r"^GET /bucket/key", Status(503), times=2)
 server.faults.add(r"^PUT ", LoseResponse())
@@ -83,7 +83,8 @@ class Drip:
 
 @dataclass(frozen=True)
 class Instead:
-    """Serves the object whose key is longer by ``suffix``, like a bucket owner that shows readers different objects."""
+    """Serves the object with ``suffix`` appended to its key, like a bucket owner that shows readers different
+    objects."""
 
     suffix: str
 
@@ -144,7 +145,7 @@ class Faults:
         """Adds a rule.
 
         Args:
-            pattern: regular expression, searched for in ``METHOD /bucket/key?query`` as sent (percent-encoded).
+            pattern: regular expression, searched in ``METHOD /bucket/key?query`` as sent (percent-encoded).
             times: number of requests it applies to; None: all.
             every: 2 skips the first, the third … of the matching requests, and so on.
         """
@@ -168,7 +169,7 @@ def parse_faults(rules: Any) -> list[Fault]:
     ``times`` (default null: all) and ``every`` are as in ``Faults.add``; the other names are the fault's own.
 
     Raises:
-        ConfigError: names the first rule that is none.
+        ConfigError: names the first invalid rule.
     """
     kinds = {kind.__name__: kind for kind in get_args(Action)}
     found: list[Fault] = []

@@ -21,8 +21,8 @@ GRANTS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class AccessKey:
-    """One credential. ``rights`` maps a bucket's name to a subset of {read, write}. Requests with a temporary one carry
-    its ``session_token``."""
+    """One credential. ``rights`` maps a bucket's name to a subset of {read, write}. Requests with a temporary
+    credential carry its ``session_token``."""
 
     secret: str = field(repr=False)
     rights: Mapping[str, frozenset[str]]
@@ -35,7 +35,7 @@ class AccessKey:
 def parse_keys(table: Any) -> dict[str, AccessKey]:
     """``{"<access key id>": {"secret": "<64 hex>", "buckets": {"<bucket>": "read" | "write" | "read-write"}}}``.
 
-    An entry of a temporary credential has a ``session_token``, too.
+    The entry of a temporary credential also has a ``session_token``.
 
     Raises:
         ConfigError: lists every problem. Secrets are not shown.
@@ -78,7 +78,7 @@ class KeyTable:
     """The keys in force: a table given by the caller, or a JSON file that is reloaded when it changes.
 
     Args:
-        source: a table as :func:`parse_keys` takes it, or the path of one in JSON.
+        source: a table in the format of :func:`parse_keys`, or the path of a JSON file with one.
         delay: seconds until a change takes effect (the first table does at once).
         clock: seconds; only differences count.
 
@@ -103,7 +103,7 @@ class KeyTable:
         return self._current().get(access_key_id)
 
     def buckets(self) -> set[str]:
-        """Every bucket that some key has a right in."""
+        """Every bucket in which some key has a right."""
         return {bucket for key in self._current().values() for bucket in key.rights}
 
     def _current(self) -> dict[str, AccessKey]:

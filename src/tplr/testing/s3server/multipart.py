@@ -73,7 +73,7 @@ class UploadFiles:
         return upload
 
     def find(self, bucket: str, key: str, upload_id: str) -> Upload:
-        """Raises NoSuchUpload for an id that is unknown, of another key, completed, aborted or too old."""
+        """Raises NoSuchUpload if the id is unknown, of another key, completed, aborted or too old."""
         if re.fullmatch(r"[0-9a-f]{64}", upload_id):  # it becomes part of a path
             upload = self._read(bucket, self._folder(bucket) / upload_id / "upload")
             if upload and upload.key == key:
@@ -81,7 +81,7 @@ class UploadFiles:
         raise S3Error("NoSuchUpload", "There is no such upload of this key: unknown, completed, aborted or expired.")
 
     def put_part(self, bucket: str, upload: Upload, part: UploadedPart, draft: Draft) -> None:
-        """Stores the part, in place of an earlier one of its number."""
+        """Stores the part; replaces an earlier part with the same number."""
         draft.sync()
         try:
             draft.publish(self._folder(bucket) / upload.upload_id / f"part-{part.number:05d}", asdict(part))
@@ -89,7 +89,7 @@ class UploadFiles:
             raise S3Error("NoSuchUpload", "The upload was completed or aborted in the meantime.") from error
 
     def parts(self, bucket: str, upload: Upload) -> list[UploadedPart]:
-        """In the order of their numbers."""
+        """The parts, in the order of their numbers."""
         paths = sorted((self._folder(bucket) / upload.upload_id).glob("part-*"))
         try:
             return [_read_part(path) for path in paths]

@@ -31,7 +31,7 @@ class StoredObject:
         size: bytes.
         etag: without quotes.
         last_modified: unix seconds, in whole milliseconds, by the server's clock when the object became visible.
-        headers: lower-case names; returned as they came in (content type, user metadata).
+        headers: lower-case names; returned as received (content type, user metadata).
         checksums: ``x-amz-checksum-*`` headers, returned to a client that asks for them.
     """
 
@@ -97,7 +97,7 @@ class ObjectFiles:
         self._buckets = {path.name: Bucket(path) for path in sorted((root / "buckets").iterdir())}
 
     def create_bucket(self, name: str) -> None:
-        """Does nothing if it exists."""
+        """Creates the bucket; does nothing if it exists."""
         with self._lock:
             if name not in self._buckets:
                 self._buckets[name] = Bucket(self._root / "buckets" / name)
@@ -159,7 +159,7 @@ class ObjectFiles:
         return file, StoredObject(**read_record(file))
 
     def delete(self, bucket: str, key: str) -> None:
-        """Does nothing if there is no such object."""
+        """Deletes the object; does nothing if it does not exist."""
         with self._lock:
             home = self._bucket(bucket)
             home.path(key).unlink(missing_ok=True)

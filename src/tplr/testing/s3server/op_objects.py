@@ -15,7 +15,7 @@ from tplr.testing.s3server.request import Reply, S3Request
 from tplr.testing.s3server.storage import Storage
 from tplr.testing.s3server.xmltext import parse_delete
 
-# The headers of a PUT that a later GET returns, beside user metadata.
+# The headers of a PUT that a later GET returns, in addition to user metadata.
 KEPT_HEADERS = frozenset({
     "cache-control", "content-disposition", "content-encoding", "content-language", "content-type", "expires",
 })  # fmt: skip
@@ -28,7 +28,7 @@ async def put_object(storage: Storage, request: S3Request) -> Reply:
     storage.rules.check_metadata(headers)
     conditions = Conditions.of(request.headers)
     current = await asyncio.to_thread(storage.objects.find, request.bucket, request.key)
-    # Checked before the body is read, and again after it: there may have been another write in between.
+    # Checked before the body is read and again after it, because another write may have occurred in between.
     conditions.check_write(current)
     storage.admit_write(request)
     async with storage.draft() as draft:

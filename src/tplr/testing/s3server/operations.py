@@ -1,4 +1,4 @@
-"""The table of operations: how a request is recognised, which right it needs, which parameters it takes."""
+"""The table of operations: the requests that each one matches, the right it needs, the parameters it accepts."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Operation:
     conditional: bool = False
 
 
-# (method, what the path names, the query parameter that tells operations apart)
+# (method, target of the path, the query parameter that distinguishes operations)
 OPERATIONS: dict[tuple[str, str, str], Operation] = {
     ("HEAD", "bucket", ""): Operation(op_objects.head_bucket, "read"),
     ("GET", "bucket", "list-type"): Operation(

@@ -60,9 +60,9 @@ class Conditions:
 
 
 def read_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """``(start, length)`` of one ``bytes=`` range of an object of ``size`` bytes, or None for all of it.
+    """``(start, length)`` of one ``bytes=`` range of an object of ``size`` bytes, or None for the whole object.
 
-    As in HTTP, a header that is no single byte range is ignored.
+    As in HTTP, a header that is not a single byte range is ignored.
 
     Raises:
         S3Error: InvalidRange (416), no byte of the range exists.

@@ -83,7 +83,7 @@ class Reply:
 
     @classmethod
     def xml(cls, name: str, children: Mapping[str, Any]) -> "Reply":
-        """As ``xmltext.document``."""
+        """A reply with the document of ``xmltext.document``."""
         return cls(headers={"Content-Type": "application/xml"}, body=document(name, children))
 
     @classmethod

@@ -27,7 +27,7 @@ class Rules:
     max_upload_seconds: float = 7 * 24 * 3600.0
     max_key_bytes: int = 1024
     max_metadata_bytes: int = 8192
-    # S3's, which R2 lacks: requests without a signature may read these.
+    # A feature of S3 that R2 lacks: requests without a signature may read these buckets.
     public_buckets: frozenset[str] = frozenset()
 
     def check_key(self, key: str) -> None:

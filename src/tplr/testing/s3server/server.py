@@ -60,8 +60,8 @@ async def serve(
 
     Args:
         root: created if missing; one server at a time may use it.
-        keys: the key table (:func:`tplr.testing.s3server.keys.parse_keys`), or the path of one in JSON. Every bucket
-            that it names exists.
+        keys: the key table (:func:`tplr.testing.s3server.keys.parse_keys`), or the path of a JSON file with one. Every
+            bucket that it names exists.
         port: 0 takes a free port.
         fsync: objects survive a power cut, not only a crash of the process.
         faults: a JSON file of rules (``faults.parse_faults``), in addition to those of ``Server.faults``.

@@ -69,7 +69,7 @@ def check_claim(claim: Claim, request: S3Request, secret: str, *, now: float, ma
     Args:
         secret: of the key that the claim names.
         now: the server's clock, unix seconds.
-        max_skew: seconds that the client's clock may be off, either way.
+        max_skew: seconds by which the client's clock may differ, in either direction.
     """
     try:
         signed_at = datetime.strptime(claim.signed_at, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
