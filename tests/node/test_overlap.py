@@ -2,12 +2,12 @@
 
 import asyncio
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from overlap import CONSTANTS, BusyMiner, began_before_it_held, many_steps
 
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
@@ -20,51 +20,17 @@ from tplr.node.state import SnapshotDraft
 from tplr.node.validator import Validator
 from tplr.training.model import build_model
 
-# Windows of 8 s: four nodes in one process keep up.
-CONSTANTS = {
-    "outer_delay": 1,
-    "blocks_per_window": 16,
-    "time_window_delta_seconds": 3,
-    "commit_margin_seconds": 1.5,
-    "minimum_peers": 2,
-    "pages_per_window": 4,
-    "manifest_timeout_seconds": 1.0,
-    "checkpoint_frequency": 2,
-}
-INNER_STEPS = 1000
-BATCH_SECONDS = 0.25
-
-
-class BusyMiner(Miner):
-    """Its device needs so long for a batch that training never ends before its time, and there is one to interrupt."""
-
-    def _out_of_time(self) -> bool:
-        time.sleep(BATCH_SECONDS)  # in the training's thread
-        return super()._out_of_time()
-
 
 async def tasks_of(stage, name: str, role: type[Miner] | type[Validator]):
     replica, data_loader, context = await stage.node(stage.setup(name))
     return context.clock.run(), context.comms.run_refresh(), role(replica, data_loader, context, stage.hparams).run()
 
 
-def began_before_it_held(stage, node: str) -> list[int]:
-    """Windows whose training ``node`` began before, and ended after, it had applied the window before."""
-    applied = {event["window"]: event["time"] for event in stage.of("applied", node)}
-    trained = {event["window"]: event for event in stage.of("trained", node)}
-    return [
-        window
-        for window, event in trained.items()
-        if window - 1 in applied and event["time"] - event["seconds"] < applied[window - 1] < event["time"]
-    ]
-
-
 @pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_nodes_hold_equal_models_and_a_newcomer_catches_up(staged):
     async with staged(3, "sparseloco", **CONSTANTS) as stage:
-        constants = stage.hparams.sparseloco.model_copy(update={"inner_steps": INNER_STEPS})
-        stage.hparams = stage.hparams.model_copy(update={"sparseloco": constants})
+        stage.hparams = many_steps(stage.hparams)
         first = [await tasks_of(stage, name, BusyMiner) for name in ("miner-1", "miner-2")]
         first.append(await tasks_of(stage, "validator", Validator))
         async with stage.running(*(one for tasks in first for one in tasks)) as tasks:
