@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from overlap import CONSTANTS, BusyMiner, began_before_it_held, many_steps
+from overlap import CONSTANTS, BusyMiner, began_before_it_held, by_hand, many_steps
 
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
@@ -18,12 +18,36 @@ from tplr.node.miner import Miner
 from tplr.node.replica import Replica
 from tplr.node.state import SnapshotDraft
 from tplr.node.validator import Validator
+from tplr.schemas import UploadBounds
 from tplr.training.model import build_model
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Updates are uploaded as soon as the window is over."""
+    monkeypatch.setattr(UploadBounds, "resolution", 0.0)
 
 
 async def tasks_of(stage, name: str, role: type[Miner] | type[Validator]):
     replica, data_loader, context = await stage.node(stage.setup(name))
     return context.clock.run(), context.comms.run_refresh(), role(replica, data_loader, context, stage.hparams).run()
+
+
+async def test_a_set_interrupts_each_training_and_the_models_stay_equal(staged, quick):
+    async with by_hand(staged) as hand:
+        start = hand.start
+        for window in range(start, start + 3):
+            await hand.end(window)
+            await hand.decide(window)
+            await hand.applied(window)
+        await hand.until(lambda: start + 4 in hand.miner.holding)
+        assert hand.miner.lacking == hand.miner.expecting == {*range(start + 1, start + 5)}
+        mine, others = await hand.models()
+        assert mine == others
+        assert hand.stage.held("miner-1") == hand.stage.held("validator")
+        assert len({*hand.stage.held("miner-1").values()}) == 3
+        assert [event["included"] for event in hand.stage.of("applied", "miner-1")] == [[1, 2]] * 3
+        assert not hand.stage.of("missed", "miner-1")
 
 
 @pytest.mark.long
