@@ -50,6 +50,82 @@ async def test_a_set_interrupts_each_training_and_the_models_stay_equal(staged, 
         assert not hand.stage.of("missed", "miner-1")
 
 
+def told(stage, *kinds: str) -> list[tuple[str, int]]:
+    """Kind and window of the miner's events of these kinds."""
+    mine = [event for event in stage.events if event["node"] == "miner-1" and event["event"] in kinds]
+    return [(event["event"], event["window"]) for event in mine]
+
+
+async def test_a_window_is_voided_in_the_midst_of_a_training(staged, quick):
+    """Set w + 1 voids w, which the miner has applied; no saved state is as old: it begins with the first weights."""
+    async with by_hand(staged) as hand:
+        stage, miner, voided, trained = hand.stage, hand.miner, hand.start + 1, hand.start + 3
+
+        def applied_again() -> bool:
+            return told(stage, "applied").count(("applied", trained - 1)) == 2
+
+        miner.enough = lambda window: miner.complete(window) and (window < trained or applied_again())
+        for window in (hand.start, voided):
+            await hand.end(window)
+            await hand.decide(window)
+            await hand.applied(window)
+        await hand.end(trained - 1)
+        assert trained in miner.lacking
+        await hand.decide(trained - 1, voided=(voided,))
+        await hand.until(applied_again)
+        await hand.end(trained)
+        await hand.decide(trained)
+        await hand.applied(trained)
+        mine, others = await hand.models()
+        assert mine == others
+        found = told(stage, "applied", "rolled_back", "trained")
+        found = found[found.index(("rolled_back", voided)) - 1 :]
+        assert found[:6] == [
+            ("applied", trained - 1),
+            ("rolled_back", voided),
+            ("applied", hand.start),
+            ("applied", voided),
+            ("applied", trained - 1),
+            ("trained", trained),
+        ]
+        included = {event["window"]: event["included"] for event in stage.of("applied", "miner-1")}
+        assert included == {hand.start: [1, 2], voided: [], trained - 1: [1, 2], trained: [1, 2]}
+        assert not stage.of("missed", "miner-1")
+
+
+async def test_a_model_that_differs_is_rolled_back_to_a_saved_state_in_the_midst_of_a_training(staged, quick):
+    async with by_hand(staged) as hand:
+        stage, damaged = hand.stage, hand.start + 1
+        await hand.other.open(hand.start)
+        await hand.end(hand.start)
+        await hand.decide(hand.start)
+        await hand.applied(hand.start)
+        await hand.end(damaged)
+        async with hand.replica.model:
+            hand.replica.train_state.parameters["lm_head.weight"].data.add_(1.0)
+        await hand.decide(damaged)
+        await hand.applied(damaged)
+        await hand.other.advance(until=damaged + 1)  # the validator publishes its report
+        assert stage.held("miner-1")[damaged] != stage.held("validator")[damaged]
+        await hand.end(damaged + 1)
+        await hand.decide(damaged + 1)
+        await hand.applied(damaged + 1)
+        mine, others = await hand.models()
+        assert mine == others
+        assert stage.held("miner-1") == stage.held("validator")
+        assert told(stage, "applied", "rolled_back")[2:] == [
+            ("rolled_back", damaged),
+            ("applied", damaged),
+            ("applied", damaged + 1),
+        ]
+        await hand.until(lambda: ("trained", damaged + 2) in told(stage, "trained"))
+        found = told(stage, "rolled_back", "trained")
+        assert found.index(("trained", damaged + 1)) < found.index(("rolled_back", damaged))
+        assert damaged + 2 in hand.miner.lacking  # its training had begun
+        assert found.index(("rolled_back", damaged)) < found.index(("trained", damaged + 2))
+        assert not stage.of("missed", "miner-1")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_nodes_hold_equal_models_and_a_newcomer_catches_up(staged):
