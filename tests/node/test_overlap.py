@@ -126,6 +126,28 @@ async def test_a_model_that_differs_is_rolled_back_to_a_saved_state_in_the_midst
         assert not stage.of("missed", "miner-1")
 
 
+async def test_who_is_behind_misses_the_windows_that_passed_and_goes_on_with_the_present_one(staged, quick):
+    async with by_hand(staged) as hand:
+        stage, miner, late = hand.stage, hand.miner, hand.start + 1
+        await hand.end(hand.start)
+        assert late in miner.lacking
+        await hand.pass_into(late + 2)
+        await hand.decide(hand.start)
+        for window in (late, late + 1):
+            await hand.decide(window)
+        await hand.end(late + 2)
+        await hand.decide(late + 2)
+        await hand.applied(late + 2)
+        missed = {event["window"]: event["cause"] for event in stage.of("missed", "miner-1")}
+        assert missed == {late: "late", late + 1: "behind"}
+        assert late + 2 not in miner.lacking  # it began with all windows before it
+        assert late + 3 in miner.lacking
+        included = [(event["window"], event["included"]) for event in stage.of("applied", "miner-1")]
+        assert included == [(hand.start, [1, 2]), (late, []), (late + 1, []), (late + 2, [1, 2])]
+        mine, others = await hand.models()
+        assert mine == others
+
+
 @pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_nodes_hold_equal_models_and_a_newcomer_catches_up(staged):
@@ -160,8 +182,11 @@ async def test_nodes_hold_equal_models_and_a_newcomer_catches_up(staged):
         assert {1, 2, 3} <= included
         assert stage.of("weights", "validator")[-1]["weights"]
         assert not any(event["struck"] for event in stage.of("scores", "validator"))
-        # A miner loses no window but those before it had caught up.
-        assert [event["cause"] for event in stage.of("missed", "miner-2")] in ([], ["behind"])
+        # Each window since the first that it trained is either trained or missed, and missed only by who is behind.
+        trained = {event["window"] for event in stage.of("trained", "miner-2")}
+        missed = {event["window"] for event in stage.of("missed", "miner-2") if event["cause"] == "behind"}
+        assert trained | missed == {*range(min(trained), max(trained) + 1)}
+        assert len(missed) == len(stage.of("missed", "miner-2"))
 
 
 async def test_an_update_is_packed_only_when_the_save_that_began_before_it_is_written(monkeypatch, tmp_path):
