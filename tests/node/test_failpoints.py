@@ -147,12 +147,13 @@ async def readable_scores(stage, setup) -> list[int]:
     return found
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("scheme", "own_aggregator", "outer_delay"),
     [
-        pytest.param("demo", True, 0, marks=pytest.mark.timeout(180)),
-        pytest.param("sparseloco", False, 0, marks=[pytest.mark.long, pytest.mark.timeout(180)]),
-        pytest.param("muon", False, 1, marks=[pytest.mark.long, pytest.mark.timeout(600)]),
+        ("demo", True, 0),
+        pytest.param("sparseloco", False, 0, marks=pytest.mark.long),
+        pytest.param("muon", False, 1, marks=pytest.mark.long),
     ],
 )
 async def test_ended_at_every_failpoint_a_node_recovers_the_bytes_of_one_that_never_stopped(
@@ -179,8 +180,9 @@ async def test_ended_at_every_failpoint_a_node_recovers_the_bytes_of_one_that_ne
                 return not any(one.left for one in nodes)
 
             with contextlib.suppress(TimeoutError):
-                await stage.until(all_died, seconds=300 if outer_delay else 120)
-            assert all_died(), {one.setup.name: one.left for one in nodes}  # a miner: for it no longer overlaps
+                await stage.until(all_died, seconds=300)
+            # A miner that should overlap, and never does, is not ended.
+            assert all_died(), {one.setup.name: one.left for one in nodes}
             await stage.until(lambda: all(one.windows_to_recover("miner-2") is not None for one in holders), seconds=60)
             async with asyncio.timeout(60):  # the chain limits how often weights are set, and scores follow them
                 while not await readable_scores(stage, validator.setup):  # noqa: ASYNC110 - another process publishes
