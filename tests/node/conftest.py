@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ from tplr.schemas import Bucket
 from tplr.storage import S3Connections
 from tplr.telemetry import Telemetry
 from tplr.testing.s3server import Rules, Server, serve
+from tplr.training import model
 from tplr.training.model import build_model
 from tplr.training.schemes import payload_spec
 
@@ -158,7 +160,19 @@ Staging = Callable[..., contextlib.AbstractAsyncContextManager[Stage]]
 
 
 @pytest.fixture
-def staged(tmp_path: Path) -> Staging:
+def first_weights_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the first weights of one node at a time: all nodes of a test share the process's random generator."""
+    draw, turn = model._draw, threading.Lock()
+
+    def draw_in_turn(*args: Any) -> None:
+        with turn:
+            draw(*args)
+
+    monkeypatch.setattr(model, "_draw", draw_in_turn)
+
+
+@pytest.fixture
+def staged(tmp_path: Path, first_weights_in_turn: None) -> Staging:
     """Opens a stage: numbers of ``miners`` and ``validators``, a scheme, changed constants.
 
     ``by_hand``: blocks come in ``pass_windows``. ``dated_by_hand``: and objects are dated by this clock.

@@ -2,12 +2,12 @@
 
 import asyncio
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from overlap import CONSTANTS, BusyMiner, began_before_it_held, by_hand, many_steps
 
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
@@ -18,29 +18,14 @@ from tplr.node.miner import Miner
 from tplr.node.replica import Replica
 from tplr.node.state import SnapshotDraft
 from tplr.node.validator import Validator
+from tplr.schemas import UploadBounds
 from tplr.training.model import build_model
 
-# Windows of 8 s: four nodes in one process keep up.
-CONSTANTS = {
-    "outer_delay": 1,
-    "blocks_per_window": 16,
-    "time_window_delta_seconds": 3,
-    "commit_margin_seconds": 1.5,
-    "minimum_peers": 2,
-    "pages_per_window": 4,
-    "manifest_timeout_seconds": 1.0,
-    "checkpoint_frequency": 2,
-}
-INNER_STEPS = 1000
-BATCH_SECONDS = 0.25
 
-
-class BusyMiner(Miner):
-    """A miner with a slow device: training never ends early, so there is always a training to interrupt."""
-
-    def _out_of_time(self) -> bool:
-        time.sleep(BATCH_SECONDS)  # in the training's thread
-        return super()._out_of_time()
+@pytest.fixture
+def quick(monkeypatch):
+    """Updates are uploaded as soon as the window is over."""
+    monkeypatch.setattr(UploadBounds, "resolution", 0.0)
 
 
 async def tasks_of(stage, name: str, role: type[Miner] | type[Validator]):
@@ -48,23 +33,126 @@ async def tasks_of(stage, name: str, role: type[Miner] | type[Validator]):
     return context.clock.run(), context.comms.run_refresh(), role(replica, data_loader, context, stage.hparams).run()
 
 
-def began_before_it_held(stage, node: str) -> list[int]:
-    """Return the windows whose training ``node`` began before, and ended after, applying the previous window."""
-    applied = {event["window"]: event["time"] for event in stage.of("applied", node)}
-    trained = {event["window"]: event for event in stage.of("trained", node)}
-    return [
-        window
-        for window, event in trained.items()
-        if window - 1 in applied and event["time"] - event["seconds"] < applied[window - 1] < event["time"]
-    ]
+async def test_a_set_interrupts_each_training_and_the_models_stay_equal(staged, quick):
+    async with by_hand(staged) as hand:
+        start = hand.start
+        for window in range(start, start + 3):
+            await hand.end(window)
+            await hand.decide(window)
+            await hand.applied(window)
+        await hand.until(lambda: start + 4 in hand.miner.holding)
+        assert hand.miner.lacking == hand.miner.expecting == {*range(start + 1, start + 5)}
+        mine, others = await hand.models()
+        assert mine == others
+        assert hand.stage.held("miner-1") == hand.stage.held("validator")
+        assert len({*hand.stage.held("miner-1").values()}) == 3
+        assert [event["included"] for event in hand.stage.of("applied", "miner-1")] == [[1, 2]] * 3
+        assert not hand.stage.of("missed", "miner-1")
+
+
+def told(stage, *kinds: str) -> list[tuple[str, int]]:
+    """Kind and window of the miner's events of these kinds."""
+    mine = [event for event in stage.events if event["node"] == "miner-1" and event["event"] in kinds]
+    return [(event["event"], event["window"]) for event in mine]
+
+
+async def test_a_window_is_voided_in_the_midst_of_a_training(staged, quick):
+    """Set w + 1 voids w, which the miner has applied; no saved state is as old: it begins with the first weights."""
+    async with by_hand(staged) as hand:
+        stage, miner, voided, trained = hand.stage, hand.miner, hand.start + 1, hand.start + 3
+
+        def applied_again() -> bool:
+            return told(stage, "applied").count(("applied", trained - 1)) == 2
+
+        miner.enough = lambda window: miner.complete(window) and (window < trained or applied_again())
+        for window in (hand.start, voided):
+            await hand.end(window)
+            await hand.decide(window)
+            await hand.applied(window)
+        await hand.end(trained - 1)
+        assert trained in miner.lacking
+        await hand.decide(trained - 1, voided=(voided,))
+        await hand.until(applied_again)
+        await hand.end(trained)
+        await hand.decide(trained)
+        await hand.applied(trained)
+        mine, others = await hand.models()
+        assert mine == others
+        found = told(stage, "applied", "rolled_back", "trained")
+        found = found[found.index(("rolled_back", voided)) - 1 :]
+        assert found[:6] == [
+            ("applied", trained - 1),
+            ("rolled_back", voided),
+            ("applied", hand.start),
+            ("applied", voided),
+            ("applied", trained - 1),
+            ("trained", trained),
+        ]
+        included = {event["window"]: event["included"] for event in stage.of("applied", "miner-1")}
+        assert included == {hand.start: [1, 2], voided: [], trained - 1: [1, 2], trained: [1, 2]}
+        assert not stage.of("missed", "miner-1")
+
+
+async def test_a_model_that_differs_is_rolled_back_to_a_saved_state_in_the_midst_of_a_training(staged, quick):
+    async with by_hand(staged) as hand:
+        stage, damaged = hand.stage, hand.start + 1
+        await hand.other.open(hand.start)
+        await hand.end(hand.start)
+        await hand.decide(hand.start)
+        await hand.applied(hand.start)
+        await hand.end(damaged)
+        async with hand.replica.model:
+            hand.replica.train_state.parameters["lm_head.weight"].data.add_(1.0)
+        await hand.decide(damaged)
+        await hand.applied(damaged)
+        await hand.other.advance(until=damaged + 1)  # the validator publishes its report
+        assert stage.held("miner-1")[damaged] != stage.held("validator")[damaged]
+        await hand.end(damaged + 1)
+        await hand.decide(damaged + 1)
+        await hand.applied(damaged + 1)
+        mine, others = await hand.models()
+        assert mine == others
+        assert stage.held("miner-1") == stage.held("validator")
+        assert told(stage, "applied", "rolled_back")[2:] == [
+            ("rolled_back", damaged),
+            ("applied", damaged),
+            ("applied", damaged + 1),
+        ]
+        await hand.until(lambda: ("trained", damaged + 2) in told(stage, "trained"))
+        found = told(stage, "rolled_back", "trained")
+        assert found.index(("trained", damaged + 1)) < found.index(("rolled_back", damaged))
+        assert damaged + 2 in hand.miner.lacking  # its training had begun
+        assert found.index(("rolled_back", damaged)) < found.index(("trained", damaged + 2))
+        assert not stage.of("missed", "miner-1")
+
+
+async def test_who_is_behind_misses_the_windows_that_passed_and_goes_on_with_the_present_one(staged, quick):
+    async with by_hand(staged) as hand:
+        stage, miner, late = hand.stage, hand.miner, hand.start + 1
+        await hand.end(hand.start)
+        assert late in miner.lacking
+        await hand.pass_into(late + 2)
+        await hand.decide(hand.start)
+        for window in (late, late + 1):
+            await hand.decide(window)
+        await hand.end(late + 2)
+        await hand.decide(late + 2)
+        await hand.applied(late + 2)
+        missed = {event["window"]: event["cause"] for event in stage.of("missed", "miner-1")}
+        assert missed == {late: "late", late + 1: "behind"}
+        assert late + 2 not in miner.lacking  # it began with all windows before it
+        assert late + 3 in miner.lacking
+        included = [(event["window"], event["included"]) for event in stage.of("applied", "miner-1")]
+        assert included == [(hand.start, [1, 2]), (late, []), (late + 1, []), (late + 2, [1, 2])]
+        mine, others = await hand.models()
+        assert mine == others
 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_nodes_hold_equal_models_and_a_newcomer_catches_up(staged):
     async with staged(3, "sparseloco", **CONSTANTS) as stage:
-        constants = stage.hparams.sparseloco.model_copy(update={"inner_steps": INNER_STEPS})
-        stage.hparams = stage.hparams.model_copy(update={"sparseloco": constants})
+        stage.hparams = many_steps(stage.hparams)
         first = [await tasks_of(stage, name, BusyMiner) for name in ("miner-1", "miner-2")]
         first.append(await tasks_of(stage, "validator", Validator))
         async with stage.running(*(one for tasks in first for one in tasks)) as tasks:
@@ -94,8 +182,11 @@ async def test_nodes_hold_equal_models_and_a_newcomer_catches_up(staged):
         assert {1, 2, 3} <= included
         assert stage.of("weights", "validator")[-1]["weights"]
         assert not any(event["struck"] for event in stage.of("scores", "validator"))
-        # A miner loses only windows before it caught up.
-        assert [event["cause"] for event in stage.of("missed", "miner-2")] in ([], ["behind"])
+        # Each window is trained or missed, and missed only because the miner was behind.
+        trained = [event["window"] for event in stage.of("trained", "miner-2")]
+        missed = [event["window"] for event in stage.of("missed", "miner-2")]
+        assert sorted(trained + missed) == [*range(min(trained + missed), max(trained + missed) + 1)]
+        assert all(event["cause"] == "behind" for event in stage.of("missed", "miner-2"))
 
 
 async def test_an_update_is_packed_only_when_the_save_that_began_before_it_is_written(monkeypatch, tmp_path):
