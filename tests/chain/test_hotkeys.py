@@ -51,7 +51,7 @@ async def test_a_local_chain_opened_by_an_address_cannot_sign(tmp_path: Path) ->
 
     Ledger.create(tmp_path / "chain.db")
     async with LocalChain(tmp_path / "chain.db", "me") as chain:
-        with pytest.raises(ConfigError, match="'me' was opened by its address alone"):
+        with pytest.raises(ConfigError, match="'me' was opened without its key"):
             chain.sign(b"message")
 
 

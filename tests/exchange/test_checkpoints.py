@@ -321,7 +321,7 @@ async def test_a_large_shard_travels_by_the_digests_of_its_parts(
     right = await asyncio.to_thread(path.read_bytes)
     if store.multipart is not None:
         await asyncio.to_thread(path.write_bytes, right[:-1] + bytes([right[-1] ^ 1]))
-        with pytest.raises(StoreError, match="part 5 is not what its digest says"):
+        with pytest.raises(StoreError, match="part 5 does not match its digest"):
             await publish(store, folder, signer=ME, keep_last=2)
         assert await store.list("checkpoint-") == await store.multipart.unfinished() == []
         await asyncio.to_thread(path.write_bytes, right)
