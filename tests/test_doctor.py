@@ -181,7 +181,7 @@ async def test_a_write_key_that_can_not_write(world) -> None:
     (report,), _ = await examine(["gradients"], env)
     assert verdicts(report)["write key"] is ProbeResult.PROBLEM
     assert verdicts(report)["read key"] is ProbeResult.OK
-    assert "look at R2_GRADIENTS_WRITE_*" in text(report)
+    assert "check R2_GRADIENTS_WRITE_*" in text(report)
     assert "latency" not in verdicts(report)
 
 

@@ -61,7 +61,7 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
         ({"demo": None}, "outer is 'demo': give the group 'demo'"),
         ({"sparseloco": GROUP}, "outer is 'demo': remove the group 'sparseloco'"),
         ({"outer": "sparseloco"}, "outer is 'sparseloco': remove the group 'demo'"),
-        ({"outer": "sparseloco", "demo": None, "sparseloco": GROUP | {"outer_nesterov": True}}, "does nothing"),
+        ({"outer": "sparseloco", "demo": None, "sparseloco": GROUP | {"outer_nesterov": True}}, "has no effect"),
         ({"outer": "sparseloco", "demo": None, "sparseloco": GROUP | {"muon_momentum": 0.9}}, "remove sparseloco.muon"),
         ({"outer": "sparseloco", "demo": None, "sparseloco": GROUP | {"inner_optimizer": "muon"}}, "give sparseloco.m"),
     ],
@@ -85,7 +85,7 @@ def test_missing_file_and_broken_json_say_what_to_do(tmp_path: Path) -> None:
 
 def test_unknown_activation_is_named(tmp_path: Path) -> None:
     model = json.loads(SMALL.read_text())["model"] | {"hidden_act": "silly"}
-    with pytest.raises(ConfigError, match=r"hidden_act is 'silly', known are .*silu"):
+    with pytest.raises(ConfigError, match=r"hidden_act is 'silly'; expected one of .*silu"):
         load_hparams(written(tmp_path, model=model)).model_config_for_transformers()
 
 

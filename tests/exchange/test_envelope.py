@@ -155,7 +155,7 @@ def encodings(text: str) -> list[str]:
 def test_one_document_has_one_encoding(body: str) -> None:
     """Else two electors that say the same would not have the same hash. Their author signs the bytes as they are."""
     raw = sign_body(body.encode(), kind="debug", window=7, signer=signer())
-    with pytest.raises(PayloadError, match=r"is not canonical|is no DebugReport"):
+    with pytest.raises(PayloadError, match=r"is not canonical|is not a valid DebugReport"):
         open_document(raw, DebugReport, **READ)
 
 

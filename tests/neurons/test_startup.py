@@ -131,7 +131,7 @@ async def test_bucket_that_refuses_names_the_variables(world: World) -> None:
     status, text = await world.check(env=env)
     assert status == 2
     assert "the write key can't write" in text
-    assert "look at R2_GRADIENTS_WRITE_*" in text
+    assert "check R2_GRADIENTS_WRITE_*" in text
     assert "AccessDenied" in text
 
 
@@ -153,7 +153,7 @@ async def test_dead_storage_and_missing_dataset(world: World) -> None:
     assert status == 3
     assert "an external service is down, try again" in text
     assert "the write key can't write" in text
-    assert "look at R2_GRADIENTS_WRITE_*" not in text  # a refused connection says nothing of the keys
+    assert "check R2_GRADIENTS_WRITE_*" not in text  # a refused connection says nothing of the keys
     assert text.count("the server or the network is down") == 1
     status, text = await world.check(env=world.env | {"TPLR_DATASET_SUBFOLDER": "elsewhere"})
     assert status == 2
@@ -176,7 +176,7 @@ async def test_a_storage_that_hangs_is_given_up(world: World) -> None:
         status, text = await world.check(env=world.env | {"TPLR_S3_ENDPOINT": endpoint})
     assert status == 3
     assert "no answer within" in text
-    assert "look at R2_GRADIENTS_WRITE_*" not in text
+    assert "check R2_GRADIENTS_WRITE_*" not in text
 
 
 async def test_one_503_is_no_reason_to_give_up(world: World) -> None:

@@ -40,4 +40,4 @@ def test_a_changed_or_torn_result_is_not_used(tmp_path, caplog):
     assert "its seal does not match, it was changed" in caplog.text
     path.write_text(path.read_text()[:100])
     assert read_result(path) is None
-    assert "is no EvaluationResult" in caplog.text
+    assert "is not a valid EvaluationResult" in caplog.text

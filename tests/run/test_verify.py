@@ -131,7 +131,7 @@ def test_what_is_deleted_is_not_a_difference(exported, verified, own_run):
     ("damage", "problem"),
     [
         (lambda folder: (folder / RECORD).unlink(), "no run.json: not a folder of tplr export"),
-        (lambda folder: (folder / RECORD).write_text("{}"), "is no ExportRecord"),
+        (lambda folder: (folder / RECORD).write_text("{}"), "is not a valid ExportRecord"),
         (
             lambda folder: (folder / RECORD).write_text(
                 (folder / RECORD).read_text().replace('"netuid": 3', '"netuid": 4')
