@@ -118,7 +118,7 @@ async def test_a_bucket_that_takes_what_arrives_damaged(world, requests: str, ta
     server.faults.add(requests, IgnoreDigests(), times=None)
     (report,), _ = await examine(["gradients"], env)
     assert verdicts(report)["damaged uploads"] is ProbeResult.WARNING
-    assert re.findall("([a-zA-Z][a-zA-Z0-9 -]*): taken", text(report).replace("damaged uploads: ", "")) == taken
+    assert re.findall("([a-zA-Z][a-zA-Z0-9 -]*): accepted", text(report).replace("damaged uploads: ", "")) == taken
     assert "use an https endpoint" in text(report)
     await check_empty(server)
 
