@@ -5,7 +5,7 @@
 #   GPUS           processes of the node, one for each GPU; default: all GPUs that the container sees
 #   HOLD_STATUSES  exit statuses, such as "2 4", after which the container stays without a node until it is stopped: a
 #                  restart policy would start a misconfigured node again and again. Default: none
-#   RETRY_SECONDS  pause before exit status 3 (something outside is down). Default: 60
+#   RETRY_SECONDS  pause before exit status 3 (an external service is down). Default: 60
 set -eu
 
 command=${1:-miner}

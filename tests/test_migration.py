@@ -24,7 +24,7 @@ def test_every_old_key_is_answered_at_once(tmp_path: Path) -> None:
     expected = [
         f"{key} is an old key; write instead: {new} (docs/migration.md lists all)" for key, new in HPARAMS.items()
     ]
-    assert sorted(told) == sorted([*expected, "bach_size is no known key; remove it or correct its spelling"])
+    assert sorted(told) == sorted([*expected, "bach_size is not a known key; remove it or correct its spelling"])
 
 
 def test_every_new_key_exists() -> None:

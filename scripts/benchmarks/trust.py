@@ -26,7 +26,7 @@ from pictures_network import TRUST_REQUESTS, TRUST_SECONDS
 
 from tplr.chain import hotkeys
 from tplr.chain.electors import Elector, Electors
-from tplr.exchange.ballot_box import BallotBox, feed
+from tplr.exchange.ballot_box import BallotBox, record_ballot
 from tplr.exchange.ballots import BallotReader, CheckedProof, Vote
 from tplr.exchange.election import Election
 from tplr.exchange.election_run import ElectionRun
@@ -123,7 +123,7 @@ async def decide(folder: Path, validators: int, *, silent: bool) -> list[Count]:
             box.folder.mkdir()
             election = Election(electors, uid, QUESTION, DELTA)
             await asyncio.sleep(opens - loop.time())
-            feed(election, await box.vote(Vote(found=FOUND, missing={}, peers=None)))
+            record_ballot(election, await box.vote(Vote(found=FOUND, missing={}, peers=None)))
 
             async def committed(proof: CheckedProof) -> None:
                 if len(proof.value.included.included) != len(PEERS):

@@ -61,7 +61,7 @@ class DiskCache:
                 else:
                     digest, content = file.read(_DIGEST_BYTES), file.read()
                     if digest != _digest(key, content):
-                        logger.warning("the cache file %s is damaged: its content is loaded again", path)
+                        logger.warning("the cache file %s is damaged and is downloaded again", path)
                         path.unlink(missing_ok=True)
                         return None
                     self._checked.add(key)

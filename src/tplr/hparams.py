@@ -88,12 +88,12 @@ class ModelParams(_Strict):
             return [f"model.model_type is {self.model_type!r}; expected one of {', '.join(MODEL_TYPES)}"]
         if self.hidden_size % self.num_attention_heads and self.head_dim is None:
             found.append(
-                f"model.hidden_size {self.hidden_size} is no multiple of num_attention_heads "
+                f"model.hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
                 f"{self.num_attention_heads}: give head_dim"
             )
         if self.num_attention_heads % self.num_key_value_heads:
             found.append(
-                f"model.num_attention_heads {self.num_attention_heads} is no multiple of "
+                f"model.num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_key_value_heads}"
             )
         more = self.model_extra or {}
@@ -103,7 +103,7 @@ class ModelParams(_Strict):
         known = self._known_keys() if more.keys() - {activation} or self.head_dim else {activation}
         given = more.keys() | ({"head_dim"} if self.head_dim else set())
         found += [
-            f"model.{key} is no known key of {self.model_type}; remove it or correct its spelling"
+            f"model.{key} is not a known key of {self.model_type}; remove it or correct its spelling"
             for key in sorted(given - known)
         ]
         found += [
@@ -177,7 +177,7 @@ class SparselocoParams(_Strict):
         """Return the problems of the combination of these values."""
         found = []
         if self.outer_nesterov and not self.outer_momentum:
-            found.append("sparseloco.outer_nesterov without sparseloco.outer_momentum does nothing: set it to false")
+            found.append("sparseloco.outer_nesterov without sparseloco.outer_momentum has no effect: set it to false")
         given, needed = self.muon_momentum is not None, self.inner_optimizer == "muon"
         if given != needed:
             found.append(
@@ -363,7 +363,7 @@ class HParams(_Strict):
             problems.append(f"data is {self.data!r}: {'give' if self.store is None else 'remove'} the group 'store'")
         if self.store and self.store.samples_per_window % self.batch_size:
             problems.append(
-                f"store.samples_per_window {self.store.samples_per_window} is no multiple of batch_size "
+                f"store.samples_per_window {self.store.samples_per_window} is not a multiple of batch_size "
                 f"{self.batch_size}"
             )
         problems += self.sparseloco.problems if self.sparseloco else []
@@ -421,7 +421,7 @@ class HParams(_Strict):
         key = MODEL_TYPES[model.model_type]
         activation = (model.model_extra or {})[key]
         if activation not in ACT2FN:
-            raise ConfigError(f"hparams: model.{key} is {activation!r}, known are {', '.join(sorted(ACT2FN))}")
+            raise ConfigError(f"hparams: model.{key} is {activation!r}; expected one of {', '.join(sorted(ACT2FN))}")
         config_class = CONFIG_MAPPING[model.model_type]
         values = model.model_dump(exclude={"model_type", "head_dim"})
         if "head_dim" in config_class.__annotations__:
@@ -446,7 +446,7 @@ class HParams(_Strict):
         except (OSError, ValueError) as error:
             kind = HubUnavailable if "couldn't connect" in str(error) else ConfigError
             raise kind(
-                f"tokenizer_name {self.tokenizer_name!r}: neither a folder here nor to be had from the hub "
+                f"tokenizer_name {self.tokenizer_name!r}: neither a local folder nor available from the hub "
                 f"({str(error).splitlines()[0]}); download it once, or give the path of a tokenizer folder"
             ) from error
         if len(tokenizer) > self.model.vocab_size:
@@ -486,7 +486,7 @@ def _explain(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
         if where in migration.HPARAMS:
             return f"{where} is an old key; write instead: {migration.HPARAMS[where]} ({migration.GUIDE} lists all)"
-        return f"{where} is no known key; remove it or correct its spelling"
+        return f"{where} is not a known key; remove it or correct its spelling"
     if problem["type"] == "missing":
         return f"{where} is missing"
     return f"{where} is {problem['input']!r}: {problem['msg']}" if problem["loc"] else problem["msg"]

@@ -79,18 +79,18 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     DATASET_SUBFOLDER: ClassVar[str] = config.DATASET_SUBFOLDER
     """Prefix of the dataset's keys; ``TPLR_DATASET_SUBFOLDER`` overrides it."""
     CF_REGION_NAME: ClassVar[str] = "enam"
-    """What requests are signed for; ``TPLR_S3_REGION`` overrides it. R2 takes ``auto`` and its location hints alike."""
+    """Region of signed requests; ``TPLR_S3_REGION`` overrides it. R2 accepts ``auto`` and its location hints."""
     MAX_CONCURRENT_REQUESTS: ClassVar[int] = Resources.of(LocalMachine.here()).transfers
-    """Pages that are fetched at once: 8, and more on more than two cores; ``TPLR_TRANSFERS`` overrides it."""
+    """Number of pages fetched concurrently: 8, more on over two cores; ``TPLR_TRANSFERS`` overrides it."""
     PREFETCH_SIZE: ClassVar[int] = 3
-    """Pages that wait for the caller, besides those being fetched."""
+    """Number of fetched pages to buffer, in addition to those being fetched."""
     READ_BUFFER_SIZE: ClassVar[int] = REQUEST_BYTES
-    """Bytes of one request at most. Longer parts of a page are fetched by several requests at once."""
+    """Maximum number of bytes of a request. Longer parts of a page are fetched by several concurrent requests."""
     BATCH_SIZE: ClassVar[int] = 128
-    """The batch size where none is given."""
+    """The default batch size."""
 
     token_cache: ClassVar[TokenCache] = TokenCache()
-    """Caches pages' tokens; assign ``TokenCache(folder=...)`` to cache them on disk too."""
+    """Cache of pages' tokens; assign ``TokenCache(folder=...)`` to also cache on disk."""
 
     # A manifest is fetched once per location, so that a run uses the same one from beginning to end.
     _manifests: ClassVar[dict[tuple[str, ...], DatasetManifest]] = {}
@@ -437,9 +437,9 @@ def _checked_position(state: Mapping[str, Any], of: str, pages: int) -> tuple[in
     if state["of"] != of:
         raise StateError(
             "the state is of other batches: another dataset, page list, tokenizer, batch size, sequence length or "
-            "packing; make the loader as it was made then"
+            "packing; create the loader with the same arguments"
         )
     page, token = state["page"], state["token"]
     if type(page) is not int or type(token) is not int or not 0 <= page <= pages or token < 0:
-        raise StateError(f"a loader's state: page {page!r}, token {token!r} of {pages} pages is no position")
+        raise StateError(f"a loader's state: page {page!r}, token {token!r} of {pages} pages is not a position")
     return page, token

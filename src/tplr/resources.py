@@ -77,7 +77,7 @@ class Resources:
             if value.isdecimal() and int(value):
                 chosen[field] = int(value)
             elif value and name.startswith("TPLR_"):
-                problems.append(f"{name} is {value!r}: expected a whole number from 1 on, or nothing")
+                problems.append(f"{name} is {value!r}: expected a whole number from 1 on, or unset")
         if problems:
             raise ConfigError(problems)
         return cls(**chosen)

@@ -38,7 +38,7 @@ def parse_untrusted(body: bytes, schema: type[WireT], name: str) -> WireT:
             problem = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg'][:200]}".removeprefix(": ")
     except (RecursionError, ValueError, TypeError) as error:
         problem = f"{type(error).__name__}: {str(error)[:200]}"
-    raise PayloadError(f"{name} is no {schema.__name__}: {printable(problem)}")
+    raise PayloadError(f"{name} is not a valid {schema.__name__}: {printable(problem)}")
 
 
 def printable(text: str) -> str:

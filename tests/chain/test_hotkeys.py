@@ -42,7 +42,7 @@ def test_what_is_no_address_has_signed_nothing(address: str) -> None:
 
 
 def test_an_address_alone_cannot_sign(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{ALICE.ss58_address} has no private key here"):
+    with pytest.raises(ConfigError, match=f"{ALICE.ss58_address} has no private key on this machine"):
         hotkeys.sign(Keypair(ss58_address=ALICE.ss58_address), b"message")
 
 
@@ -51,7 +51,7 @@ async def test_a_local_chain_opened_by_an_address_cannot_sign(tmp_path: Path) ->
 
     Ledger.create(tmp_path / "chain.db")
     async with LocalChain(tmp_path / "chain.db", "me") as chain:
-        with pytest.raises(ConfigError, match="'me' was opened by its address alone"):
+        with pytest.raises(ConfigError, match="'me' was opened without its key"):
             chain.sign(b"message")
 
 

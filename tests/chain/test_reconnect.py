@@ -114,7 +114,7 @@ async def test_a_read_at_a_node_that_falls_mute_ends_early_and_the_next_node_ser
     chain = await world.connect("me", f"{world.node.url},{second.url}")
     world.node.faults.mute = True
     began = time.monotonic()
-    with pytest.raises(ChainUnavailable, match="is mute: changed to"):
+    with pytest.raises(ChainUnavailable, match="does not answer: switched to"):
         await chain.metagraph()
     assert time.monotonic() - began < 5  # not the 30 s of a read
     assert (await chain.metagraph()).uid_of(chain.hotkey) == 0
@@ -129,7 +129,7 @@ async def test_a_block_is_final_only_if_the_node_that_answers_says_so(world, imp
     number = await world.pass_blocks(1)
     assert (await chain.block(number)).number == number
     world.node.faults.mute = True
-    with pytest.raises(ChainUnavailable, match="is mute: changed to"):
+    with pytest.raises(ChainUnavailable, match="does not answer: switched to"):
         await chain.head()
     with pytest.raises(ChainUnavailable, match="is not final yet"):
         await chain.block(number)

@@ -43,7 +43,7 @@ async def test_put_and_get(world: World, local: bool) -> None:
 
 
 async def test_get_without_a_bucket(world: World) -> None:
-    with pytest.raises(ObjectNotFound, match="uid 3 has committed to no bucket"):
+    with pytest.raises(ObjectNotFound, match="uid 3 has no bucket on chain"):
         await world[BOB].get(EVIL, W, "gradient", local=False)
 
 

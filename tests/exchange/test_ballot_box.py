@@ -9,7 +9,7 @@ import pytest
 from tplr.chain import hotkeys
 from tplr.chain.electors import Elector, Electors
 from tplr.errors import StoreUnavailable
-from tplr.exchange.ballot_box import BallotBox, feed
+from tplr.exchange.ballot_box import BallotBox, record_ballot
 from tplr.exchange.ballots import (
     BallotReader,
     CheckedDecision,
@@ -239,10 +239,10 @@ async def test_a_ballot_is_fed_by_its_kind(seats: Seats) -> None:
     for wanted in (Wanted("vote", 0, 0), Wanted("relay", 0, 0)):
         ballot = await seats.box(2).read(wanted)
         assert ballot is not None
-        feed(fed, ballot)
+        record_ballot(fed, ballot)
     assert sorted(fed.votes) == [0, 1, 2]
     for uid in (0, 1):
         decision = await seats.box(uid).carry_out(Commit(proof, {}, {}))
-        feed(fed, decision)
+        record_ballot(fed, decision)
     assert fed.decided is not None
     assert fed.decided.id == proof.id

@@ -11,7 +11,7 @@ import pytest
 from tplr.chain import hotkeys
 from tplr.chain.electors import Elector, Electors
 from tplr.exchange.agreed import DecisionReader
-from tplr.exchange.ballot_box import BallotBox, feed
+from tplr.exchange.ballot_box import BallotBox, record_ballot
 from tplr.exchange.ballots import BallotReader, CheckedProof, CheckedRelay, Echo, Proposal, Relay, Value, Vote, value_id
 from tplr.exchange.election import Election, Propose, Wanted
 from tplr.exchange.election_run import ElectionRun
@@ -77,7 +77,7 @@ class Seat:
         """Take part from the vote until the decision."""
         box, election = self.box(), self.election()
         if not await box.restore(election):
-            feed(election, await box.vote(vote(found)))
+            record_ballot(election, await box.vote(vote(found)))
         run = ElectionRun(election, box, self.delta, opens)
         assert await run.finish(until=90.0, committed=self._note)
         return run
@@ -232,8 +232,8 @@ async def test_a_killed_elector_says_nothing_else_after_its_restart(council: Ope
         box, election = seat.box(), seat.election()
         assert not await box.restore(election)
         first = await box.vote(vote())
-        feed(election, first)
-        feed(election, await box.carry_out(Propose(0, void(WINDOW, "1"), {}, None)))
+        record_ballot(election, first)
+        record_ballot(election, await box.carry_out(Propose(0, void(WINDOW, "1"), {}, None)))
         # It is killed, and has another opinion after its restart, even if its disk is lost.
         for folder in (seat.folder, seat.folder / "lost"):
             box, election = seat.box(folder), seat.election()
@@ -244,7 +244,7 @@ async def test_a_killed_elector_says_nothing_else_after_its_restart(council: Ope
             other = Propose(0, void(WINDOW, "1").model_copy(update={"peers": LISTED}), {}, None)
             said = await box.carry_out(other)
             assert isinstance(said, CheckedRelay)
-            feed(election, said, restored=True)
+            record_ballot(election, said, restored=True)
             assert said.id == value_id(void(WINDOW, "1"))
             assert not election.act(0.1, 0.1)
         there = await three.seats[1].box().read(Wanted("relay", 0, 0))

@@ -81,7 +81,7 @@ class Box:
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the documents that the election was given."""
     told: list[str] = []
-    monkeypatch.setattr(election_run, "feed", lambda _, ballot: told.append(ballot))
+    monkeypatch.setattr(election_run, "record_ballot", lambda _, ballot: told.append(ballot))
     return told
 
 

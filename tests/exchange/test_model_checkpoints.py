@@ -140,9 +140,9 @@ async def test_another_optimizer_or_model_is_refused_and_nothing_changes(served:
     other = Model()
     before = copy.deepcopy(other.state_dict())
     fewer = torch.optim.SGD([other.table.weight], lr=0.1)
-    with pytest.raises(StateError, match="the checkpoint's optimizer is of another one than this"):
+    with pytest.raises(StateError, match="the checkpoint's optimizer does not fit this one"):
         await load(checkpoint, tmp_path / "a", other, {"optimizer": fewer})
-    with pytest.raises(StateError, match="holds no scheduler: load it without one"):
+    with pytest.raises(StateError, match="has no scheduler state: load it without one"):
         await load(checkpoint, tmp_path / "b", other, {"scheduler": lambda_lr(fewer)})
     with pytest.raises(StateError, match=r"model\.table\.weight is .*expected"):
         await load(checkpoint, tmp_path / "c", Model(16), {})

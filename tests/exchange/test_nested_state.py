@@ -78,5 +78,5 @@ def test_objects_of_other_kinds_are_named(value: Any) -> None:
     ],
 )
 def test_forms_that_nobody_wrote_are_refused(form: Any) -> None:
-    with pytest.raises(StateError, match="not of this form"):
+    with pytest.raises(StateError, match="malformed state"):
         join_state(form, {})

@@ -48,9 +48,9 @@ async def test_until_then_the_error_says_when_it_will_be_readable() -> None:
 async def test_other_content_than_was_sealed_is_refused() -> None:
     for change in ({"weights": {"1": 1.0}}, {"salt": "cd" * 32}, {"faults": ("chain",)}):
         store = await published(REPORT.model_copy(update=change).sealed())
-        with pytest.raises(PayloadError, match="another hash than the one that was published before"):
+        with pytest.raises(PayloadError, match="its hash differs from the one published before"):
             await get_scores(store, WINDOW, ME, HPARAMS)
-    with pytest.raises(PayloadError, match="no hash of it was published before"):
+    with pytest.raises(PayloadError, match="its hash was not published before"):
         await get_scores(await published(REPORT, sealed=False), WINDOW, ME, HPARAMS)
 
 

@@ -163,10 +163,10 @@ def test_every_changed_bit_of_a_manifest_is_found(tmp_path):
 def test_pieces_that_leave_a_gap_or_overlap_are_refused(tmp_path):
     manifest = write(tmp_path, {"t": torch.randn(10, 2)}, max_bytes=32)
     shards = manifest.shards
-    assert "do not join at row 4" in make_manifest(manifest.tensors, [shards[0], shards[2]]).covers(["t"])
-    assert "do not join" in make_manifest(manifest.tensors, [*shards, shards[1]]).covers(["t"])
+    assert "have a gap or overlap at row 4" in make_manifest(manifest.tensors, [shards[0], shards[2]]).covers(["t"])
+    assert "have a gap or overlap" in make_manifest(manifest.tensors, [*shards, shards[1]]).covers(["t"])
     assert "8 rows" in make_manifest(manifest.tensors, shards[:2]).covers(["t"])
-    assert "of no tensor" in make_manifest({}, shards).covers([])
+    assert "a piece of an unknown tensor" in make_manifest({}, shards).covers([])
 
 
 def test_a_wrong_target_is_refused(tmp_path):

@@ -76,7 +76,7 @@ def test_a_wrong_file_is_refused(run: RunDescription, tmp_path: Path, change: tu
 def test_other_constants_than_the_runs_are_refused(run: RunDescription, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(run.to_toml())
     (tmp_path / "hparams.json").write_bytes(HPARAMS + b" ")
-    with pytest.raises(ConfigError, match=r"hparams.json: SHA-256 is .* get both"):
+    with pytest.raises(ConfigError, match=r"hparams.json: SHA-256 is .* download both"):
         load_description(tmp_path / "run.toml")
     (tmp_path / "hparams.json").unlink()
     with pytest.raises(ConfigError, match=r"hparams.json: No such file"):

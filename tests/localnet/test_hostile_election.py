@@ -10,7 +10,7 @@ import pytest
 
 from tplr.chain import hotkeys
 from tplr.chain.electors import Elector, Electors
-from tplr.exchange.ballot_box import BallotBox, feed
+from tplr.exchange.ballot_box import BallotBox, record_ballot
 from tplr.exchange.ballots import BallotReader, CheckedProof, Vote, value_id
 from tplr.exchange.election import Election
 from tplr.exchange.election_run import ElectionRun
@@ -62,7 +62,7 @@ class Council:
         async def committed(proof: CheckedProof) -> None:
             found.append(proof)
 
-        feed(election, await box.vote(Vote(found=FOUND, missing={}, peers=None)))
+        record_ballot(election, await box.vote(Vote(found=FOUND, missing={}, peers=None)))
         await ElectionRun(election, box, DELTA, opens).finish(until=40.0, committed=committed)
         (proof,) = found
         return proof

@@ -31,7 +31,7 @@ def test_a_program_whose_parent_is_gone_is_not_started() -> None:
     other = "2" if os.getpid() == 1 else "1"
     done = subprocess.run([*LAUNCH, other, *ECHO], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "launch: the parent died first\n"
+    assert done.stderr == "launch: the parent process has ended\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")

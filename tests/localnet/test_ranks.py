@@ -100,5 +100,5 @@ async def test_a_killed_rank_costs_its_miner_at_most_that_window(tmp_path: Path)
         assert await torchrun.stop() == 0, torchrun.log_tail()
 
     log = torchrun.log.read_text()
-    assert "all ranks end and start again" in log
+    assert "all ranks restart" in log
     assert "saved state restored: next window to apply is" in log

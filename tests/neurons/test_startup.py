@@ -96,7 +96,7 @@ async def test_all_problems_are_listed_at_once(world: World, tmp_path: Path) -> 
     )
     assert status == 2
     for expected in (
-        "bach_size is no known key",
+        "bach_size is not a known key",
         "batch_size is missing",
         "R2_GRADIENTS_WRITE_ACCESS_KEY_ID is missing",
         "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY is missing",
@@ -131,7 +131,7 @@ async def test_bucket_that_refuses_names_the_variables(world: World) -> None:
     status, text = await world.check(env=env)
     assert status == 2
     assert "the write key can't write" in text
-    assert "look at R2_GRADIENTS_WRITE_*" in text
+    assert "check R2_GRADIENTS_WRITE_*" in text
     assert "AccessDenied" in text
 
 
@@ -151,10 +151,10 @@ async def test_dead_storage_and_missing_dataset(world: World) -> None:
         nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}"
         status, text = await world.check(env=world.env | {"TPLR_S3_ENDPOINT": nowhere})
     assert status == 3
-    assert "something outside is down, try again" in text
+    assert "an external service is down, try again" in text
     assert "the write key can't write" in text
-    assert "look at R2_GRADIENTS_WRITE_*" not in text  # a refused connection says nothing about the keys
-    assert text.count("the server or the way to it is down") == 1
+    assert "check R2_GRADIENTS_WRITE_*" not in text  # a refused connection says nothing about the keys
+    assert text.count("the server or the network is down") == 1
     status, text = await world.check(env=world.env | {"TPLR_DATASET_SUBFOLDER": "elsewhere"})
     assert status == 2
     assert "elsewhere/_metadata.yaml" in text
@@ -176,7 +176,7 @@ async def test_a_storage_that_hangs_is_given_up(world: World) -> None:
         status, text = await world.check(env=world.env | {"TPLR_S3_ENDPOINT": endpoint})
     assert status == 3
     assert "no answer within" in text
-    assert "look at R2_GRADIENTS_WRITE_*" not in text
+    assert "check R2_GRADIENTS_WRITE_*" not in text
 
 
 async def test_one_503_is_no_reason_to_give_up(world: World) -> None:
@@ -208,7 +208,7 @@ async def test_doctor_says_all_of_a_node_at_once(world: World) -> None:
         "elsewhere/_metadata.yaml",
         "--device cuda:77",
         "check --wallet.path",
-        "nothing reads R2_GRADIENTS_READ_ACCESS_KEY",
+        "unknown variable R2_GRADIENTS_READ_ACCESS_KEY",
         "did you mean R2_GRADIENTS_READ_ACCESS_KEY_ID?",
     ):
         assert found in text

@@ -119,7 +119,7 @@ async def test_an_audit_agrees_where_miners_train_while_a_set_is_applied(tmp_pat
     [
         ({}, None),
         ({"skipped": "another reason"}, None),
-        ({"skipped": {}}, "the included set: who is skipped"),
+        ({"skipped": {}}, "the included set: skipped uids"),
         ({"included": ()}, "the included set: updates"),
         ({"included": "a false size"}, "the included set: updates"),
         ({"success_rate": 0.125}, "the included set: success rate"),
@@ -177,7 +177,9 @@ async def test_what_is_not_there_now_is_no_difference(world: World, tmp_path: Pa
     key = gradient_key(2, 2, world.hparams.version)
     held = store._objects.pop(key)
     try:
-        with pytest.raises(WindowLost, match=r"what nobody can show: uid 2, .* the miner has deleted the update"):
+        with pytest.raises(
+            WindowLost, match=r"updates that no node can provide: uid 2, .* the miner has deleted the update"
+        ):
             await audit(world, tmp_path)
     finally:
         store._objects[key] = held
@@ -292,7 +294,7 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
         "uid 7 included": observed("7", included=True),
         "verdict on uid 7": observed("7", verdict="missing"),  # instead of a reason that leads to a strike
         "sampled uids": observed(other, sampled=True),
-        "earlier windows that the scores follow from": {"follows_from": ()},
+        "earlier windows that the scores depend on": {"follows_from": ()},
     }
     for what, lie in lies.items():
         await seal(world, report.model_copy(update=lie))
@@ -327,7 +329,7 @@ async def test_evidence_that_contradicts_itself_is_a_difference(world, tmp_path,
     finally:
         world.bucket._objects.update(held)
     assert found is not None
-    assert (found.window, found.what) == (LAST, "evidence that scores can follow from")
+    assert (found.window, found.what) == (LAST, "evidence from which scores can be computed")
 
 
 async def test_a_valid_update_on_probation_that_is_said_to_be_refused_is_found_out(tmp_path: Path) -> None:

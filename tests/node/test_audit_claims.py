@@ -323,10 +323,10 @@ def test_whose_loss_is_measured_is_drawn() -> None:
 async def test_who_is_on_the_list_must_be_asked(world: World, audited) -> None:
     await says(world, LATE, verdict=None)
     found, _ = await audited()
-    assert found == Difference(LAST, f"verdict on uid {LATE}", None, "one, or a fault")
+    assert found == Difference(LAST, f"verdict on uid {LATE}", None, "a verdict, or a fault")
     report = await world.comms.get_scores(VALIDATOR, LAST)
-    faulty = report.model_copy(update={"faults": ("nobody on probation measured: no network",)})
+    faulty = report.model_copy(update={"faults": ("updates on probation not measured: no network",)})
     await put_scores(world.bucket, faulty.sealed(), world.signer)
     found, believed = await audited()
     assert found is None
-    assert "the validator's own fault not verified: nobody on probation measured: no network" in believed
+    assert "the validator's own fault not verified: updates on probation not measured: no network" in believed

@@ -152,8 +152,8 @@ async def test_what_miners_take_away_is_in_the_aggregate(scene: Scene) -> None:
     await scene.replace(START, 2)
     found, believed = await scene.audit()
     assert found is None
-    of_whom = "its bytes are the electors', and"
-    assert f"uid 1: its bucket now: missing; {of_whom} no commit shows that they are its own" in believed
+    of_whom = "its bytes are from the electors, and"
+    assert f"uid 1: its bucket now: missing; {of_whom} no commit shows that the miner published them" in believed
     assert f"uid 2: its bucket now: too_late; {of_whom} its commit names this hash" in believed
 
 
@@ -161,15 +161,15 @@ async def test_an_update_that_was_replaced_within_the_bound_frames_nobody(scene:
     await scene.replace(START, 1)
     found, believed = await scene.audit()
     assert found is None
-    assert "uid 1: its bucket now: hash_mismatch; its bytes are the electors', and its commit names" in believed
+    assert "uid 1: its bucket now: hash_mismatch; its bytes are from the electors, and its commit names" in believed
 
 
 @pytest.mark.parametrize("taken", [("gradient",), ("gradient", "commit")])
-async def test_what_nobody_shows_any_more_can_not_be_checked(scene: Scene, taken: tuple[str, ...]) -> None:
+async def test_an_update_that_no_node_provides_can_not_be_checked(scene: Scene, taken: tuple[str, ...]) -> None:
     """The miner's commit shows that the miner removed it; without a commit, the audit names it as unavailable."""
     await scene.delete(START, 1, *taken)
     await scene.no_aggregate(START)
-    with pytest.raises(TplrError, match="claims what nobody can show: uid 1, sha256") as refused:
+    with pytest.raises(TplrError, match="claims updates that no node can provide: uid 1, sha256") as refused:
         await scene.audit()
     known = "the miner has deleted the update" in str(refused.value)
     assert known == (taken == ("gradient",))
@@ -201,7 +201,7 @@ async def test_a_uid_that_never_sent_anything_is_named(scene: Scene) -> None:
     await scene.claims(START, included={**report.included, "2": NOBODY_S})
     with pytest.raises(TplrError) as refused:
         await scene.audit()
-    assert f"uid 2, sha256 {NOBODY_S[:12]}…; its bucket now: missing; no commit tells" in str(refused.value)
+    assert f"uid 2, sha256 {NOBODY_S[:12]}…; its bucket now: missing; no commit shows whether" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ async def test_a_reserve_that_was_passed_over_is_named(scene: Scene) -> None:
     await scene.claims(window, skipped={"3": Reason.MISSING})
     found, believed = await scene.audit(until=window)
     assert found is None
-    assert f"window {window}: uids [2] of the reserve not verified: passed over, as if unreachable" in believed
+    assert f"window {window}: uids [2] of the reserve not verified: skipped as if unreachable" in believed
 
 
 async def test_a_window_that_its_only_elector_voided_later_is_applied_as_nothing(scene: Scene) -> None:
@@ -261,9 +261,7 @@ async def test_a_window_that_its_only_elector_voided_later_is_applied_as_nothing
     await scene.record(voided=(window,))
     found, believed = await scene.audit(until=window + 1)
     assert found is None
-    assert (
-        f"window {window}: voided by its only elector, which says that it has lost an update: not verified" in believed
-    )
+    assert f"window {window}: not verified: voided by its only elector, which reports a lost update" in believed
 
 
 async def test_who_has_not_rolled_back_yet_is_no_liar(scene: Scene) -> None:
@@ -287,7 +285,7 @@ async def test_a_bucket_that_does_not_answer_now_has_its_bytes_in_the_aggregate(
     scene.stage.server.faults.add(f"(GET|HEAD) /{bucket}[/?]", Status(503, "SlowDown"), times=None)
     found, believed = await scene.audit()
     assert found is None
-    assert "uid 1: its bucket now: unavailable; its bytes are the electors'" in believed
+    assert "uid 1: its bucket now: unavailable; its bytes are from the electors" in believed
     await scene.no_aggregate(START)
     with pytest.raises(TplrError, match="the update of uid 1, which was applied, can't be reached now"):
         await scene.audit()
@@ -304,7 +302,7 @@ async def test_an_aggregate_that_is_none_is_held_against_its_author_alone(scene:
     scene.nodes["miner-3"].comms._aggregates = others
     auditor = scene.auditor()
     await auditor._check_published(report, aggregate=True)
-    assert "aggregate not compared, somebody else's is none" in auditor.unverified[0]
+    assert "aggregate not compared, the stored one is invalid" in auditor.unverified[0]
     await own.put(key, body[:-1] + bytes([body[-1] ^ 1]))
     with pytest.raises(Mismatch, match="the aggregate"):
         await auditor._check_published(report, aggregate=True)
@@ -314,7 +312,7 @@ async def test_without_a_peer_list_nothing_is_held_against_anybody(scene: Scene)
     """The current electors should have it, and may differ from those of that time."""
     for info in await scene.validator.own_store.list("peers_"):
         await scene.validator.own_store.delete(info.key)
-    with pytest.raises(TplrError, match=f"window {START} not verified: no peer list can be read"):
+    with pytest.raises(TplrError, match=f"window {START} not verified: no peer list is readable"):
         await scene.audit()
 
 

@@ -323,7 +323,7 @@ async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_olde
             run.recording.train_state.parameters[name].sub_(weights)
             train_state.global_step += steps
         async with run.opened() as replica:
-            assert "differs from what most electors report" in caplog.text
+            assert "differs from the one that most electors report" in caplog.text
             assert replica.window == START + 2
 
 

@@ -41,7 +41,7 @@ def test_what_is_down_outside_is_another_status_than_what_is_wrong_here(error: T
     assert checks.take("one", fail, error) is None
     assert checks.status == OUTSIDE_DOWN
     checks.show()
-    assert "something outside is down, try again" in " ".join(capsys.readouterr().err.split())
+    assert "an external service is down, try again" in " ".join(capsys.readouterr().err.split())
     checks.take("two", fail, ConfigError(["a is missing", "b is missing"]))
     checks.take("two", fail, ConfigError("a is missing"))
     assert checks.status == MISCONFIGURED

@@ -11,7 +11,7 @@ from tplr.chain import subtensor
 from tplr.chain.base import Neuron
 from tplr.chain.subtensor import EndpointHead
 from tplr.node.checks import Checks, Problem
-from tplr.node.health import _standing, examine_endpoints
+from tplr.node.health import _neuron_finding, examine_endpoints
 from tplr.storage.probe import ProbeResult
 
 OK, WARNING, PROBLEM = ProbeResult.OK, ProbeResult.WARNING, ProbeResult.PROBLEM
@@ -32,7 +32,7 @@ async def test_each_node_of_the_chain_is_told(monkeypatch: pytest.MonkeyPatch) -
     said = await findings(monkeypatch, good, "refused", late, slow)
     assert [verdict for verdict, _ in said] == [OK, WARNING, WARNING, WARNING]
     assert "ws://0: block 500, 6 s old" in said[0][1]
-    assert "ws://1: refused: look at the network, or take it off the list" in said[1][1]
+    assert "ws://1: refused: check the network, or remove it from the list" in said[1][1]
     assert "20 behind: it does not follow the chain" in said[2][1]
     assert "900 s old: set this machine's clock (ntp)" in said[3][1]
     assert [verdict for verdict, _ in await findings(monkeypatch, "refused", "mute")] == [PROBLEM, PROBLEM]
@@ -46,13 +46,13 @@ async def test_a_chain_file_has_no_nodes_and_an_unknown_network_is_said_elsewher
 
 def test_a_missing_permit_is_said_also_when_something_else_is_wrong() -> None:
     checks, args = Checks(), type("Arguments", (), {"role": "validator", "netuid": 3})
-    assert _standing(checks, args) == []  # type: ignore[arg-type]
+    assert _neuron_finding(checks, args) == []  # type: ignore[arg-type]
     checks.neuron = Neuron(uid=5, hotkey="h", coldkey="c", stake=7.0, permit=False, last_update=0)
     checks.problems.append(Problem("dataset", "not there", outside=False))
-    [finding] = _standing(checks, args)  # type: ignore[arg-type]
+    [finding] = _neuron_finding(checks, args)  # type: ignore[arg-type]
     assert finding.verdict is WARNING
     assert finding.found == "uid 5 on subnet 3, stake 7, without a validator permit"
     checks.neuron = Neuron(uid=5, hotkey="h", coldkey="c", stake=7.0, permit=True, last_update=0)
     checks.problems.clear()
-    [finding] = _standing(checks, args)  # type: ignore[arg-type]
+    [finding] = _neuron_finding(checks, args)  # type: ignore[arg-type]
     assert (finding.verdict, finding.found) == (OK, "all passed; uid 5 on subnet 3, stake 7")

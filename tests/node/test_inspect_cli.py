@@ -53,7 +53,7 @@ async def test_explain(stage, command, capsys, caplog) -> None:
         assert capsys.readouterr().out.strip() == expected
 
     assert await command("explain", "--window", WINDOW, "--uid", 77) == UNKNOWN
-    assert f"knows no such miner in window {WINDOW}; it knows {MINER}" in caplog.text
+    assert f"for window {WINDOW}, which has {MINER}" in caplog.text
     assert await command("explain", "--window", WINDOW + 1, "--uid", MINER) == UNKNOWN
     assert f"validator {validator.uid} has published no scores of window {WINDOW + 1}" in caplog.text
 
@@ -99,7 +99,7 @@ async def test_explain_reads_the_reports_that_a_credit_follows_from(stage, comma
     found = second.peer_scores[str(MINER)]
     assert isinstance(found, PeerScore)
     assert found.credit > 0
-    unread = "what it follows from is not known: an earlier report cannot be read"
+    unread = "not recomputed: an earlier report cannot be read"
     assert await credit(WINDOW + 1) == f"{found.credit:.6f}; {unread}"
     await publish(first)
     assert await credit(WINDOW + 1) == f"{0.3:.6f} x {1.0:.6f} = {found.credit:.6f}"

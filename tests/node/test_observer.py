@@ -159,8 +159,8 @@ async def test_who_has_registered_since_is_not_judged_by_what_the_owner_before_d
         ("data_loader", "digest", DataError("no pages"), "no update measured: no pages", False),
         ("data_loader", "held_out", DataError("no pages"), "no update measured: no pages", False),
         ("data_loader", "assigned", DataError("no pages"), "uid 1 not evaluated: no pages", True),
-        ("comms", "get_peer_list", StoreUnavailable("no net"), "nobody on probation measured: no net", True),
-        ("comms", "get_peer_list", PayloadError("an elector's lie"), "nobody on probation measured: an elector", True),
+        ("comms", "get_peer_list", StoreUnavailable("no net"), "updates on probation not measured: no net", True),
+        ("comms", "get_peer_list", PayloadError("elector's lie"), "updates on probation not measured: elector", True),
     ],
 )
 async def test_own_faults_cost_nobody(world, monkeypatch, part, method, error, fault, measured) -> None:

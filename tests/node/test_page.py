@@ -234,12 +234,12 @@ async def test_hostile_documents_and_dead_buckets(scene) -> None:
     found = await scene.write()
     assert found.windows.count == 3
     assert {node.uid: node.models for node in found.nodes} == {0: "===", 1: "...", 2: "..."}
-    assert unpack(found.explanations, 1, 0) == [("report", "it contradicts itself, and explains nothing: KeyError")]
+    assert unpack(found.explanations, 1, 0) == [("report", "the report is inconsistent, no explanation: KeyError")]
     rows = unpack(found.explanations, 1, 1)
     assert rows
     assert len(rows) <= 40
     assert all(len(text) <= 400 for _, text in rows)
-    assert "another hash than the one that was published before" in found.windows.sealed[START + 2]
+    assert "its hash differs from the one published before" in found.windows.sealed[START + 2]
     assert {miner.uid for miner in found.miners} == {1, 2}  # uid 9 is not registered
     page = scene.request.out.read_bytes()
     assert b"alert" not in page
@@ -260,7 +260,7 @@ async def test_scores_of_numbers_that_no_page_can_hold_are_not_known(scene) -> N
     found = await scene.write()
     assert found.windows.count == 3
     assert [miner.outcomes for miner in found.miners] == ["iii", "iii"]
-    assert all("numbers that no page can hold" in found.windows.sealed[START + at] for at in range(3))
+    assert all("numbers that the page can't store" in found.windows.sealed[START + at] for at in range(3))
 
 
 @pytest.mark.parametrize("status", [Status(403, "AccessDenied"), Status(503)], ids=["closed", "silent"])
@@ -382,7 +382,7 @@ async def test_a_page_follows_its_run(staged, caplog) -> None:
                 await recording.record()
                 await shows(2)
             assert outage.left == 0
-            assert "the page stays as it is for now" in caplog.text
+            assert "page not updated" in caplog.text
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await following

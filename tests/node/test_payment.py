@@ -46,11 +46,11 @@ class Till:
         return Payment(context, cast(HParams, hparams))
 
     async def pay(
-        self, payment: Payment, weights: dict[int, float] = WEIGHTS, scored: int = 0, nobody_for: int = 0
+        self, payment: Payment, weights: dict[int, float] = WEIGHTS, scored: int = 0, unpaid_windows: int = 0
     ) -> None:
         window = self.node.clock.window
         # Slowly: no epoch may end while a busy machine reads the weights back.
-        await self._time.drive(payment.pay(window, weights, scored=scored, nobody_for=nobody_for), step=0.5)
+        await self._time.drive(payment.pay(window, weights, scored=scored, unpaid_windows=unpaid_windows), step=0.5)
 
     async def pass_blocks(self, number: int) -> None:
         goal = self.node.clock.block + number
@@ -107,9 +107,9 @@ async def test_after_long_without_a_score_the_weight_is_burned_until_somebody_ha
     payment = till.payment(burn_uid=0)
     await till.pay(payment)
     await till.pass_blocks(EVERY * BLOCKS_PER_WINDOW)
-    await till.pay(payment, {}, nobody_for=PAY_WINDOWS - 1)
+    await till.pay(payment, {}, unpaid_windows=PAY_WINDOWS - 1)
     assert await till.in_force() == pytest.approx(WEIGHTS, abs=1e-4)
-    await till.pay(payment, {}, nobody_for=PAY_WINDOWS)
+    await till.pay(payment, {}, unpaid_windows=PAY_WINDOWS)
     assert await till.in_force() == {0: 1.0}
     assert not payment.due(till.node.clock.window, {})
     assert payment.due(till.node.clock.window, WEIGHTS)  # a miner with a score does not wait
@@ -123,7 +123,7 @@ async def test_without_a_burn_uid_old_weights_stay_and_are_reported(till: Till) 
     payment = till.payment()
     await till.pay(payment)
     for windows in range(2 * PAY_WINDOWS + 1):
-        await till.pay(payment, {}, nobody_for=windows)
+        await till.pay(payment, {}, unpaid_windows=windows)
     assert await till.in_force() == pytest.approx(WEIGHTS, abs=1e-4)
     assert len(till.events_of("problem")) == 2
     assert all("set burn_uid" in event["text"] for event in till.events_of("problem"))

@@ -107,7 +107,7 @@ def check_failure(tmp_path: Path, hparams: str, expected: dict[str, str], fault:
     logs = "\n".join(ended.logs)
     for other, code in enumerate(ended.codes):
         assert code == {"raises": 1, "dies": -9, "hangs": None}[how] if other == rank else code == 1, (other, logs)
-    assert "all ranks end and start again" in logs
+    assert "all ranks restart" in logs
     if how == "raises":
         assert "ValueError: scripted" in ended.logs[rank]
     complete = [one.parent.name for one in (place / "state").glob(f"window-*/{MANIFEST}")]

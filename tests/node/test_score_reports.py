@@ -149,7 +149,7 @@ async def test_what_was_made_before_a_restart_is_read_from_disk_and_bucket(valid
     assert [one.window for one in await validator.reports().made(range(4, 9))] == [5, 6]
     validator.bucket.fails = [StoreUnavailable("away")]
     assert [one.window for one in await validator.reports().made([5, 6])] == [6]
-    assert validator.problems == ["own scores of window 5, which later ones follow from, not read: away"]
+    assert validator.problems == ["own scores of window 5, on which later ones depend, not read: away"]
 
 
 async def test_what_fails_is_tried_again(validator) -> None:
@@ -200,7 +200,7 @@ async def test_a_full_disk_costs_the_report_and_not_the_validator(validator, mon
 
     monkeypatch.setattr("tplr.files.os.fsync", full)
     await validator.reports().publish(report(5), weights_due=9)
-    assert "scores not kept, and so neither sealed nor published" in validator.problems[0]
+    assert "scores not stored, so neither sealed nor published" in validator.problems[0]
     assert validator.bucket.seals == {}
     assert validator.waiting == []
 

@@ -57,7 +57,7 @@ async def test_a_store_that_fails_or_hangs_costs_nothing_but_a_warning(
 ) -> None:
     server, store = place
     monkeypatch.setattr(stale_uploads, "TIME_LIMIT_SECONDS", 0.2)
-    for fault, said in ((Status(403, "AccessDenied"), "this key may not do that"), (Delay(60), "took too long")):
+    for fault, said in ((Status(403, "AccessDenied"), "access denied"), (Delay(60), "took too long")):
         caplog.clear()
         server.faults.add("uploads", fault)
         with caplog.at_level(logging.WARNING):

@@ -251,7 +251,7 @@ async def test_who_scored_a_window_before_it_was_voided_is_no_liar(voided_later:
     assert found is None
     assert [text.partition(":")[0] for text in believed] == [f"window {START + 1}", f"window {START + 2}"]
     assert "uid 1 included: published True, found False" in believed[0]
-    assert f"window {START + 1} was voided, perhaps after they were made with another model" in believed[1]
+    assert f"window {START + 1} was voided, possibly after they were computed with another model" in believed[1]
 
     # Values that do not depend on the model are still compared.
     report = await scorer.comms.get_scores(scorer.comms.uid, START + 1)

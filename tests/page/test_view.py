@@ -226,8 +226,8 @@ def test_a_run_without_windows_and_a_run_without_events(browser, tmp_path) -> No
         clean(page, path)
     path = write(tmp_path, assemble(RUN, {FIRST: WindowRecord(window=FIRST, included=(1,))}, [], []))
     with browser.page(path) as page:
-        assert page.tab.get_by_text("make the page with --read-events").is_visible()
-        assert page.tab.get_by_text("Nothing was published of this miner in this window.").is_visible()
+        assert page.tab.get_by_text("create the page with --read-events").is_visible()
+        assert page.tab.get_by_text("No data was published about this miner in this window.").is_visible()
         clean(page, path)
 
 
@@ -241,7 +241,7 @@ def test_votes_are_drawn_where_there_are_some(browser, tmp_path) -> None:
         votes = page.tab.locator("section").filter(has=page.tab.get_by_role("heading", name="Votes"))
         assert votes.locator("canvas").count() == 1
         said = votes.locator(".legend").inner_text()
-        for words in ("committed to what was decided", "committed to something else", "void"):
+        for words in ("committed to the decided value", "committed to another value", "void"):
             assert words in said
         clean(page, path)
 

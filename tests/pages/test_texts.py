@@ -75,7 +75,7 @@ BAD = [
     ("a.jsonl", lines({"text": 5}), [], "line 1: expected .* field 'text' .found int"),
     ("a.jsonl", lines(["text"]), [], "line 1: expected a JSON object"),
     ("a.jsonl", lines({"text": "good"}) + b'{"text": "\xff"}\n', ["good"], "line 2: not UTF-8"),
-    ("a.jsonl", lines({"text": "\ud800"}), [], "line 1: half of a surrogate pair"),
+    ("a.jsonl", lines({"text": "\ud800"}), [], "line 1: lone surrogate"),
     ("a.jsonl", lines({"text": "x" * 2000}, {"text": "good"}), ["good"], "line 1: a line of more than 1000 bytes"),
     ("a.jsonl.gz", gzip.compress(lines({"text": "good"}), mtime=0)[:-12], [], "a.jsonl.gz: unreadable or cut off"),
     ("a.jsonl.zst", b"nonsense", [], "a.jsonl.zst: unreadable or cut off"),

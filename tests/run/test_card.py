@@ -44,7 +44,7 @@ def test_facts_are_in_the_card() -> None:
     card = render_card(record(), HPARAMS)
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert (
-        "| tokens trained on, as the updates say | 204,800 (updates of 100 windows are deleted, and not counted) |"
+        "| tokens trained on, as updates report | 204,800 (updates of 100 windows are deleted, and not counted) |"
         in card
     )
     assert "| 1 | `5Key` | 100 | 204,800 | 0.500000 |" in card

@@ -80,10 +80,10 @@ def test_a_task_of_local_files(recorded, tplr, tmp_path, monkeypatch, capsys):
     ("words", "problem"),
     [
         # The harness reads its own 14,000 definitions first.
-        pytest.param(["--tasks", "none", "--include", TASKS], "no task is called none", marks=pytest.mark.long),
+        pytest.param(["--tasks", "none", "--include", TASKS], "no tasks named none", marks=pytest.mark.long),
         (["--tasks", "x", "--include", "nowhere"], "--include nowhere: no such folder"),
         (["--window", "99"], "window 99: expected one from 3"),
-        (["nowhere"], "nowhere: no run.json, so it is no folder of tplr export"),
+        (["nowhere"], "nowhere: no run.json: not a folder of tplr export"),
     ],
 )
 def test_wrong_arguments_are_one_error(recorded, tplr, tmp_path, caplog, words, problem):

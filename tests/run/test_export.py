@@ -148,7 +148,7 @@ def test_a_folder_without_a_run_is_a_wrong_command_line(tplr, tmp_path, capsys):
     with pytest.raises(SystemExit) as refused:
         tplr("export", "--local", tmp_path, "--out", "model")
     assert refused.value.code == 2
-    assert "no hparams.json, so no localnet" in capsys.readouterr().err
+    assert "no hparams.json, so it has no localnet" in capsys.readouterr().err
 
 
 def test_evaluations_of_the_same_weights_are_in_the_card(recorded, tplr, tmp_path):

@@ -78,7 +78,7 @@ def test_special_tokens_are_the_tokenizers(tmp_path, tokenizer):
 
 
 def test_a_folder_that_is_none_and_one_that_is_damaged_are_errors(tmp_path, tokenizer):
-    with pytest.raises(ConfigError, match=r"no config\.json, so no exported model is in there"):
+    with pytest.raises(ConfigError, match=r"no config\.json, so it has no exported model"):
         load_model(tmp_path)
     folder = tmp_path / "out"
     written(folder, constants(), tokenizer, max_shard_bytes=20_000)

@@ -37,7 +37,7 @@ def test_a_changed_or_torn_result_is_not_used(tmp_path, caplog):
     raw["held_out"]["bits_per_byte"] = 0.5
     path.write_text(json.dumps(raw))
     assert read_result(path) is None
-    assert "its seal does not fit, it was changed" in caplog.text
+    assert "its seal does not match, it was changed" in caplog.text
     path.write_text(path.read_text()[:100])
     assert read_result(path) is None
-    assert "is no EvaluationResult" in caplog.text
+    assert "is not a valid EvaluationResult" in caplog.text

@@ -130,13 +130,13 @@ def test_what_is_deleted_is_not_a_difference(exported, verified, own_run):
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lambda folder: (folder / RECORD).unlink(), "no run.json, so it is no folder of tplr export"),
-        (lambda folder: (folder / RECORD).write_text("{}"), "is no ExportRecord"),
+        (lambda folder: (folder / RECORD).unlink(), "no run.json: not a folder of tplr export"),
+        (lambda folder: (folder / RECORD).write_text("{}"), "is not a valid ExportRecord"),
         (
             lambda folder: (folder / RECORD).write_text(
                 (folder / RECORD).read_text().replace('"netuid": 3', '"netuid": 4')
             ),
-            "its seal does not fit, the file is torn or was changed",
+            "its seal does not match, the file is torn or was changed",
         ),
     ],
 )

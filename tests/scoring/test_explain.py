@@ -59,10 +59,10 @@ def test_every_factor_is_named(report) -> None:
         "own-pages test    +1.000 of 1",
         "its update is in the included set, and was measured",
         "of 3 windows; its update was measured in 3 of them",
-        "+0.3000 in the windows that were measured, standard error 0.0000; for the peer list alone",
+        "+0.3000 in the measured windows, standard error 0.0000; used for the peer list only",
         "1.0000 after 3 tests (0 at a mean of 0.25, 1 at 0.5; by loss -0.2 and 0, less chance)",
         "0.250000 set in block 77, 0.249900 read back",
-        "who is in sync is not known: no answer: nobody is judged by it",
+        "who is in sync is not known: no answer: no miner's score depends on it",
     ):
         assert part in text
     factors = re.search(r"final score +([\d.]+) x ([\d.]+) x ([\d.]+) = ([\d.]+)", text)
@@ -77,19 +77,19 @@ def test_every_factor_is_named(report) -> None:
 
 def test_a_report_that_contradicts_itself_is_one_error(report) -> None:
     """Only its author has checked that its parts are consistent."""
-    with pytest.raises(PayloadError, match="contradicts itself, and explains nothing: KeyError"):
+    with pytest.raises(PayloadError, match="inconsistent, no explanation: KeyError"):
         explain(report().model_copy(update={"observations": {}}), 1, power=2.0, shares=None)
 
 
 @pytest.mark.parametrize(
     ("seen", "part"),
     [
-        ({"assigned_pages": False, "evaluation": None}, "wrong_pages: its update names other pages than it was given"),
-        ({"behind": OUT_OF_SYNC}, "this window       zero: a rule struck"),
+        ({"assigned_pages": False, "evaluation": None}, "wrong_pages: its update is not for its assigned pages"),
+        ({"behind": OUT_OF_SYNC}, "this window       0: a strike"),
         ({"behind": UNREAD}, "its own report    not readable: its bucket refused, or did not answer"),
         (
             {"verdict": "too_late", "included": False, "assigned_pages": None, "evaluation": None},
-            "zero: its update is not in the included set",
+            "0: its update is not in the included set",
         ),
         ({"sampled": False, "evaluation": None}, "not sampled for evaluation"),
         ({"listed": False, "included": False, "probation": True}, "valid; on probation, sampled for evaluation"),
@@ -101,7 +101,7 @@ def test_every_reason_is_named(report, seen, part) -> None:
 
 def test_a_window_that_was_not_measured_is_blank(report) -> None:
     blind = report(changes={"alignment": None})
-    assert "blank: its update is in the included set, and this validator could not" in explain(
+    assert "no value: its update is in the included set, but this validator could not" in explain(
         blind, 1, power=2.0, shares=None
     )
 
@@ -111,7 +111,7 @@ def test_documented_factors(report) -> None:
     text = explain(made, 1, power=2.0, shares=None)
     for part in (
         "copied_indices: repeats the update of uid 7",
-        "copied_indices x 0.5000 (struck in this window): its update has the coordinates of another one",
+        "copied_indices x 0.5000 (struck in this window): its update repeats the coordinates of another one",
         "after 2 evaluations",
     ):
         assert part in text
@@ -121,7 +121,9 @@ def test_documented_factors(report) -> None:
 
 
 def test_unknown_uid_names_those_that_are_known(report) -> None:
-    assert "knows no such miner in window 2; it knows 1, 2, 3, 4, 5, 6" in explain(report(), 9, power=2, shares=None)
+    assert "not in the report of validator 0 for window 2, which has 1, 2, 3, 4, 5, 6" in explain(
+        report(), 9, power=2, shares=None
+    )
 
 
 def test_a_seal_fits_one_report_alone(report) -> None:
@@ -207,7 +209,7 @@ def multiplied(rows: dict[str, str], score: PeerScore) -> tuple[float, float]:
     chance = re.fullmatch(rf"{NUMBER} x \(1 - \(2 x {NUMBER} / {NUMBER}\)\^2\) = {NUMBER}", rows["beyond chance"])
     assert chance is not None
     mean, error, same, beyond = map(float, chance.groups())
-    assert rows["mean gain"].startswith(f"+{mean:.6f}, standard error {error:.6f}: of the windows that count")
+    assert rows["mean gain"].startswith(f"+{mean:.6f}, standard error {error:.6f}: over the windows that count")
     assert mean == same
     assert mean * (1 - (2 * error / mean) ** 2) == pytest.approx(beyond, abs=5e-6)
     credit = re.fullmatch(rf"{NUMBER} x {NUMBER} = {NUMBER}", rows["credit"])
@@ -226,14 +228,14 @@ def test_the_credit_of_an_honest_miner(explained) -> None:
     beyond, own = multiplied(rows, score)
     assert 0.2 < beyond < 0.294
     assert own == 1.0
-    assert rows["own part"] == "1.000000 of what is beyond chance: nobody says the same"
+    assert rows["own part"] == "1.000000 of the gain beyond chance: shared with no other miner"
     assert rows["trust"] == "step 4 of 4: its own-pages factor is at least 1"
     assert "this one's by 1.0000" in rows["mean gain"]
 
 
 def test_the_credit_of_a_miner_whose_windows_do_not_all_count(explained) -> None:
     rows, score = explained(included=False, listed=False)
-    assert rows["mean cosine"].startswith("+0.3000 in the windows that were measured")
+    assert rows["mean cosine"].startswith("+0.3000 in the measured windows")
     assert rows["beyond chance"] == "0: the mean gain is not above 2 standard errors"
     assert rows["credit"] == "0: no gain beyond chance"
     assert score.credit == 0.0
@@ -244,7 +246,7 @@ def test_the_credit_of_a_miner_without_trust_has_a_reason(explained, evaluation,
     fails = evaluation(assigned=0.005, held_out=0.01)
     rows, score = explained(**({"evaluation": fails} if tested else {"evaluation": None}))
     assert score.own_pages == 0.0
-    assert rows["trust"] == "step 0 of 4: its own-pages factor is 0, so it has no part in the sharing"
+    assert rows["trust"] == "step 0 of 4: its own-pages factor is 0, so it shares no gain"
     assert rows["credit"] == "0: no trust"
     assert rows["own pages"].startswith("0.0000 after 5 tests" if tested else "0: not tested")
     assert "beyond chance" not in rows
@@ -254,9 +256,7 @@ def test_the_credit_of_a_clone_is_shared_with_whom_it_repeats(explained) -> None
     rows, score = explained(alike=1.0)
     _, own = multiplied(rows, score)
     assert own == pytest.approx(0.5, abs=0.02)
-    part = re.search(
-        rf"; {NUMBER} of it is also the work of equally trusted miners \(uid 2: {NUMBER}\)$", rows["own part"]
-    )
+    part = re.search(rf"; {NUMBER} of it is shared with equally trusted miners \(uid 2: {NUMBER}\)$", rows["own part"])
     assert part is not None
     assert part[1] == part[2]
     assert own + float(part[1]) == pytest.approx(1.0, abs=2e-6)
@@ -275,14 +275,12 @@ def test_who_repeats_a_more_trusted_miner_is_told_who_is_paid_before_it(explaine
     _, own = multiplied(rows, score)
     assert own < 0.05
     assert rows["trust"] == trust
-    assert re.search(
-        rf"; {NUMBER} of it is also the work of more trusted miners \(uid 2: {NUMBER}\)$", rows["own part"]
-    )
+    assert re.search(rf"; {NUMBER} of it is shared with more trusted miners \(uid 2: {NUMBER}\)$", rows["own part"])
 
 
 def test_a_credit_whose_evidence_is_gone_says_so(explained) -> None:
     rows, score = explained(readable=False)
-    told = "what it follows from is not known: an earlier report cannot be read"
+    told = "not recomputed: an earlier report cannot be read"
     assert rows["credit"] == f"{score.credit:.6f}; {told}"
     assert not {"mean gain", "beyond chance", "own part"} & rows.keys()
 

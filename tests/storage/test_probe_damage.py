@@ -14,5 +14,5 @@ async def test_moto_takes_what_arrives_damaged(moto_stores: Iterator[S3Store]) -
     store = next(moto_stores)
     (finding,) = await probe_damage(store)
     assert finding.verdict is ProbeResult.WARNING
-    assert finding.found.count("taken though it does not fit") == 3
+    assert finding.found.count("accepted although it does not match") == 3
     assert await store.list() == await store.multipart.unfinished() == []

@@ -77,8 +77,8 @@ def test_retry_after(status: int, header: str, expected: float | None) -> None:
         (OSError(errno.ENOSPC, "No space left on device"), "disk full"),
         (ConnectionResetError(), "connection failed"),
         (IncompleteRead(b""), "connection failed"),
-        (TimeoutError(), "silent"),
-        (DeadlineExceeded(), "gave up"),
+        (TimeoutError(), "no data on"),
+        (DeadlineExceeded(), "timed out"),
         (ValueError("Invalid timestamp"), "can't be parsed"),
     ],
 )

@@ -103,7 +103,7 @@ async def test_other_bytes_than_meta_says_are_never_returned(tmp_path: Path, buc
     await bucket.put(key, bytes(data))
     store, _ = await open_bucket_store([bucket], "sub", cached(tmp_path))
     assert len(await asyncio.to_thread(store.fetch, 0, 16, "sequence")) == 16  # of a sound block
-    with pytest.raises(DataError, match="bytes 64 to 128 are not those that its meta"):
+    with pytest.raises(DataError, match="bytes 64 to 128 do not match its meta"):
         await asyncio.to_thread(store.fetch, 16, 32, "sequence")
     good = Counting("replica")
     good.ranges = []

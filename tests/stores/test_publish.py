@@ -95,7 +95,7 @@ async def test_another_version_is_replaced_only_when_asked_for_and_never_mixed(s
     await publish(dataset, served.store, "sub/set")
     other = build(tmp_path / "other", text="line")
     before = len(served.requests)
-    with pytest.raises(ConfigError, match=r"_shard_sizes.json is of another dataset or version than .*--replace"):
+    with pytest.raises(ConfigError, match=r"_shard_sizes.json belongs to another dataset or version than .*--replace"):
         await publish(other, served.store, "sub/set")
     assert not [request for request in served.requests[before:] if not request.startswith("GET")]
     before = len(served.requests)
@@ -146,7 +146,7 @@ async def test_token_stores_are_published_alike(served, tmp_path):
     assert (await verify(served.store, "tokens")).problems == ()
     # Fewer shards: shards of the longer version must not remain.
     shutil.rmtree(tmp_path / "store" / "shard_0001")
-    with pytest.raises(ConfigError, match=r"shard_0001/meta.json is of another"):
+    with pytest.raises(ConfigError, match=r"shard_0001/meta.json belongs to another"):
         await publish(tmp_path / "store", served.store, "tokens")
     await publish(tmp_path / "store", served.store, "tokens", replace=True)
     found = await verify(served.store, "tokens")
@@ -173,7 +173,7 @@ async def test_a_prepared_store_is_whole_with_its_report(served, tokenizer, tmp_
     for name in ("meta.json", "sequence.bin"):
         data = await served.store.get(f"tokens/{next(iter(shards))}/{name}", max_bytes=2**20)
         await served.store.put(f"tokens/extra/{name}", data)
-    foreign = "extra/meta.json is of no shard of prepare.json"
+    foreign = "extra/meta.json belongs to no shard of prepare.json"
     assert foreign in (await verify(served.store, "tokens")).problems[0]
     with pytest.raises(DataError, match=foreign):
         await list_shards(Replicas([served.store]), "tokens")
@@ -253,7 +253,7 @@ async def test_a_part_of_a_prepared_store_is_whole_with_the_report_above_it(serv
     shutil.rmtree(folder / "a/shard_0001")
     assert await problems("a") == ["shard_0001/meta.json: is missing"] * 2
     assert await problems("b") == await problems("a/shard_0000") == []
-    with pytest.raises(DataError, match=r"tokens/a is not whole: shard_0001/meta.json: is missing"):
+    with pytest.raises(DataError, match=r"tokens/a is incomplete: shard_0001/meta.json: is missing"):
         await list_shards(Replicas([served.store]), "deep/tokens/a")
     # A report that the credentials can't read, or that is of another preparation.
     served.server.faults.add(r"/deep/tokens/prepare.json", Status(403, "AccessDenied"))
@@ -311,7 +311,7 @@ def bare_store(folder):
         (manifest_half, "_shard_sizes.json is missing"),
         (manifest_torn, "_shard_sizes.json is not JSON"),
         (nothing, "there is no dataset and no token store here"),
-        (bare_store, "meta.json names no files with hashes"),
+        (bare_store, "meta.json has no hashes"),
     ],
 )
 async def test_a_folder_that_is_not_what_it_says_never_gets_a_manifest(served, dataset, damage, message):

@@ -30,7 +30,7 @@ def everyone(n: int, world: int, **options) -> list[list[int]]:
 @settings(max_examples=60, deadline=None)
 def test_ranks_together_take_the_epochs_order(n, world, drop_last, shuffle, order, epoch) -> None:
     if drop_last and n < world:
-        with pytest.raises(ValueError, match=f"{n} items give each of {world} ranks nothing"):
+        with pytest.raises(ValueError, match=f"{n} items are fewer than {world} ranks"):
             sampler(n, world, 0, drop_last=drop_last)
         return
     options = {"shuffle": shuffle, "order": order, "start_epoch": epoch}

@@ -82,7 +82,7 @@ def test_bounds_keys_and_order_of_calls(tmp_path: Path, storage_format: str) -> 
     for begin, end in ((0, 2), (-1, 1), (1, 1), (2, 3)):
         with pytest.raises(ValueError, match="out of bounds"):
             store.fetch(begin, end, "a")
-    with pytest.raises(ValueError, match="reversed"):
+    with pytest.raises(ValueError, match="expected begin <= end"):
         store.fetch(1, 0, "a")
     with pytest.raises(KeyError, match="no key 'b'; available: a, short"):
         store.fetch(0, 1, "b")
@@ -174,11 +174,11 @@ def spoil_meta(folder: Path, **changes) -> None:
     [
         (
             lambda f: (f / "shard_0000/a.bin").write_bytes(b"\0" * 19),
-            "19 bytes; 5 elements of int32 take 20: it was cut",
+            "19 bytes; 5 elements of int32 take 20: it was truncated",
         ),
         (lambda f: (f / "shard_0000/a.bin").rename(f / "b.bin"), "a.bin is missing"),
         (lambda f: spoil_meta(f, dtype="int64"), "20 bytes; 5 elements of int64 take 40"),
-        (lambda f: spoil_meta(f, dtype="int31"), "a.dtype|dtype 'int31' is none of"),
+        (lambda f: spoil_meta(f, dtype="int31"), "a.dtype|dtype 'int31' is not one of"),
         (lambda f: spoil_meta(f, shape=[-5]), "a.shape.0: Input should be greater"),
         (lambda f: spoil_meta(f, offsets=[0, 3, 4]), "offsets must ascend from 0 to 5"),
         (lambda f: spoil_meta(f, offsets=[0, 4, 3, 5]), "offsets must ascend"),
@@ -201,7 +201,7 @@ def test_a_cut_hdf5_file_and_one_of_another_length_are_refused(tmp_path: Path) -
         opened(tmp_path)
     file = tmp_path / "shard_0000/data_0000.h5"
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(DataError, match="no whole HDF5 file"):
+    with pytest.raises(DataError, match="not a complete HDF5 file"):
         opened(tmp_path)
 
 
@@ -215,7 +215,7 @@ def test_a_cut_hdf5_file_and_one_of_another_length_are_refused(tmp_path: Path) -
         ('{"a": [1, 9223372036854775808]}', "line 2: key 'a': expected numbers of at most 64 bits"),
         ("[1]", "line 2: expected an object"),
         ('{"a": [[1]]}', "line 2: key 'a': expected numbers"),
-        ("", "is not what its meta.json says: was it cut short"),
+        ("", "does not match its meta.json, it may be truncated"),
     ],
 )
 def test_broken_lines_are_named(tmp_path: Path, line: str, says: str) -> None:
@@ -228,7 +228,7 @@ def test_broken_lines_are_named(tmp_path: Path, line: str, says: str) -> None:
 def test_numbers_that_do_not_fit_the_dtype_of_the_meta_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "jsonl", {"a": column([[1], [2]], "int8")})
     (tmp_path / "shard_0000/data.jsonl").write_text('{"a": [1]}\n{"a": [200]}\n')
-    with pytest.raises(DataError, match="no int8"):
+    with pytest.raises(DataError, match="int8 can't represent"):
         opened(tmp_path)
 
 

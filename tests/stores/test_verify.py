@@ -153,7 +153,7 @@ async def test_places_without_a_whole_manifest(served, dataset):
         "neither _metadata.yaml and _shard_sizes.json nor a meta.json: there is no dataset and no token store here",
     )
     (dataset / "_metadata.yaml").unlink()
-    assert (await verify(*local_prefix(dataset))).problems == ("_metadata.yaml is missing: the dataset is not whole",)
+    assert (await verify(*local_prefix(dataset))).problems == ("_metadata.yaml is missing: the dataset is incomplete",)
     await served.store.put("sub/set/_metadata.yaml", b"configs: [")
     await served.store.put("sub/set/_shard_sizes.json", b"{}")
     assert "is not YAML" in (await verify(served.store, "sub/set")).problems[0]

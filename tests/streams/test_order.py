@@ -51,10 +51,10 @@ def test_an_endless_order():
     endless = TEN.repeat(seed=1)
     assert endless[10**15] == 100 + Permutation(10, 1, 10**14)[0]
     assert next(endless.iter({"consumed": 10**15})) == endless[10**15]
-    with pytest.raises(TypeError, match="no end"):
+    with pytest.raises(TypeError, match="is infinite"):
         len(endless)
     assert Order.mix([endless, endless], [1, 2]).length is None
-    with pytest.raises(ValueError, match="no item"):
+    with pytest.raises(ValueError, match="is empty"):
         Order.of([]).repeat()
 
 

@@ -192,7 +192,7 @@ def test_what_cannot_be_shared_is_refused(folder):
         make.from_iterable(ITEMS).map(dict).shard_by_rank()
     with pytest.raises(ValueError, match="can't be divided"):
         make.from_order(Order.of(ITEMS).share(0, 2)).shard_by_rank()
-    with pytest.raises(ValueError, match="shared between ranks already"):
+    with pytest.raises(ValueError, match="already shared between ranks"):
         files.shard_by_rank().shuffle(3).shard_by_rank()
     with pytest.raises(ValueError, match="joins datasets of different shares"):
         (files.shard_by_rank() + files).iter()

@@ -142,4 +142,4 @@ def test_the_time_that_is_left_may_be_unknown(left: float | None) -> None:
     view.elections = {0: Election(decided=False)}
     text = text_of(Frame("templar", view, COLUMNS), now=60.0)
     assert ("0 s left of 84 s" in text) == (left is not None)
-    assert "no window of these is decided" in text
+    assert "none of these windows is decided" in text

@@ -54,7 +54,7 @@ class Electors:
         """Return whether these uids have more than half of the electors' stake."""
         return 2 * self.stake(uids) > self.total
 
-    def turned(self, places: int) -> "Electors":
+    def rotated(self, places: int) -> "Electors":
         """Return the electors rotated by ``places``, so that a silent one does not cost the first slot every time."""
         places %= max(1, len(self.ranked))
         return Electors(self.ranked[places:] + self.ranked[:places])

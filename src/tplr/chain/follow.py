@@ -47,7 +47,7 @@ async def follow(
                     yield missing
                     heard = now()
         except (StopAsyncIteration, TimeoutError, ChainUnavailable) as error:
-            reason = str(error) or "the node fell silent"
+            reason = str(error) or "no new block for too long"
             logger.warning("no blocks after %s, reconnecting in %.1f s: %s", last, pause, reason)
         finally:
             with suppress(TimeoutError, ChainUnavailable):

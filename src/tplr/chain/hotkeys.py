@@ -23,7 +23,7 @@ def sign(keypair: Keypair, message: bytes) -> bytes:
         return keypair.sign(message)
     except ValueError:
         raise ConfigError(
-            f"hotkey {keypair.ss58_address} has no private key here, and can't sign: check --wallet.path, "
+            f"hotkey {keypair.ss58_address} has no private key on this machine and can't sign: check --wallet.path, "
             "--wallet.name and --wallet.hotkey"
         ) from None
 

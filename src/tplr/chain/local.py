@@ -95,7 +95,7 @@ class LocalChain:
 
     def sign(self, message: bytes) -> bytes:
         if self._keypair is None:
-            raise ConfigError(f"hotkey {self.hotkey!r} was opened by its address alone, and can't sign: give its key")
+            raise ConfigError(f"hotkey {self.hotkey!r} was opened without its key and can't sign: give the key")
         return hotkeys.sign(self._keypair, message)
 
     async def close(self) -> None:
@@ -115,7 +115,7 @@ class LocalChain:
                     _, due = await asyncio.to_thread(self._ledger.look)
                     await self._until(due)
             except ChainUnavailable as error:
-                raise ChainUnavailable(f"{kind} was sent, its fate is unknown: {error}", fate_unknown=True) from error
+                raise ChainUnavailable(f"{kind} was sent, its result is unknown: {error}", fate_unknown=True) from error
         if receipt.error is not None:
             raise receipt.error
         return receipt.block

@@ -160,7 +160,7 @@ class ChainManager:
         except ChainUnavailable as error:
             if error.name != "StateDiscarded":
                 raise
-            logger.warning("electors of window %d unknown, judging by the present ones: %s", window, error)
+            logger.warning("electors of window %d unknown, using the present ones: %s", window, error)
             return self.electors
         return electors_of(metagraph, buckets, self._elector_share)
 
@@ -181,7 +181,7 @@ class ChainManager:
         metagraph = await self.chain.metagraph(block)
         if not metagraph.neurons:
             raise ChainUnavailable(
-                f"subnet {self.chain.netuid} has no neurons at block {metagraph.block}: answer ignored"
+                f"subnet {self.chain.netuid} has no neurons at block {metagraph.block}: ignoring this answer"
             )
         # Commitments remain after a registration ends, so use only those of neurons registered at that block.
         committed = await self.chain.commitments(metagraph.block)
@@ -214,7 +214,7 @@ class ChainManager:
         except ValueError as error:
             if self._refused.get(commitment.hotkey, -1) < commitment.block:
                 self._refused[commitment.hotkey] = commitment.block
-                logger.warning("commitment of uid %d (%s) names no bucket: %s", uid, commitment.hotkey, error)
+                logger.warning("commitment of uid %d (%s) is not a bucket: %s", uid, commitment.hotkey, error)
             return None
 
     # Windows
@@ -294,7 +294,7 @@ class ChainManager:
                 if await self._committed(block) == wanted:
                     return written
                 # The commit was included, but the chain has another value: another process writes for this hotkey.
-                logger.warning("the commitment made in block %d is not what the chain holds", block)
+                logger.warning("the commitment on chain differs from the one made in block %d", block)
             except ChainUnavailable as error:
                 logger.warning("commitment not confirmed (attempt %d of %d): %s", attempt, WRITE_ATTEMPTS, error)
                 await self._wait_for_inclusion(error)

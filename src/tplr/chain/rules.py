@@ -167,12 +167,12 @@ def check_weights(
     too_fast = "CommittingWeightsTooFast" if limits.commit_reveal else "SettingWeightsTooFast"
     check_weights_rate(neuron, limits=limits, block=metagraph.block, error=too_fast)
     if limits.commit_reveal and unrevealed >= limits.max_unrevealed:
-        raise refusal("TooManyUnrevealedCommits", f"{unrevealed} sealed weights of uid {neuron.uid} wait already")
+        raise refusal("TooManyUnrevealedCommits", f"uid {neuron.uid} has {unrevealed} unrevealed weights already")
     uids = [uid for uid, _ in row]
     own_only = uids == [neuron.uid]
     if not neuron.permit and not own_only:
         raise refusal(
-            "NeuronNoValidatorPermit", f"uid {neuron.uid} holds no validator permit; epochs give them by stake"
+            "NeuronNoValidatorPermit", f"uid {neuron.uid} has no validator permit; each epoch grants permits by stake"
         )
     if len(set(uids)) != len(uids):
         raise refusal("DuplicateUids", f"a uid appears twice in {uids}")

@@ -99,10 +99,10 @@ def translate(error: Exception, *, sent: bool) -> ChainError | UnsupportedRuntim
     if type(error) is bt.BittensorError:
         # The SDK's argument checks raise this base class, before anything is sent.
         return Rejected(str(error), name="InvalidArgument")
-    return _unnamed(error, sent=sent)
+    return _translate(error, sent=sent)
 
 
-def _unnamed(error: Exception, *, sent: bool) -> ChainUnavailable | UnsupportedRuntime:
+def _translate(error: Exception, *, sent: bool) -> ChainUnavailable | UnsupportedRuntime:
     """Translate an error that is not the chain's: the runtime lacks something, or there was no answer."""
     detail = str(error) or "no answer in time"
     if type(error).__name__ == "StorageFunctionNotFound" or any(words in detail for words in LACKING):
@@ -372,7 +372,7 @@ class SubtensorChain:
                 except SDK_ERRORS as error:
                     mute = self._node
                     await self._dial_next(client)
-                    raise ChainUnavailable(f"{mute} is mute: changed to {self._node}", name="Mute") from error
+                    raise ChainUnavailable(f"{mute} does not answer: switched to {self._node}", name="Mute") from error
             return task.result()
         finally:
             task.cancel()
@@ -432,7 +432,7 @@ class SubtensorChain:
             except SDK_ERRORS as error:
                 raise translate(error, sent=True) from error
         if result.extrinsic_id is None:
-            raise ChainUnavailable("sent, but the node did not say in which block it landed", fate_unknown=True)
+            raise ChainUnavailable("sent, but the node did not report its block", fate_unknown=True)
         return int(result.extrinsic_id.split("-")[0])
 
     def _forget_nonce(self) -> None:

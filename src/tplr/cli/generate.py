@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[MODEL] PROMPT",
         help="folder of tplr export, and the text to continue; without a folder, the model of a run",
     )
-    add("--tokens", type=int, default=100, metavar="N", help="at most so many (default: %(default)s)")
+    add("--tokens", type=int, default=100, metavar="N", help="maximum number (default: %(default)s)")
     add("--temperature", type=float, default=0.8, metavar="T", help="0: the most probable token (default: %(default)s)")
     add("--top-p", type=float, default=0.95, metavar="P", help="sample among the most probable (default: %(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="of the sampling (default: %(default)s)")

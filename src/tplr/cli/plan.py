@@ -89,7 +89,7 @@ def _host(args: argparse.Namespace) -> "Host":
         if (value := getattr(args, name)) is not None and not value > 0
     ]
     if args.gpu not in ("here", "cpu", *ACCELERATORS):
-        problems.append(f"--gpu {args.gpu}: known are here, cpu, {', '.join(ACCELERATORS)}")
+        problems.append(f"--gpu {args.gpu}: expected here, cpu, {', '.join(ACCELERATORS)}")
     if problems:
         raise ConfigError(problems)
     device = torch.device("cuda" if args.gpu == "here" and torch.cuda.is_available() else "cpu")

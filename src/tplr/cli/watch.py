@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--once", action="store_true", help="print one frame and end")
+    add("--once", action="store_true", help="print one frame and exit")
     add("--validator", type=int, metavar="UID", help="whose scores are shown (default: the leading validator's)")
     add("--windows", type=_positive, default=8, metavar="N", help="how many of the newest are read (default: 8)")
     add_network_arguments(parser)

@@ -84,7 +84,7 @@ class NodeBuckets(ChainManager):
         """As ``store_of``. Raises ObjectNotFound if there is none."""
         store = self.store_of(uid)
         if store is None:
-            raise ObjectNotFound(f"uid {uid} has committed to no bucket")
+            raise ObjectNotFound(f"uid {uid} has no bucket on chain")
         return store
 
     def leader_store(self) -> ObjectStore | None:

@@ -97,7 +97,7 @@ class StateExchange(NodeBuckets):
         """
         store = (await self._stores([uid], window, key, local, stale_retention))[uid]
         if store is None:
-            raise ObjectNotFound(f"uid {uid} has committed to no bucket")
+            raise ObjectNotFound(f"uid {uid} has no bucket on chain")
         name = state_key(key, window, uid, self._version)
         return await get_state(store, name, max_bytes=await self._state_cap(), bounds=time_bounds(time_min, time_max))
 

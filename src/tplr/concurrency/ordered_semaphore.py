@@ -35,14 +35,14 @@ class OrderedSemaphore:
                 await given
             except asyncio.CancelledError:
                 if given.done() and not given.cancelled():  # granted and cancelled in the same iteration of the loop
-                    self._give_on()
+                    self._pass_on_slot()
                 raise
         try:
             yield
         finally:
-            self._give_on()
+            self._pass_on_slot()
 
-    def _give_on(self) -> None:
+    def _pass_on_slot(self) -> None:
         while self._waiting:
             _, given = heapq.heappop(self._waiting)
             if not given.done():

@@ -97,7 +97,7 @@ async def _look(store: ObjectStore, included: IncludedSet) -> ObjectInfo | None:
     except ObjectNotFound:
         return None
     if info.size != size:
-        raise PayloadError(f"{key}: {info.size} bytes, its set explains {size}")
+        raise PayloadError(f"{key}: {info.size} bytes, expected {size} for its set")
     return info
 
 
@@ -140,12 +140,12 @@ def split(key: str, body: bytes, included: IncludedSet) -> list[bytes]:
     """Split an aggregate into its updates, in the set's order. Raises PayloadError if a hash differs from the set's."""
     head = _head(included)
     if body[: len(head)] != head:
-        raise PayloadError(f"{key}: its header is not that of its set")
+        raise PayloadError(f"{key}: its header does not match its set")
     bodies, start = [], len(head)
     for one in included.included:
         part = body[start : start + one.size]
         if hashlib.sha256(part).hexdigest() != one.sha256:
-            raise PayloadError(f"{key}: uid {one.uid}: another hash than in its set")
+            raise PayloadError(f"{key}: uid {one.uid}: its hash differs from the one in its set")
         bodies.append(part)
         start += one.size
     return bodies

@@ -129,7 +129,7 @@ class BallotBox:
                 continue
             with contextlib.suppress(PreconditionFailed):
                 await self._put(self._key(own), raw, create_only=True)
-            feed(election, ballot, restored=True)
+            record_ballot(election, ballot, restored=True)
             voted |= kind == "vote"
         return voted
 
@@ -224,7 +224,7 @@ class BallotBox:
         await with_retry(lambda: self.own.put(key, raw, create_only=create_only), deadline_seconds=self.seconds)
 
 
-def feed(election: Election, ballot: Ballot, *, restored: bool = False) -> None:
+def record_ballot(election: Election, ballot: Ballot, *, restored: bool = False) -> None:
     """Pass a ballot to the method of ``election`` for its kind."""
     match ballot:
         case CheckedRelay():

@@ -254,9 +254,9 @@ class BallotReader:
         found, proposed = echo.document, proposal.document
         identity = value_id(proposed.value)
         if (found.slot, proposed.slot, found.value) != (slot, slot, identity):
-            raise PayloadError(f"relay of uid {uid}: its echo is not of its proposal in slot {slot}")
+            raise PayloadError(f"relay of uid {uid}: its echo does not match its proposal in slot {slot}")
         if proposed.votes != {str(voter): vote.sha256 for voter, vote in votes.items()}:
-            raise PayloadError(f"relay of uid {uid}: not the votes that its proposal names")
+            raise PayloadError(f"relay of uid {uid}: its votes differ from those that its proposal lists")
         proof = self._proof(relay.proof)
         self._remember({uid: echo}, {proposer: proposal}, votes, proof.echoes if proof else {})
         return CheckedRelay(uid, identity, echo, proposal, votes, proof)
@@ -265,7 +265,7 @@ class BallotReader:
         """Open the status of elector ``uid`` at the beginning of ``slot``."""
         status = self._open(raw, Status, uid).document
         if status.slot != slot:
-            raise PayloadError(f"status of uid {uid}: of slot {status.slot}, not {slot}")
+            raise PayloadError(f"status of uid {uid}: slot {status.slot}, expected {slot}")
         votes, proof = self._votes(status.votes), self._proof(status.proof)
         self._remember(votes, proof.echoes if proof else {})
         return CheckedStatus(uid, slot, votes, proof)
@@ -277,7 +277,7 @@ class BallotReader:
         assert proof is not None
         commitments = self._each(decision.commitments, Commitment)
         if uid not in commitments or any(one.document.value != proof.id for one in commitments.values()):
-            raise PayloadError(f"decision of uid {uid}: not the commitments to its value, its own among them")
+            raise PayloadError(f"decision of uid {uid}: expected commitments to its value, including its own")
         votes = self._votes(decision.votes)
         self._remember(votes, proof.echoes, commitments)
         return CheckedDecision(uid, proof, votes, commitments)
@@ -288,7 +288,7 @@ class BallotReader:
         identity = value_id(proof.value)
         echoes = self._each(proof.echoes, Echo)
         if any((one.document.slot, one.document.value) != (proof.slot, identity) for one in echoes.values()):
-            raise PayloadError(f"a proof of slot {proof.slot} has an echo of something else")
+            raise PayloadError(f"a proof of slot {proof.slot} has an echo of another value")
         if not self.electors.outweighs(echoes):
             raise PayloadError(f"a proof with echoes of uids {sorted(echoes)}: not more than half of the stake")
         return CheckedProof(proof.slot, proof.value, identity, echoes)
@@ -303,7 +303,7 @@ class BallotReader:
             raw = text.encode()
             author = self._author(raw)
             if author in found:
-                raise PayloadError(f"two documents {schema.kind!r} of uid {author}")
+                raise PayloadError(f"two {schema.kind} documents of uid {author}")
             found[author] = self._open(raw, schema, author)
         return found
 
@@ -313,11 +313,11 @@ class BallotReader:
         for one in self.electors.ranked:
             if b'"hotkey":"%s"' % one.hotkey.encode() in head:
                 return one.uid
-        raise PayloadError(f"embedded document of nobody who is an elector: {head[:200]!r}"[:300])
+        raise PayloadError(f"embedded document: its author is not an elector: {head[:200]!r}"[:300])
 
     def _open(self, raw: bytes, schema: type[DocumentT], uid: int) -> Signed[DocumentT]:
         if uid not in self.electors:
-            raise PayloadError(f"uid {uid} is no elector of window {self.window}")
+            raise PayloadError(f"uid {uid} is not an elector of window {self.window}")
         for known in self._opened.get((schema.kind, uid), ()):
             if known.raw == raw:
                 return known

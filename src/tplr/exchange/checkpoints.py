@@ -194,7 +194,7 @@ def needed_shards(manifest: SnapshotManifest, wanted: Mapping[str, TensorLayout]
         raise StateError(f"checkpoint of window {manifest.window}: {gap}")
     shards = tuple(shard for shard in manifest.shards if any(piece.tensor in wanted for piece in shard.pieces))
     if len({shard.name for shard in shards}) != len(shards):
-        raise StateError(f"checkpoint of window {manifest.window}: two shards of one name")
+        raise StateError(f"checkpoint of window {manifest.window}: two shards have the same name")
     for shard in shards:
         others = [piece.tensor for piece in shard.pieces if piece.tensor not in wanted]
         if others:

@@ -114,7 +114,7 @@ class _Slot:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _OwnEcho:
     """This elector's own echo of a slot and its time, which is infinite if the echo is from before a restart.
 
     The time is at least 0, because the other electors read from time 0 on.
@@ -151,13 +151,13 @@ class Election:
         self._slots: dict[int, _Slot] = {}
         self._decisions: set[int] = set()
         self._commitments: dict[str, dict[int, Signed[Commitment]]] = {}
-        self._look_at = float("inf")  # when to read the others' decisions, after this elector's own commitment
-        self._said: dict[int, _Said] = {}
+        self._read_decisions_at = float("inf")  # time of the next read of decisions after this elector's own commitment
+        self._own_echoes: dict[int, _OwnEcho] = {}
         self._lock: CheckedProof | None = None
         # As of the start of the present slot.
         self._slot = -1
         self._demanded: dict[int, Signed[Vote]] | None = None
-        self._held: CheckedProof | None = None
+        self._slot_lock: CheckedProof | None = None
 
     @property
     def equivocators(self) -> set[int]:
@@ -186,7 +186,7 @@ class Election:
         if relay.proof:
             self._prove(relay.proof)
         if restored:
-            self._said[relay.slot] = _Said(relay.id, float("inf"))
+            self._own_echoes[relay.slot] = _OwnEcho(relay.id, float("inf"))
 
     def status(self, status: CheckedStatus) -> None:
         """Record the status of another elector at the start of a slot."""
@@ -233,8 +233,8 @@ class Election:
         """Return the next time after ``now`` at which an action may be due even if no new document is read."""
         slot = self.slot_at(now)
         times = [(slot * SLOT + step) * self._delta for step in (PROPOSE_FROM, ECHO_UNTIL, SLOT)]
-        if slot in self._said:
-            times += [self._said[slot].at + COMMIT_AFTER * self._delta, self._look_at]
+        if slot in self._own_echoes:
+            times += [self._own_echoes[slot].at + COMMIT_AFTER * self._delta, self._read_decisions_at]
         return min((time for time in times if time > now), default=now + self._delta)
 
     def wanted(self, now: float) -> list[Wanted]:
@@ -243,11 +243,11 @@ class Election:
         state, others = self._slots.get(slot, _Slot()), [uid for uid in self._electors.uids if uid != self._uid]
         proposer, into = self._electors.proposer(slot), now - slot * SLOT * self._delta
         kinds: list[Wanted] = []
-        if slot > max(0, self._slot) or now >= self._look_at:
+        if slot > max(0, self._slot) or now >= self._read_decisions_at:
             kinds += [Wanted("decision", uid, slot) for uid in others]
         elif slot > 0 and into < PROPOSE_UNTIL * self._delta:
             kinds += [Wanted("decision", uid, slot) for uid in others if uid not in self._decisions]
-        if slot in self._said:
+        if slot in self._own_echoes:
             relays = [] if self.committed else others
         elif proposer == self._uid:
             relays = []
@@ -259,7 +259,7 @@ class Election:
             relays = others if into >= PROPOSE_UNTIL * self._delta else [proposer]
             if slot == 0 and self._demanded is None and into >= PROPOSE_FROM * self._delta:
                 kinds += [Wanted("vote", uid, slot) for uid in others if uid not in self._votes]
-        if into < (COMMIT_UNTIL if slot in self._said else ECHO_UNTIL) * self._delta:
+        if into < (COMMIT_UNTIL if slot in self._own_echoes else ECHO_UNTIL) * self._delta:
             kinds += [Wanted("relay", uid, slot) for uid in relays if uid not in state.relays]
         return kinds
 
@@ -286,31 +286,31 @@ class Election:
             actions += self._enter(slot)
         if slot == 0 and self._demanded is None and seen >= PROPOSE_FROM * self._delta:
             self._demanded = dict(self._votes)
-        actions += self._speak(slot, seen - begun, now)
+        actions += self._propose_or_echo(slot, seen - begun, now)
         actions += self._commit(slot, seen, now)
         return actions
 
     def _enter(self, slot: int) -> list[Action]:
         """Fix the lock and the votes that this elector demands of the slot's proposals, and publish them."""
-        self._slot, self._held = slot, self._lock
+        self._slot, self._slot_lock = slot, self._lock
         if slot == 0:
             return []
         self._demanded = dict(self._votes)
-        return [SendStatus(slot, self._demanded, self._held)]
+        return [SendStatus(slot, self._demanded, self._slot_lock)]
 
-    def _speak(self, slot: int, into: float, now: float) -> list[Action]:
+    def _propose_or_echo(self, slot: int, into: float, now: float) -> list[Action]:
         late = now - slot * SLOT * self._delta
-        if slot in self._said:
+        if slot in self._own_echoes:
             return []
         if self._electors.proposer(slot) == self._uid:
-            everybody = slot == 0 and len(self._votes) == len(self._electors.ranked)
-            if late > PROPOSE_UNTIL * self._delta or not (everybody or into >= PROPOSE_FROM * self._delta):
+            all_voted = slot == 0 and len(self._votes) == len(self._electors.ranked)
+            if late > PROPOSE_UNTIL * self._delta or not (all_voted or into >= PROPOSE_FROM * self._delta):
                 return []
             return self._propose(slot, now)
         relays = [*self._slots.get(slot, _Slot()).proposals.values()]
         if late > ECHO_UNTIL * self._delta or len(relays) != 1 or not self._accepts(relays[0]):
             return []
-        self._said[slot] = _Said(relays[0].id, max(0.0, now))
+        self._own_echoes[slot] = _OwnEcho(relays[0].id, max(0.0, now))
         return [Repeat(relays[0])]
 
     def _propose(self, slot: int, now: float) -> list[Action]:
@@ -321,7 +321,7 @@ class Election:
             if value is None:
                 return []
             action = Propose(slot, value, dict(self._votes), None)
-        self._said[slot] = _Said(value_id(action.value), max(0.0, now))
+        self._own_echoes[slot] = _OwnEcho(value_id(action.value), max(0.0, now))
         return [action]
 
     def _tally(self, votes: Mapping[int, Signed[Vote]], slot: int) -> Value | None:
@@ -331,8 +331,8 @@ class Election:
         """Return whether a proposal satisfies everything that this elector demands."""
         if relay.proof:
             follows = relay.proof.slot < relay.slot and relay.proof.id == relay.id
-            return follows and (self._held is None or relay.proof.slot >= self._held.slot)
-        if self._held and self._held.id != relay.id:
+            return follows and (self._slot_lock is None or relay.proof.slot >= self._slot_lock.slot)
+        if self._slot_lock and self._slot_lock.id != relay.id:
             return False
         value = self._tally(relay.votes, relay.slot)
         if value is None or value_id(value) != relay.id:
@@ -350,32 +350,32 @@ class Election:
         if mine is None:
             return True
         # If an elector signed a different vote for the proposer, the proposer need not count the one known here.
-        alike = {uid: one.document for uid, one in known.items() if relay.votes.get(uid, one).sha256 == one.sha256}
-        shown = {uid: one.document for uid, one in relay.votes.items()}
-        lost = [tally_lost(votes, self._electors, relay.proposal.window) for votes in (alike, shown)]
+        consistent = {uid: one.document for uid, one in known.items() if relay.votes.get(uid, one).sha256 == one.sha256}
+        counted_votes = {uid: one.document for uid, one in relay.votes.items()}
+        lost = [tally_lost(votes, self._electors, relay.proposal.window) for votes in (consistent, counted_votes)]
         if any(window not in lost[1] for window in lost[0] if window in mine.lost):
             return False
-        counted, needed = (supported(votes, self._electors) for votes in (shown, alike))
+        counted, needed = (supported(votes, self._electors) for votes in (counted_votes, consistent))
         return all(counted.get(uid) == sha256 for uid, sha256 in needed.items() if mine.found.get(str(uid)) == sha256)
 
     def _commit(self, slot: int, seen: float, now: float) -> list[Action]:
         if self.committed:
-            if seen >= self._look_at:
-                self._look_at = now + self._delta
+            if seen >= self._read_decisions_at:
+                self._read_decisions_at = now + self._delta
             return []
-        state, said = self._slots.get(slot, _Slot()), self._said.get(slot)
-        if said is None or len(state.proposals) != 1 or now > (slot * SLOT + COMMIT_UNTIL) * self._delta:
+        state, own = self._slots.get(slot, _Slot()), self._own_echoes.get(slot)
+        if own is None or len(state.proposals) != 1 or now > (slot * SLOT + COMMIT_UNTIL) * self._delta:
             return []
-        echoes = state.echoes.get(said.id, {})
-        waited = seen >= said.at + COMMIT_AFTER * self._delta
+        echoes = state.echoes.get(own.id, {})
+        waited = seen >= own.at + COMMIT_AFTER * self._delta
         if self._uid not in echoes or not (waited or len(echoes) == len(self._electors.ranked)):
             return []
         if not self._electors.outweighs(echoes):
             return []
-        return self._committing(CheckedProof(slot, state.proposals[said.id].value, said.id, dict(echoes)), now)
+        return self._committing(CheckedProof(slot, state.proposals[own.id].value, own.id, dict(echoes)), now)
 
     def _committing(self, proof: CheckedProof, now: float) -> list[Action]:
         self.committed = proof
-        self._look_at = now + LOOK_AFTER_SECONDS
+        self._read_decisions_at = now + LOOK_AFTER_SECONDS
         relay = self._slots.get(proof.slot, _Slot()).proposals.get(proof.id)
         return [Commit(proof, relay.votes if relay else {}, dict(self._commitments.get(proof.id, {})))]

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from tplr.errors import StoreError
-from tplr.exchange.ballot_box import Ballot, BallotBox, feed
+from tplr.exchange.ballot_box import Ballot, BallotBox, record_ballot
 from tplr.exchange.ballots import CheckedProof
 from tplr.exchange.election import Commit, Election, Wanted
 from tplr.logging import logger
@@ -49,7 +49,7 @@ class ElectionRun:
             while True:
                 began = self._now
                 await self._read(began)
-                await self._say(began)
+                await self._publish_due(began)
                 if self._election.committed and not told:
                     told = True
                     await committed(self._election.committed)
@@ -78,7 +78,7 @@ class ElectionRun:
             del self._reading[wanted]
             self._slow.discard(wanted.uid)
             if (ballot := task.result()) is not None:
-                feed(self._election, ballot)
+                record_ballot(self._election, ballot)
 
     async def _ask(self, wanted: Wanted) -> Ballot | None:
         try:
@@ -88,7 +88,7 @@ class ElectionRun:
             logger.info("%s of uid %d not read: no answer in %.2f s", wanted.kind, wanted.uid, self._delta)
             return None
 
-    async def _say(self, seen: float) -> None:
+    async def _publish_due(self, seen: float) -> None:
         while actions := self._election.act(seen, self._now):
             for action in actions:
                 try:
@@ -99,4 +99,4 @@ class ElectionRun:
                         self._election.unpublished()
                         return  # the next round commits again
                 else:
-                    feed(self._election, ballot)
+                    record_ballot(self._election, ballot)

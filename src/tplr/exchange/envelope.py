@@ -181,19 +181,20 @@ def open_document(
     kind = kind or schema.kind
     label = _Label(author, kind, window)
     name = f"document {kind!r} of window {window} by uid {author.uid}"
-    if len(raw) > envelope_cap(schema.max_bytes if max_bytes is None else max_bytes):
-        raise PayloadError(f"{name}: {len(raw)} bytes are more than it may have")
+    limit = envelope_cap(schema.max_bytes if max_bytes is None else max_bytes)
+    if len(raw) > limit:
+        raise PayloadError(f"{name}: {len(raw)} bytes, expected at most {limit}")
     head, newline, body = raw[:MAX_HEADER_BYTES].partition(b"\n")
     body = raw[len(head) + len(newline) :]
     found = SIGNATURE.search(head)
     signature = found[1].decode() if found else "0" * 128
     if head + newline != label.header(signature):
         raise PayloadError(
-            f"{name}: not signed as such in {author.run} by {author.hotkey}: its header is {head[:200]!r}"[:480]
+            f"{name}: not a document of {author.run} signed by {author.hotkey}: its header is {head[:200]!r}"[:480]
         )
     sha256 = hashlib.sha256(body).hexdigest()
     if not hotkeys.verify(author.hotkey, label.message(sha256), bytes.fromhex(signature)):
-        raise PayloadError(f"{name}: hotkey {author.hotkey} has not signed it")
+        raise PayloadError(f"{name}: not signed by hotkey {author.hotkey}")
     document = parse_untrusted(body, schema, name)
     _check_canonical(document, body, name)
     for field, value in (("window", window), ("uid", author.uid), ("version", version_at(author.run.version, window))):

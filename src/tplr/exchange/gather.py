@@ -196,7 +196,7 @@ async def _look(uid: int, store: ObjectStore, rules: GatherRules[T]) -> tuple[Ob
         expected = "at most" if rules.or_less else "exactly"
         raise _Refused(Reason.WRONG_SIZE, f"{info.size} bytes, expected {expected} {rules.size}")
     if "-" in info.etag and rules.bounds != ANYTIME:
-        raise _Refused(Reason.MALFORMED, "uploaded in parts: its time may be that of the upload's start")
+        raise _Refused(Reason.MALFORMED, "uploaded in parts: its time may be the start of the upload")
     commit_key = rules.commit_key(uid)
     return info, await _timely_commit(store, commit_key, rules.bounds) if commit_key else None
 

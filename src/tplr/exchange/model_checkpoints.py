@@ -90,7 +90,7 @@ def wanted_tensors(
     limit = MAX_COPIES * sum(tensor.nbytes for tensor in model_tensors(model).values()) + SPARE_BYTES
     groups = [name for name, one in holders.items() if one is not None]
     if missing := [name for name in groups if name not in manifest.values]:
-        raise StateError(f"the checkpoint of window {manifest.window} holds no {missing[0]}: load it without one")
+        raise StateError(f"the checkpoint of window {manifest.window} has no {missing[0]} state: load it without one")
     prefixes = tuple(f"{group}." for group in ("momentum", *groups))
     others = {name: layout for name, layout in manifest.tensors.items() if name.startswith(prefixes)}
     size = sum(layout.rows * layout.row_bytes for layout in others.values())
@@ -121,7 +121,7 @@ def read_checkpoint(
             try:
                 holder.load_state_dict(state)
             except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-                raise StateError(f"the checkpoint's {name} is of another one than this: {error!r}"[:300]) from error
+                raise StateError(f"the checkpoint's {name} does not fit this one: {error!r}"[:300]) from error
     for name, tensor in mine.items():
         reader.read_into(f"model.{name}", tensor.detach())
     momentum = {name.removeprefix("momentum."): one for name, one in others.items() if name.startswith("momentum.")}

@@ -52,7 +52,7 @@ def join_state(form: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     try:
         return _join(form, tensors)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise StateError(f"a state that is not of this form: {error!r}"[:200]) from error
+        raise StateError(f"malformed state: {error!r}"[:200]) from error
 
 
 def _join(form: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

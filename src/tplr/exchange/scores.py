@@ -66,9 +66,9 @@ async def get_scores(store: ObjectStore, window: int, author: Author, hparams: H
             raise
         raise ScoresSealed(_when_readable(seal, hparams), bucket=store.name, key=key) from None
     if seal and found.sha256 != seal.sha256:
-        raise PayloadError(f"{key}: another hash than the one that was published before ({seal.sha256[:12]}…)")
+        raise PayloadError(f"{key}: its hash differs from the one published before ({seal.sha256[:12]}…)")
     if hparams.sealed_scores and seal is None:
-        raise PayloadError(f"{key}: no hash of it was published before")
+        raise PayloadError(f"{key}: its hash was not published before")
     return found.document
 
 

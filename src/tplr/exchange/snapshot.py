@@ -141,14 +141,14 @@ class SnapshotManifest(Sealed):
         for shard in self.shards:
             for piece in shard.pieces:
                 if piece.tensor not in self.tensors:
-                    return f"{piece.tensor[:80]}: a piece of no tensor"
+                    return f"{piece.tensor[:80]}: a piece of an unknown tensor"
                 if piece.tensor in wanted:
                     rows[piece.tensor].append((piece.start, piece.rows))
         for name in sorted(wanted):
             reached = 0
             for start, count in sorted(rows[name]):
                 if start != reached:
-                    return f"{name}: its pieces do not join at row {reached}"
+                    return f"{name}: its pieces have a gap or overlap at row {reached}"
                 reached += count
             if reached != self.tensors[name].rows:
                 return f"{name}: pieces of {reached} rows, the tensor has {self.tensors[name].rows}"
@@ -240,7 +240,7 @@ def parse_manifest(body: bytes, name: str) -> SnapshotManifest:
         raise StateError(str(error)) from error
     # A manifest has one encoding, so this finds keys that pydantic ignored as unknown.
     if manifest.seal != manifest.sealed().seal or manifest.model_dump_json().encode() != body:
-        raise StateError(f"{name}: its seal does not fit, the file is torn or was changed")
+        raise StateError(f"{name}: its seal does not match, the file is torn or was changed")
     return manifest
 
 
@@ -272,7 +272,7 @@ def check_shards(folder: Path, manifest: SnapshotManifest, shards: Iterable[Snap
             while data := file.read(COPY_BYTES):
                 hashes.update(data)
         if hashes.hexdigests() != shard.blake3s:
-            raise StateError(f"{path}: checksum differs, the file is torn or was changed")
+            raise StateError(f"{path}: checksum mismatch, the file is torn or was changed")
 
 
 def check_head(folder: Path, manifest: SnapshotManifest, shard: SnapshotShard) -> None:
@@ -281,10 +281,10 @@ def check_head(folder: Path, manifest: SnapshotManifest, shard: SnapshotShard) -
     head = shard_head(manifest.tensors, shard.pieces)
     data_bytes = sum(piece.rows * manifest.tensors[piece.tensor].row_bytes for piece in shard.pieces)
     if shard.size != len(head) + data_bytes:
-        raise StateError(f"{path}: its size {shard.size} is not that of its pieces, {len(head) + data_bytes}")
+        raise StateError(f"{path}: size {shard.size}, expected {len(head) + data_bytes} for its pieces")
     with _reading(path) as file:
         if file.read(len(head)) != head:
-            raise StateError(f"{path}: its header is not that of its pieces")
+            raise StateError(f"{path}: its header does not match its pieces")
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ class SnapshotReader:
         layout = self._tensors.get(name)
         flat = target.reshape(1) if target.dim() == 0 else target
         if layout is None or layout.shape[1:] != tuple(target.shape[1:]) or DTYPES[layout.dtype] != target.dtype:
-            raise StateError(f"snapshot: {name} is {layout}, wanted {tuple(target.shape)} of {target.dtype}")
+            raise StateError(f"snapshot: {name} is {layout}, expected {tuple(target.shape)} of {target.dtype}")
         done = 0
         for place in sorted(self._places.get(name, []), key=lambda place: place.piece.start):
             start = max(place.piece.start, first_row)
@@ -382,6 +382,6 @@ def _read_rows(file: BinaryIO, target: torch.Tensor, row_bytes: int) -> None:
         part = target[start : start + step]
         data = file.read(part.nbytes)
         if len(data) != part.nbytes:
-            raise OSError("the file ends before its tensors do")
+            raise OSError("the file ends before its last tensor")
         if data:
             part.copy_(torch.frombuffer(bytearray(data), dtype=part.dtype).view(part.shape))

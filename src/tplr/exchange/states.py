@@ -140,7 +140,7 @@ def parse_sparse(body: bytes, totalks: Mapping[str, int] | None, *, topk: int, d
     try:
         return State(state.state_dict | {name: one.to(device) for name, one in tensors.items()}, state.global_step)
     except (RuntimeError, TypeError) as error:
-        raise PayloadError(f"{device} does not take its tensors: {error}") from error
+        raise PayloadError(f"its tensors can't be moved to {device}: {error}") from error
 
 
 def _tensors(state: State) -> dict[str, torch.Tensor]:

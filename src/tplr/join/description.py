@@ -129,8 +129,8 @@ def load_description(path: Path) -> RunDescription:
     digest = hparams_digest(path.parent / found.hparams.file)
     if digest != found.hparams.sha256:
         raise ConfigError(
-            f"{path.parent / found.hparams.file}: SHA-256 is {digest}, {path} says {found.hparams.sha256}: get both "
-            "files of the run again, from the same place"
+            f"{path.parent / found.hparams.file}: SHA-256 is {digest}, expected {found.hparams.sha256} from {path}: "
+            "download both files of the run again, from one source"
         )
     return found
 
@@ -145,7 +145,7 @@ def _read(path: Path, limit: int) -> bytes:
         with path.open("rb") as file:
             body = file.read(limit + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}: give the path of a run's file") from None
+        raise ConfigError(f"{path}: {error.strerror}: give the path of a run.toml") from None
     if len(body) > limit:
         raise ConfigError(f"{path}: expected at most {limit} bytes")
     return body

@@ -94,7 +94,7 @@ def join(path: Path, answers: Answers, questions: Questions, process: Mapping[st
     fits = _show_costs(run, path, answers, folder, console)
     if answers.dry_run:
         return 0 if fits else 1
-    if not fits and not questions.confirms("This machine does not suffice. Go on?"):
+    if not fits and not questions.confirms("This machine does not meet the requirements. Continue?"):
         return MISCONFIGURED
     options = _node_options(run, path, answers, folder, questions)
     variables = _variables(run, answers.role, folder, questions, process)
@@ -102,7 +102,7 @@ def join(path: Path, answers: Answers, questions: Questions, process: Mapping[st
     if not _write_env(folder / ".env", variables, run, questions, replace=answers.replace_env):
         return MISCONFIGURED
     if status := _check(answers, options, folder, variables, process):
-        console.print("Correct what is listed, and run this command again: nothing is installed.")
+        console.print("Fix the listed problems and run this command again: nothing is installed.")
         return status
     _serve(run, answers, options, folder, console)
     return 0
@@ -112,7 +112,7 @@ def _show_costs(run: RunDescription, path: Path, answers: Answers, folder: Path,
     """Print a node's needs and costs on this machine; return whether it fits."""
     hparams, device = load_hparams(path.parent / run.hparams.file), check_device(answers.device)
     if answers.role == "aggregator":
-        console.print("An aggregator holds no model; docs/costs.md says what it takes.")
+        console.print("An aggregator has no model; its requirements are in docs/costs.md.")
         return True
     here = Host.here(device, folder, ranks=answers.ranks, down=answers.down * 1e6, up=answers.up * 1e6)
     # The saved states of a node that has run here make room for its next ones.

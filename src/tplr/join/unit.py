@@ -155,7 +155,7 @@ def service_user(folder: Path) -> str | None:
     try:
         return pwd.getpwuid(folder.stat().st_uid).pw_name
     except KeyError:
-        raise ConfigError(f"{folder}: its owner has no name: chown it to the account that shall run the node") from None
+        raise ConfigError(f"{folder}: its owner has no user name: chown it to the account that runs the node") from None
 
 
 def hand_over(folder: Path, names: Sequence[str]) -> None:

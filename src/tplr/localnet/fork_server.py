@@ -181,7 +181,7 @@ def main() -> None:
     gc.freeze()  # a collection writes to every object that it visits
     control.send(b"ready")
     if (request := _serve(control)) is not None:
-        _become(request)
+        _run_as_main(request)
 
 
 def _serve(control: socket.socket) -> _Request | None:
@@ -230,7 +230,7 @@ def _report_end(pid: int, answer: socket.socket) -> None:
         answer.send(str(status).encode())
 
 
-def _become(request: _Request) -> None:
+def _run_as_main(request: _Request) -> None:
     """Run the command line as the main program of this process."""
     replace_process_variables(request.env)
     os.chdir(request.folder)

@@ -24,7 +24,7 @@ def die_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit("launch: the parent died first")
+        sys.exit("launch: the parent process has ended")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def reader_arguments(args: Arguments, run: Path) -> Arguments:
     for name in ("hparams.json", "chain.sqlite", "keys.json", "storage", "wallets"):
         if not (run / name).exists():
             raise ConfigError(
-                f"{run}: no {name}, so no localnet whose buckets were kept (without --keep results) is in there: give "
+                f"{run}: no {name}, so it has no localnet with kept buckets (--keep results deletes them): give "
                 "--local FOLDER of another run"
             )
     return replace(

@@ -38,6 +38,6 @@ class Restarts:
             self._counts[name] += 1
             self._due[name] = time.monotonic() + PAUSE_SECONDS
             logger.warning(
-                "%s ended with status %d, something outside is down (%s): starting it again in %g s (%d of %d)",
+                "%s ended with status %d, an external service is down (%s): starting it again in %g s (%d of %d)",
                 *(name, OUTSIDE_DOWN, child.log, PAUSE_SECONDS, self._counts[name], MOST),
             )

@@ -240,7 +240,7 @@ def wreckers(setting: Setting) -> Figures:
 
 
 def losses(setting: Setting) -> Figures:
-    """Simulate three equal miners, two of which lose 3 and 6 of the paid windows."""
+    """Simulate three equal miners, of which two lose 3 and 6 of the paid windows."""
     last = LAUNCH + PAID_WINDOWS
     random = np.random.default_rng(derive("losses", setting.seed) >> 1)
     lost = [

@@ -357,7 +357,7 @@ class _Comms:
         return False
 
     async def get_aggregate(self, _: object) -> None:
-        """Return None: nobody publishes aggregates."""
+        """Return None: the simulation has no aggregates."""
 
     async def get_commit(self, uid: int, window: int) -> ObjectInfo:
         return await self.store_of(uid).head(commit_key(window, uid, self._world.hparams.version))
@@ -367,7 +367,7 @@ class _Comms:
         return UploadBounds(end, end + delta_seconds)
 
     async def buckets_in(self, _: int) -> dict[int, None]:
-        """Return the current buckets: nobody changes its bucket."""
+        """Return the current buckets, which do not change in the simulation."""
         return self.commitments
 
     async def hotkeys_in(self, _: int) -> dict[int, str]:

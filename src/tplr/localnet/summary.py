@@ -210,7 +210,7 @@ def _progress_outcome(view: NetworkView, span: range, window_seconds: float) -> 
     """Fail if a node applied nothing new, or all sets were empty, for more than ``MAX_STALL`` windows."""
     stalls = {node.name: stalled_windows(node.reached, window_seconds) for node in view.honest if node.reached}
     if not stalls:
-        return RunOutcome("progress", False, "nobody applied a window")
+        return RunOutcome("progress", False, "no node applied a window")
     name = max(stalls, key=lambda name: stalls[name])
     empty = longest_empty(
         [view.validator.applied[window].included for window in span if window in view.validator.applied]
@@ -238,7 +238,7 @@ def longest_empty(included: Sequence[Sequence[int]]) -> int:
 
 def _attacks_outcome(node: NodeView) -> RunOutcome:
     if not node.attacks:
-        return RunOutcome("attacks", False, f"{node.name} was to lie, and did not")
+        return RunOutcome("attacks", False, f"{node.name} was expected to lie, but did not")
     told = ", ".join(f"{behaviour} {count}" for behaviour, count in sorted(node.attacks.items()))
     return RunOutcome("attacks", True, f"{node.name} lied {node.attacks.total()} times: {told}")
 

@@ -74,7 +74,7 @@ class Agreement:
         """
         for window, mine in sorted(self._applied.items()):
             if mine.included and self._comms.is_voided(window):
-                logger.warning("window %d was voided after it was applied here; rolling back", window)
+                logger.warning("window %d was voided after this node applied it; rolling back", window)
                 return self._forget(Divergence(window, local_state_failed=False))
             if not mine.set_known and await self._other_set(window, mine):
                 self._redone.add(window)
@@ -115,9 +115,9 @@ class Agreement:
         if {str(one.uid): one.sha256 for one in included.included} == mine.included:
             return False
         if window in self._redone:
-            logger.error("window %d: its included set can't be applied; keeping what this node found", window)
+            logger.error("window %d: the included set can't be applied; keeping this node's own set", window)
             return False
-        logger.warning("window %d: the included set differs from what was applied here; rolling back", window)
+        logger.warning("window %d: the included set differs from the applied one; rolling back", window)
         return True
 
     async def _other_model(self, window: int, mine: _Applied) -> bool:

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         type=_comma_separated,
         default=(),
         metavar="URL[,URL]",
-        help="archive nodes, for a neuron that was away for long (default: the network's own)",
+        help="archive nodes, for a node that was offline for long (default: the network's own)",
     )
     add("--device", default="cuda", help="torch device: cuda, cuda:1, cpu (default: %(default)s)")
     _add_device_arguments(parser)
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="under torchrun, restart all ranks if one does not answer for so long (default: %(default)s)",
+        help="under torchrun, restart all ranks if one does not answer within this time (default: %(default)s)",
     )
     add(
         "--hparams",
@@ -102,8 +102,8 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         type=Path,
         const=NEWEST_LOCALNET,
         metavar="RUN",
-        help=f"use hparams and chain of the localnet in this folder (default: {NEWEST_LOCALNET}); commands "
-        "that read a network also start its storage, and need nothing else",
+        help=f"use hparams and chain of the localnet in this folder (default: {NEWEST_LOCALNET}); commands that read "
+        "a network also start its storage",
     )
     add("--state", type=Path, default=Path("~/.cache/tplr/state"), help="folder of saved state (default: %(default)s)")
     add("--events", type=Path, default=None, help="append events as JSON lines to this file; watch: show them")
@@ -112,11 +112,15 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         type=float,
         default=100.0,
         metavar="MB",
-        help="at this size the file is renamed to FILE.1, and the one before is deleted (default: %(default)s)",
+        help="size at which the file is renamed to FILE.1, replacing an older FILE.1 (default: %(default)s)",
     )
-    add("--log-format", choices=("text", "json"), default="text", help="of the log on stderr (default: %(default)s)")
+    add("--log-format", choices=("text", "json"), default="text", help="format of the log (default: %(default)s)")
     add("--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus (needs the extra 'metrics')")
-    add("--metrics-address", default="127.0.0.1", help="where they are served; 0.0.0.0: to all (default: %(default)s)")
+    add(
+        "--metrics-address",
+        default="127.0.0.1",
+        help="address of the metrics server; 0.0.0.0: all interfaces (default: %(default)s)",
+    )
     add("--wandb.project", dest="wandb_project", help="chart events in this W&B project (needs the extra 'wandb')")
     add(
         "--test",
@@ -132,15 +136,13 @@ def _add_device_arguments(parser: argparse._ActionsContainer) -> None:
     """Declare the settings of the device (defaults: ``docs/engine.md``); nodes need not agree on them."""
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
     add("--compile", action=switch, help="compile the decoder layer, and a miner's loss")
-    add(
-        "--checkpointing", choices=("none", "selective", "full"), help="activations that a backward pass computes again"
-    )
-    add("--loss-rows", type=_positive, metavar="N", help="predictions whose logits exist at the same time")
-    add("--fused-adamw", action=switch, help="miner: one kernel for a step of AdamW")
-    add("--copy-ahead", action=switch, help="miner: copy a batch to the GPU while the batch before it computes")
+    add("--checkpointing", choices=("none", "selective", "full"), help="activations to recompute in the backward pass")
+    add("--loss-rows", type=_positive, metavar="N", help="predictions whose logits are in memory at a time")
+    add("--fused-adamw", action=switch, help="miner: fused AdamW kernel")
+    add("--copy-ahead", action=switch, help="miner: copy the next batch to the GPU during computation")
     add("--gather-bfloat16", action=switch, help="miner under torchrun: gather layers' weights in bfloat16")
-    add("--offload-weights", action=switch, help="miner: weights from before the inner steps in host memory")
-    add("--offload-error-feedback", action=switch, help="miner: error feedback in host memory while it trains")
+    add("--offload-weights", action=switch, help="miner: keep the weights from before the inner steps in host memory")
+    add("--offload-error-feedback", action=switch, help="miner: keep error feedback in host memory during training")
     add(
         "--profile",
         type=Path,

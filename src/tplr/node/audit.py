@@ -120,7 +120,7 @@ class Auditor:
             except ObjectNotFound as error:
                 if last or isinstance(error, ScoresSealed):
                     raise
-                logger.info("window %d: no scores, the validator only caught up: %s", window, error)
+                logger.info("window %d: no scores, the validator was catching up: %s", window, error)
         except ScoresSealed:
             raise
         except ObjectNotFound as error:
@@ -179,13 +179,13 @@ class Auditor:
         try:
             found = await self._sets.check(report)
         except PayloadError as error:  # the list is read from the present electors; the validator may not be one
-            raise ObjectNotFound(f"window {report.window} not verified: no peer list can be read: {error}") from error
+            raise ObjectNotFound(f"window {report.window} not verified: no peer list is readable: {error}") from error
         except Mismatch as error:
             if not undecided:
                 raise
             raise StoreUnavailable(
-                f"window {report.window} not verified: what its electors decided is not published, or can't be read "
-                f"now, and the buckets show something else: {Difference(report.window, *error.parts)}"
+                f"window {report.window} not verified: the electors' decision is not published or not readable now, "
+                f"and the buckets differ: {Difference(report.window, *error.parts)}"
             ) from error
         for text in found.unverified:
             self._leave_open(text)
@@ -194,7 +194,7 @@ class Auditor:
     async def _check_voided(self, report: DebugReport, *, several: bool) -> None:
         """Check the report of a window that was voided later; raise WindowLost if it is from before the rollback."""
         if not several:
-            self._leave_open("voided by its only elector, which says that it has lost an update: not verified")
+            self._leave_open("not verified: voided by its only elector, which reports a lost update")
         if not report.included:
             return
         value = await self._comms.get_decision(report.window)
@@ -233,7 +233,7 @@ class Auditor:
         same("the included set: updates", included.included, reported.included)
         # Reasons are not compared: a node that did not get the set in time may have found the same updates for
         # different reasons.
-        same("the included set: who is skipped", sorted(included.skipped), sorted(reported.skipped))
+        same("the included set: skipped uids", sorted(included.skipped), sorted(reported.skipped))
         same("the included set: success rate", included.success_rate, reported.success_rate)
         # The aggregate of an empty set may be that of the set decided before the window was voided.
         if not aggregate or not included.included:
@@ -242,7 +242,7 @@ class Auditor:
             await self._comms.get_aggregate(included)
         except PayloadError as error:
             await self._check_own_aggregate(included)
-            self._leave_open(f"aggregate not compared, somebody else's is none: {error}")
+            self._leave_open(f"aggregate not compared, the stored one is invalid: {error}")
         except StoreError as error:
             self._leave_open(f"aggregate not compared: {error}")
 
@@ -275,20 +275,20 @@ class Auditor:
         same("seal of the score report", report.seal, report.sealed().seal)
         same("window of the score report", report.window, self.window)
         await self._check_hotkeys(report)
-        voided = await self._voided_lately()
+        voided = await self._recently_voided()
         try:
             await self._check_observations(report, debug_report, gathered)
         except Mismatch as found:
             if voided is None:
                 raise
             self._leave_open(
-                f"scores not verified: window {voided} was voided, perhaps after they were made with another model or "
-                f"set: {Difference(self.window, *found.parts)}"
+                f"scores not verified: window {voided} was voided, possibly after they were computed with another "
+                f"model or set: {Difference(self.window, *found.parts)}"
             )
         await self._check_peer_scores(report)
         await self._check_omissions(report)
 
-    async def _voided_lately(self) -> int | None:
+    async def _recently_voided(self) -> int | None:
         """Return a recent window that was voided, perhaps after a validator had scored this window; None if none was.
 
         The range that is searched is the longest time that electors take to void a window.
@@ -381,7 +381,7 @@ class Auditor:
         listed = await self._comms.get_peer_list(self.window)
         for uid in (*listed.peers, *listed.reserve_peers, *listed.probation) if listed else ():
             if (seen := report.observations.get(str(uid))) and seen.verdict is None:
-                raise Mismatch(f"verdict on uid {uid}", None, "one, or a fault")
+                raise Mismatch(f"verdict on uid {uid}", None, "a verdict, or a fault")
 
     async def _check_pages(self, report: ScoreReport, included: Mapping[int, Update]) -> None:
         """Compare which miners named their assigned pages; if any update is measured, all of these must be."""
@@ -482,15 +482,15 @@ class Auditor:
                 sampled = tuple(int(uid) for uid, seen in report.observations.items() if seen.sampled)
                 same("sampled uids", tuple(sorted(sampled)), board.sample(pool, self.window, seed))
             outcome = board.see(report.evidence)
-        same("earlier windows that the scores follow from", report.follows_from, board.follows_from)
+        same("earlier windows that the scores depend on", report.follows_from, board.follows_from)
         same("uids with a peer score", sorted(report.peer_scores), sorted(map(str, outcome.peer_scores)))
         for uid, one in outcome.peer_scores.items():
             published = report.peer_scores[str(uid)]
-            if not _alike(published.model_dump(), one.model_dump()):
+            if not _nearly_equal(published.model_dump(), one.model_dump()):
                 raise Mismatch(f"peer score of uid {uid}", published, one)
         same("penalties", report.struck, {str(uid): codes for uid, codes in outcome.struck.items()})
         found = {str(uid): one for uid, one in board.weights.items()}
-        if not _alike(report.weights, found):
+        if not _nearly_equal(report.weights, found):
             raise Mismatch("weights", report.weights, found)
 
     async def _earlier_reports(self, report: ScoreReport) -> list[ScoreReport] | None:
@@ -524,10 +524,11 @@ def _consistent() -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise Mismatch("evidence that scores can follow from", "none", f"{type(error).__name__}: {error}") from error
+        found = f"{type(error).__name__}: {error}"
+        raise Mismatch("evidence from which scores can be computed", "none", found) from error
 
 
-def _alike(published: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+def _nearly_equal(published: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
     """Return whether two records are equal up to ``SCORE_TOLERANCE``: linear algebra differs in the last bits."""
     return published.keys() == found.keys() and all(
         math.isclose(one, other, rel_tol=SCORE_TOLERANCE, abs_tol=SCORE_TOLERANCE)

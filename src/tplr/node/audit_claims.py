@@ -100,7 +100,7 @@ class SyncClaims:
         try:
             void = await after_void(self._comms, self._start, newest)
         except (PayloadError, StoreError) as error:
-            logger.info("window %d: void or not? %s", newest, error)
+            logger.info("window %d: void state unknown: %s", newest, error)
             void = True
         if void:  # the validator may or may not have known of it
             found.gone = sorted(uid for uid, seen in judged.items() if seen.behind is not None)
@@ -117,7 +117,7 @@ class SyncClaims:
                 found.unread.append(uid)
                 return
             async with slots:
-                possible = await self._possible(uid, newest, before) if uid in same_bucket else None
+                possible = await self._possible_results(uid, newest, before) if uid in same_bucket else None
             if possible is None or (seen.behind in possible and len(possible) > 1):
                 found.gone.append(uid)
             elif seen.behind not in possible:
@@ -139,7 +139,7 @@ class SyncClaims:
         hotkeys = {neuron.uid: neuron.hotkey for neuron in self._comms.metagraph.neurons}
         return {uid for uid in same if (seen := report.observations.get(str(uid))) and seen.hotkey == hotkeys.get(uid)}
 
-    async def _possible(self, uid: int, newest: int, before: float) -> set[int]:
+    async def _possible_results(self, uid: int, newest: int, before: float) -> set[int]:
         """Return the results that an honest validator may have found, from the reports that it certainly read.
 
         Args:
@@ -150,7 +150,7 @@ class SyncClaims:
             steps = newest - window
             try:
                 async with asyncio.timeout(REPORT_SECONDS):
-                    report = await self._lasting(uid, window, before)
+                    report = await self._report_at(uid, window, before)
             except (StoreError, TimeoutError):
                 found |= {steps, OUT_OF_SYNC}
                 continue
@@ -160,7 +160,7 @@ class SyncClaims:
             return found | {steps if report is not None and report.proof == expected else OUT_OF_SYNC}
         return found | {OUT_OF_SYNC}
 
-    async def _lasting(self, uid: int, window: int, before: float) -> DebugReport | None:
+    async def _report_at(self, uid: int, window: int, before: float) -> DebugReport | None:
         """Return the report that was in the bucket at ``before``; None for an object that is not a valid report.
 
         Raises:
@@ -177,7 +177,7 @@ class SyncClaims:
         info = await store.head(key)
         bounds = UploadBounds(before - STORE_CLOCK_SECONDS, float("inf"))
         if bounds.judge(info.last_modified) is not Reason.TOO_EARLY:
-            raise ObjectNotFound("written when the validator may have read", key=key)
+            raise ObjectNotFound("written after the validator may have read it", key=key)
         return report
 
 
@@ -208,7 +208,7 @@ def omissions(report: ScoreReport, seed: int) -> Iterator[tuple[str, object, obj
         faulty = blind or any(fault.startswith(f"{NOT_EVALUATED.format(uid=uid)}:") for fault in report.faults)
         many = len(measured) > FEWEST_OTHERS + 1
         if many and not one.assigned_products and not faulty:
-            yield f"own-pages test of uid {uid}", None, "one, or a fault"
+            yield f"own-pages test of uid {uid}", None, "a test, or a fault"
         tests = {uid: one.assigned_products} if one.assigned_products else {}
         tested = many and alignment is not None and (uid, uid) in deviations(tests, alignment, only=uid)
         due = not tested or uid in by_loss

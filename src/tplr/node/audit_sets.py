@@ -142,7 +142,7 @@ class SetClaims:
         passed = [uid for uid in free if uid not in claimed and now[uid] not in [*Reason]]
         if passed:
             # No reason is published for them, and their buckets may not have answered then.
-            made.unverified.append(f"uids {passed} of the reserve not verified: passed over, as if unreachable")
+            made.unverified.append(f"uids {passed} of the reserve not verified: skipped as if unreachable")
 
     async def _recover(
         self,
@@ -170,18 +170,20 @@ class SetClaims:
         except PayloadError as error:
             raise Mismatch("the included set", "one that can be applied", error) from error
         for uid, one in sorted(kept.items()):
-            shown = "its commit names this hash" if commits[uid] else "no commit shows that they are its own"
-            made.unverified.append(f"uid {uid}: its bucket now: {now[uid]}; its bytes are the electors', and {shown}")
+            shown = "its commit names this hash" if commits[uid] else "no commit shows that the miner published them"
+            made.unverified.append(
+                f"uid {uid}: its bucket now: {now[uid]}; its bytes are from the electors, and {shown}"
+            )
             found[uid] = one
         lost = [uid for uid in missing if uid not in kept]
         if away := [uid for uid in lost if again.skipped.get(uid) is Reason.UNAVAILABLE]:
             text = f"window {window}: the update of uid {away[0]}, which was applied, can't be reached now"
             made.lost = StoreUnavailable(text)
         elif lost:
-            made.lost = WindowLost(self._nobody_shows(report, lost, now, commits))
+            made.lost = WindowLost(self._describe_lost(report, lost, now, commits))
         return found
 
-    def _nobody_shows(
+    def _describe_lost(
         self, report: DebugReport, lost: list[int], now: Mapping[int, str], commits: Mapping[int, str | None]
     ) -> str:
         """Describe the claimed updates that no node can provide, and the evidence of who deleted them."""
@@ -191,15 +193,15 @@ class SetClaims:
             if commits[uid]:
                 text += "its commit, written in time, names this hash: the miner has deleted the update"
             else:
-                text += "no commit tells whether the miner has deleted it or it never was"
+                text += "no commit shows whether the miner deleted it or never published it"
             told.append(text)
         if report.window < self._windows.oldest:
-            held = "; it is older than gradient_retention_windows, and all may have deleted it"
+            held = "; it is older than gradient_retention_windows, and all nodes may have deleted it"
         elif self._hparams.manifest_timeout_seconds:
-            held = f"; the electors, uid {report.uid} among them, publish no aggregate of this set"
+            held = f"; the electors, uid {report.uid} included, publish no aggregate of this set"
         else:
             held = ""
         return (
-            f"window {report.window}: validator {report.uid} claims what nobody can show: {'; '.join(told)}{held}. All "
-            "else in its set agrees. Start from a state of a later window (--from)"
+            f"window {report.window}: validator {report.uid} claims updates that no node can provide: "
+            f"{'; '.join(told)}{held}. The rest of its set agrees. Start from a state of a later window (--from)"
         )

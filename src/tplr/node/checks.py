@@ -72,7 +72,7 @@ class Checks:
         try:
             await asyncio.wait({task}, timeout=until and until - asyncio.get_running_loop().time())
             if not task.done():
-                text = f"no answer within {ANSWER_SECONDS:g} s: look at the network, try again"
+                text = f"no answer within {ANSWER_SECONDS:g} s: check the network and try again"
                 self._add(Problem(name, text, outside=True))
                 return None
         finally:
@@ -110,10 +110,10 @@ class Checks:
         """Print all problems as one table on standard error, by check."""
         title = "This node can't start"
         if self.status == OUTSIDE_DOWN:
-            title += ": something outside is down, try again"
+            title += ": an external service is down, try again"
         table = Table(title=title, title_justify="left", show_lines=True)
         table.add_column("check", no_wrap=True)
-        table.add_column("problem and what to do", overflow="fold")
+        table.add_column("problem and remedy", overflow="fold")
         for problem in sorted(self.problems, key=lambda one: one.check):
             table.add_row(problem.check, escape(problem.text))
         Console(stderr=True).print(table)

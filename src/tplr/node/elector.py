@@ -14,7 +14,7 @@ from tplr.compress.payload import Update
 from tplr.errors import ChainUnavailable, PayloadError, StateError, StoreError, WindowLost
 from tplr.exchange.aggregates import IncludedSet
 from tplr.exchange.agreed import enough
-from tplr.exchange.ballot_box import feed
+from tplr.exchange.ballot_box import record_ballot
 from tplr.exchange.ballots import VOID_WITHIN, CheckedProof, Vote
 from tplr.exchange.election import SLOT, Election
 from tplr.exchange.election_run import ElectionRun
@@ -202,7 +202,7 @@ class Elector:
         began, clock, loop = time.monotonic(), self._context.clock, asyncio.get_running_loop()
         closes = closes_after(self._hparams, self._spec.expected_size, clock.block_time)
         opens = loop.time() + closes - clock.seconds_since(window + 1)
-        electors, delta = electors.turned(window), self._hparams.relay_seconds
+        electors, delta = electors.rotated(window), self._hparams.relay_seconds
         box = self._comms.ballot_box(window, electors, self._ballots(window))
         question = await self._question(window, electors)
         election = Election(electors, self._comms.uid, question, delta)
@@ -213,7 +213,7 @@ class Elector:
             await failpoint("found")
             await self._aggregates.keep(own)
             await failpoint("kept")
-            feed(election, await box.vote(self._vote(own)))
+            record_ballot(election, await box.vote(self._vote(own)))
         ahead = self._publish_ahead(own, question, electors)
 
         async def committed(proof: CheckedProof) -> None:
@@ -313,7 +313,7 @@ class Elector:
         try:
             whole = await self._windows.from_set(included, own)
             if whole is None:
-                raise PayloadError("its set names an object that is not an update: no node can apply it")
+                raise PayloadError("its set includes an object that is not an update: no node can apply it")
         except (PayloadError, StoreError, WindowLost):
             self._lost[window] += 1
             await self._put_witnessed(window, has)

@@ -22,16 +22,16 @@ async def examine_node(args: Arguments, environment: Environment) -> Report:
     endpoints = await examine_endpoints(args)  # before the model is built, which blocks
     async with AsyncExitStack() as stack:
         await prepare(args, environment, stack, checks)
-    findings = _standing(checks, args)
+    findings = _neuron_finding(checks, args)
     findings += [Finding(one.check, ProbeResult.PROBLEM, one.text, outside=one.outside) for one in checks.problems]
     findings += endpoints
     for name, like in environment.unknown_names().items():
         remedy = f"did you mean {like}?" if like else "remove it"
-        findings.append(Finding("environment", ProbeResult.WARNING, f"nothing reads {name}", remedy))
+        findings.append(Finding("environment", ProbeResult.WARNING, f"unknown variable {name}", remedy))
     return Report(f"start-up checks of the {args.role} {args.wallet_name}/{args.wallet_hotkey}", findings)
 
 
-def _standing(checks: Checks, args: Arguments) -> list[Finding]:
+def _neuron_finding(checks: Checks, args: Arguments) -> list[Finding]:
     """Return what the chain reports about this neuron, independently of other problems."""
     if checks.neuron is None:
         return []
@@ -64,13 +64,13 @@ async def examine_endpoints(args: Arguments) -> list[Finding]:
     findings = []
     for name, head in found:
         if not isinstance(head, EndpointHead):
-            remedy = "look at the network, or take it off the list"
+            remedy = "check the network, or remove it from the list"
             findings.append(Finding("chain endpoint", bad, f"{name}: {head}", remedy, outside=True))
             continue
         age, behind = time.time() - head.time, newest - head.number
         said = f"{name}: block {head.number}, {age:.0f} s old"
         if behind > FINAL_AFTER_BLOCKS:
-            remedy = "it does not follow the chain: take it off the list"
+            remedy = "it does not follow the chain: remove it from the list"
             findings.append(Finding("chain endpoint", ProbeResult.WARNING, f"{said}, {behind} behind", remedy))
         elif abs(age) > MAX_SKEW_SECONDS:
             remedy = "set this machine's clock (ntp); if that is right, the chain has stalled"

@@ -220,7 +220,7 @@ class Leader:
             self._active = dict.fromkeys((*found.peers, *found.reserve_peers), window) | self._active
         present = self._published
         listed = (*present.peers, *present.reserve_peers) if present else ()
-        active, proven = await self._lively(window), self._proven(board)
+        active, proven = await self._active_uids(window), self._proven(board)
         waiting = {uid for uid in active if proven.get(uid) and uid not in listed}
         room = len(listed) < self._hparams.max_topk_peers + self._hparams.reserve_peers
         lost = any(proven.get(uid) is False for uid in listed)
@@ -242,7 +242,7 @@ class Leader:
         hparams = self._hparams
         return window // (2 * (hparams.probation_windows + hparams.validator_offset + hparams.peer_list_window_margin))
 
-    async def _lively(self, window: int) -> set[int]:
+    async def _active_uids(self, window: int) -> set[int]:
         """Return the uids that are active, or were recently and can't be checked now, perhaps by this node's fault."""
         groups = await self._comms.track_active_peers(window)
         self._active |= dict.fromkeys(groups.eval, window)

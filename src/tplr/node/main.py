@@ -29,8 +29,8 @@ def main(args: Arguments) -> int:
     """Run a node until SIGINT or SIGTERM.
 
     Returns:
-        Exit status: 0 after a signal, 1 after a crash, 2 if it is misconfigured, 3 if it could not start because
-        something outside is down (the chain, a bucket, the model hub): a later try may succeed; 4 if the run continues
+        Exit status: 0 after a signal, 1 after a crash, 2 if it is misconfigured, 3 if it could not start because an
+        external service is down (the chain, a bucket, the model hub): a later try may succeed; 4 if the run continues
         under rules that it does not know.
     """
     setup_logging(debug=args.debug, trace=args.trace, json_lines=args.log_format == "json")

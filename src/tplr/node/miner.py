@@ -249,7 +249,7 @@ class Miner:
         await self._comms.put_commit(window, hashlib.sha256(body).hexdigest())
         await failpoint("committed")
         if self._clock.window > window:
-            return "the update was ready only after the window's end"
+            return "the update was not ready before the window's end"
         with self._replica.times.phase("waiting_for_end"):
             await self._clock.wait_for_window(window + 1)
             # A commit written in the second in which the window ends still counts, so publish after that second.
@@ -304,7 +304,7 @@ def _cause(error: ChainUnavailable | DataError | StoreError | TrainingError) -> 
 
 def _why_no_batch(pages: WindowBatches, train_stats: TrainStats) -> str:
     if not len(pages.batches):
-        return "its pages hold less text than one batch: raise pages_per_window or lower batch_size"
+        return "its pages contain less text than one batch: raise pages_per_window or lower batch_size"
     if train_stats.skipped:
         return "no batch had a finite loss and gradient"
-    return "no batch was finished before its end"
+    return "no batch was finished before the window's end"

@@ -30,7 +30,7 @@ from tplr.training.evaluation import Baseline
 Updates = Sequence[GatheredUpdate[Update]]
 # The validator's own faults that explain a missing measurement.
 NO_PROBATION, NOT_MEASURED, NOT_EVALUATED = (
-    "nobody on probation measured",
+    "updates on probation not measured",
     "no update measured",
     "uid {uid} not evaluated",
 )
@@ -238,7 +238,7 @@ def sample_batches(pages: WindowBatches, seed: int, hparams: HParams) -> np.ndar
     """
     total = len(pages.batches)
     if total == 0:
-        raise DataError("the pages hold less text than one batch: raise pages_per_window or lower batch_size")
+        raise DataError("the pages contain less text than one batch: raise pages_per_window or lower batch_size")
     share = math.ceil(total * hparams.validator_sample_rate)
     count = max(share, math.ceil(hparams.evaluation_sequences / pages.batches.shape[1]))
     order = sorted(range(total), key=lambda i: derive("batch", seed, pages.digest, i))

@@ -114,7 +114,7 @@ class OwnAggregates:
                 return body
         found = await self._windows.from_set(included, own)
         if found is None:
-            raise PayloadError("its set names an object that is not an update: no node can apply it")
+            raise PayloadError("its set includes an object that is not an update: no node can apply it")
         bodies = [one.update.body for one in found.updates]
         if included.window in self._kept:
             return await asyncio.to_thread(assemble, included, bodies)

@@ -48,16 +48,16 @@ class Payment:
         due = window >= self._next_window or (self._burned and bool(weights))
         return due and self._comms.clock.block >= self._not_before_block
 
-    async def pay(self, window: int, weights: Mapping[int, float], *, scored: int, nobody_for: int = 0) -> None:
+    async def pay(self, window: int, weights: Mapping[int, float], *, scored: int, unpaid_windows: int = 0) -> None:
         """Set ``weights`` (shares by uid) and read them back. A refusal is logged, not raised.
 
         Args:
             scored: newest window whose scores they are based on.
-            nobody_for: number of consecutive measured windows without a miner's score; from ``pay_windows`` on, the
+            unpaid_windows: number of consecutive measured windows without a miner's score; from ``pay_windows`` on, the
                 burn uid gets all weight.
         """
         if burned := not weights:
-            weights = self._burn(nobody_for)
+            weights = self._burn(unpaid_windows)
         if not weights:
             return
         try:
@@ -76,16 +76,17 @@ class Payment:
         logger.info("weights set in block %d: %s", block, {uid: round(weight, 4) for uid, weight in weights.items()})
         self._telemetry.emit("weights", block=block, weights=intended, on_chain=self.last.on_chain)
 
-    def _burn(self, nobody_for: int) -> Mapping[int, float]:
+    def _burn(self, unpaid_windows: int) -> Mapping[int, float]:
         """Return the weights for when no miner has a score; empty to keep those on chain."""
-        if nobody_for < self._pay_windows:
+        if unpaid_windows < self._pay_windows:
             logger.info("no weights to set: no miner has a score above 0")
             return {}
         if self._burn_uid is not None:
             return {self._burn_uid: 1.0}
-        if nobody_for % self._pay_windows == 0:
+        if unpaid_windows % self._pay_windows == 0:
             self._report_problem(
-                f"no miner has had a score above 0 for {nobody_for} windows: set burn_uid, or old weights stay on chain"
+                f"no miner has had a score above 0 for {unpaid_windows} windows: set burn_uid, or old weights stay "
+                "on chain"
             )
         return {}
 

@@ -159,13 +159,13 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         if report is None:
             if by == comms.uid or comms.electors.uids == (by,):
                 return
-            raise StateError("no model of that window is reported by most electors")
+            raise StateError("most electors report no common model of that window")
         seed = fingerprint_seed(window=window - 1, block_hash=await comms.window_hash(window))
         samples = self._hparams.fingerprint_samples
         step = fetched.manifest.global_step
         found = await asyncio.to_thread(fingerprint, fetched.lazily("model"), step=step, seed=seed, samples=samples)
         if report.fingerprint != found:
-            raise StateError("its fingerprint differs from what most electors report of that window")
+            raise StateError("its fingerprint differs from the one that most electors report")
 
     async def _set_first_weights(self) -> None:
         """Set the run's first weights: random ones, or those of another version's checkpoint."""
@@ -186,7 +186,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         began, first, logged = time.monotonic(), self.window, time.monotonic()
         while True:
             if (divergence := await self._agreement.first_divergence()) is not None:
-                await self._return_from(divergence)
+                await self._roll_back_from(divergence)
             if self.window >= until:
                 return
             for ahead in range(self.window + 1, min(until, self.window + 1 + PREFETCH_WINDOWS)):
@@ -269,7 +269,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
 
     # Roll back, and skip windows
 
-    async def _return_from(self, divergence: Divergence) -> None:
+    async def _roll_back_from(self, divergence: Divergence) -> None:
         """Return to this node's last saved state before the divergence, or to a checkpoint."""
         self._context.telemetry.emit("rolled_back", window=divergence.window)
         await self._stop_publishing()
@@ -381,4 +381,4 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         try:
             await self._context.comms.withdraw_checkpoints(-1)
         except StoreError as error:
-            logger.warning("own checkpoints, which nobody reads, not deleted: %s", error)
+            logger.warning("own checkpoints, which are no longer read, not deleted: %s", error)

@@ -63,7 +63,7 @@ class ScoreReports:
         except ObjectNotFound:
             return None
         except (StoreError, PayloadError) as error:
-            self._report_problem(f"own scores of window {window}, which later ones follow from, not read: {error}")
+            self._report_problem(f"own scores of window {window}, on which later ones depend, not read: {error}")
             return None
 
     async def publish(self, report: ScoreReport, *, weights_due: int) -> None:
@@ -79,7 +79,7 @@ class ScoreReports:
         try:
             await asyncio.to_thread(atomic_write, self._path(report.window), salted.model_dump_json().encode())
         except StateError as error:
-            self._report_problem(f"scores not kept, and so neither sealed nor published: {error}")
+            self._report_problem(f"scores not stored, so neither sealed nor published: {error}")
             return
         self._sealed[report.window] = False
         await failpoint("sealed")

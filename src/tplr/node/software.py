@@ -30,7 +30,7 @@ class SoftwareWatch:
         self._comms, self._clock, self._telemetry = context.comms, context.clock, context.telemetry
         self._version, self._publishes = version, publishes
         self._others: list[Software] = []
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     async def run(self) -> None:
         """Publish this node's document, then compare versions in each window until cancelled.
@@ -72,13 +72,13 @@ class SoftwareWatch:
         text, newer = found
         if newer.spec_version > own.spec_version and window >= newer.since:
             raise Outdated(text)
-        self._say(text, own, newer, window)
+        self._log_once(text, own, newer, window)
 
-    def _say(self, text: str, own: Software, newer: Software, window: int) -> None:
+    def _log_once(self, text: str, own: Software, newer: Software, window: int) -> None:
         """Log and emit each finding once."""
-        if text in self._said:
+        if text in self._logged:
             return
-        self._said.add(text)
+        self._logged.add(text)
         logger.warning("%s", text)
         self._telemetry.emit(
             "outdated",

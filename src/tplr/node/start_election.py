@@ -6,7 +6,7 @@ from pathlib import Path
 from tplr.chain.electors import Electors
 from tplr.comms import Comms
 from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError, StoreError
-from tplr.exchange.ballot_box import feed
+from tplr.exchange.ballot_box import record_ballot
 from tplr.exchange.ballots import BallotReader, CheckedProof, Decision, Vote
 from tplr.exchange.election import SLOT, Election
 from tplr.exchange.election_run import POLL, ElectionRun
@@ -65,7 +65,7 @@ async def _take_part(context: NodeContext, hparams: HParams, wish: PeerList, fol
     election = Election(electors, comms.uid, question, delta)
     box = comms.ballot_box(None, electors, folder)
     if not await box.restore(election):
-        feed(election, await box.vote(Vote(found={}, missing={}, peers=wish)))
+        record_ballot(election, await box.vote(Vote(found={}, missing={}, peers=wish)))
 
     # A slot begins with its window; a sole elector may begin later, so its slot begins now.
     begins, passed = window * SLOT * delta, 0.0 if alone else clock.seconds_since(window)
@@ -101,7 +101,7 @@ async def _decided_by(uid: int, context: NodeContext, delta: float) -> PeerList 
         document = await asyncio.to_thread(open_document, raw, Decision, window=WHOLE_RUN, author=author)
         slot = document.document.slot
         if slot > context.clock.window:
-            raise PayloadError(f"start of the run by uid {uid}: decided in window {slot}, which is not yet")
+            raise PayloadError(f"start of the run by uid {uid}: decided in window {slot}, which is in the future")
         electors = await _electors(comms, slot)
         decision = await asyncio.to_thread(BallotReader(electors, author.run, WHOLE_RUN).decision, raw, uid)
     except ObjectNotFound:

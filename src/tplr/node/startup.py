@@ -340,7 +340,7 @@ async def check_answers(stores: Sequence[ObjectStore]) -> None:
         return None
 
     if all(errors := await asyncio.gather(*map(ask, stores))):
-        raise StoreUnavailable(f"the dataset's bucket does not answer: look at the network, try again: {errors[0]}")
+        raise StoreUnavailable(f"the dataset's bucket does not answer: check the network and try again: {errors[0]}")
 
 
 def _make_context(args: Arguments, comms: Comms, listeners: tuple[Listener, ...]) -> NodeContext:

@@ -280,7 +280,7 @@ class StateFolder:
                 if (gap := manifest.covers(manifest.tensors)) or manifest.window != window:
                     raise StateError(f"{place}: {gap or f'holds window {manifest.window}'}")
                 if run is not None and (found := manifest.values.get("run")) != run:
-                    logger.warning("saved state not used: it is of run %s, this run is %s", found, run)
+                    logger.warning("saved state not used: it belongs to run %s, this run is %s", found, run)
                     continue
                 check_shards(place, manifest, manifest.shards)
             except FileNotFoundError:

@@ -468,9 +468,9 @@ class TrainState:
         wanted = {f"model.{name}": TensorLayout.of(one) for name, one in self.parameters.items()}
         wanted |= {f"outer.{name}": TensorLayout(dtype="F32", shape=tuple(shape)) for name, shape in shared.items()}
         try:
-            saved = await self._bring(comms, checkpoint, wanted)
+            saved = await self._fetch(comms, checkpoint, wanted)
             if saved.values.get("run") != self.run:
-                raise StateError(f"it is of another run: {saved.values.get('run')}")
+                raise StateError(f"it belongs to another run: {saved.values.get('run')}")
             if saved.manifest.global_step > saved.window - self.start_window:
                 raise StateError(f"{saved.manifest.global_step} steps in {saved.window - self.start_window} windows")
             yield saved
@@ -481,12 +481,12 @@ class TrainState:
         """Start a run with the weights of another version's checkpoint. Raises StateError, StoreError."""
         wanted = {f"model.{name}": TensorLayout.of(one) for name, one in self.parameters.items()}
         try:
-            saved = await self._bring(comms, checkpoint, wanted)
+            saved = await self._fetch(comms, checkpoint, wanted)
             await asyncio.to_thread(self._restore_first_weights, saved.folder)
         finally:
             await asyncio.to_thread(remove_snapshot, self._incoming)
 
-    async def _bring(self, comms: Comms, checkpoint: Checkpoint, wanted: Mapping[str, TensorLayout]) -> SavedState:
+    async def _fetch(self, comms: Comms, checkpoint: Checkpoint, wanted: Mapping[str, TensorLayout]) -> SavedState:
         await asyncio.to_thread(discard_fetch, self._incoming)
         saved = SavedState(self._incoming, await comms.fetch_checkpoint(checkpoint, self._incoming, wanted))
         await asyncio.to_thread(saved.check_finite)

@@ -36,7 +36,7 @@ class Validator:
         self._reports = ScoreReports(context.comms, context.telemetry, hparams, replica.folder / "scores")
         self._scored = -1  # the newest scored window
         self._resumed = False  # whether the board has what was scored after the saved state
-        self._nobody_for = 0  # number of consecutive windows without a miner's score, measured without a fault
+        self._unpaid_windows = 0  # number of consecutive windows without a miner's score, measured without a fault
         replica.register("scores", self._board)
         replica.register("leader", self._leader)
 
@@ -74,7 +74,7 @@ class Validator:
         """Set weights if they are due, and publish the score reports that may be published now."""
         weights = self._board.weights
         if self._payment.due(window, weights):
-            await self._payment.pay(window, weights, scored=self._scored, nobody_for=self._nobody_for)
+            await self._payment.pay(window, weights, scored=self._scored, unpaid_windows=self._unpaid_windows)
         await self._reports.release(await self._payment.in_force(), newest=window)
 
     async def _score(self) -> None:
@@ -115,7 +115,7 @@ class Validator:
 
     def _note(self, window: int, outcome: Outcome, faults: Sequence[str] = ()) -> None:
         self._scored = window
-        self._nobody_for = 0 if self._board.weights else self._nobody_for + (not faults)
+        self._unpaid_windows = 0 if self._board.weights else self._unpaid_windows + (not faults)
         self._leader.see(window, self._board, outcome.struck)
         self._telemetry.emit(
             "scores",

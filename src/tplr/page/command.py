@@ -93,7 +93,7 @@ async def make_page(request: PageRequest, surroundings: Surroundings) -> None:
                 await network.comms.refresh()
                 await maker.write()
             except (ChainError, StoreError) as error:
-                logger.warning("the page stays as it is for now: %s", error)
+                logger.warning("page not updated: %s", error)
 
 
 class PageMaker:

@@ -15,22 +15,22 @@ FORMAT = 1
 # Outcome of a miner's update in a window: character of ``Miner.outcomes`` → text. The reason names are those of
 # ``schemas.Reason``.
 OUTCOMES = {
-    " ": "not known: no included set could be read",
+    " ": "unknown: no included set could be read",
     ".": "not on the peer list",
     "i": "included",
     "p": "on probation: measured, not applied",
-    "n": "no_bucket: the chain names no bucket of it",
-    "m": "missing: no update when the time bound passed",
+    "n": "no_bucket: it has no bucket on chain",
+    "m": "missing: no update by the end of the time bound",
     "c": "no_commit: no hash was published before the window ended",
     "e": "too_early: uploaded before the window ended",
     "l": "too_late: uploaded after the time bound",
     "w": "wrong_size: not the size of an update",
-    "h": "hash_mismatch: other bytes than the committed hash says",
-    "f": "malformed: not an update",
+    "h": "hash_mismatch: its bytes do not match the committed hash",
+    "f": "malformed: not a valid update",
     "z": "empty: every value is zero",
     "d": "denied: its bucket refused the key that is on chain",
-    "x": "excluded: struck, or earns nothing; the next peer list is without it",
-    "u": "unavailable: its bucket did not answer; perhaps not its fault",
+    "x": "excluded: it broke a rule or earns nothing, and leaves the next peer list",
+    "u": "unavailable: its bucket did not answer, possibly not its fault",
 }
 OUTCOME_OF_REASON = {text.partition(":")[0]: mark for mark, text in OUTCOMES.items()}
 

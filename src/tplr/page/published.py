@@ -151,7 +151,7 @@ class PublishedRun:
         try:
             scored = await asyncio.to_thread(self._scored, scores, await self._shares(scores)) if scores else {}
         except (ArithmeticError, ValueError):  # whoever signs scores may write what no formula takes
-            scored, unread = {}, "its scores have numbers that no page can hold"
+            scored, unread = {}, "its scores have numbers that the page can't store"
         return WindowRecord(
             window=window,
             start=await self._start(window),

@@ -19,7 +19,7 @@ NUMBER = re.compile(r"(?<![\w.])(0|[1-9]\d{0,8})(?:\.(\d{1,6}))?(?!\w|\.\d)", re
 # Bounds, because a hostile report can vary its words without limit. Honest reports have a few hundred sentences.
 MAX_TEMPLATES = 2048
 MAX_SHAPES = 4096
-TOO_MANY = ("", "too many different sentences in this run: ask tplr explain")
+TOO_MANY = ("", "too many different sentences in this run: see tplr explain")
 # Columns shorter than this are not shared: the search costs more than it saves.
 MIN_SHARED = 64
 

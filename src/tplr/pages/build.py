@@ -124,7 +124,7 @@ def write_dataset(
         StateError: the disk is full or not writable.
     """
     if folder.exists():
-        raise ConfigError(f"{folder} exists; a dataset is always written whole: choose another folder, or remove it")
+        raise ConfigError(f"{folder} exists; a dataset can't be extended: choose another folder, or remove it")
     draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.draft")
     try:
         with _disk_errors(folder):

@@ -61,7 +61,7 @@ class Footer:
             if probe.asked is None:
                 raise
         if probe.asked is None or probe.asked[1] > self.size:
-            raise OSError(f"the footer gives no place in the file for the text of row group {group}")
+            raise OSError(f"the footer has no file offset for the text of row group {group}")
         return probe.asked
 
 
@@ -277,7 +277,7 @@ def _decode(footer: Footer, part: GroupRows, chunk: _Chunk) -> list[str]:
         row += len(column)
         if row >= part.stop:
             return texts
-    raise OSError(f"the row group has {row} rows, its footer says {footer.group_sizes[part.group]}")
+    raise OSError(f"the row group has {row} rows, expected {footer.group_sizes[part.group]} from its footer")
 
 
 def _batches(footer: Footer, group: int, rows: int, file: io.IOBase) -> Iterator[pa.RecordBatch]:

@@ -89,7 +89,7 @@ class Documents:
 
     def _bad(self, where: str, reason: str, detail: str = "") -> None:
         if not self._skip_bad:
-            raise ConfigError(f"{where}: {reason}{f' ({detail})' if detail else ''}; fix it, or leave it out")
+            raise ConfigError(f"{where}: {reason}{f' ({detail})' if detail else ''}; fix it or leave it out")
         self.skipped[reason] += 1
 
     def _text(self, file: io.BufferedReader, path: Path) -> Iterator[str]:
@@ -131,7 +131,7 @@ class Documents:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise _InvalidRecord("half of a surrogate pair, which no UTF-8 can hold", f"at {error.start}") from error
+            raise _InvalidRecord("lone surrogate, which UTF-8 can't encode", f"at {error.start}") from error
         return text
 
     def _parquet(self, file: io.BufferedReader, path: Path) -> Iterator[str]:

@@ -46,7 +46,7 @@ def held_out_loss(
         nats, tokens = nats + float(losses.sum()), tokens + losses.size
         text_nats, text_bytes = text_nats + float(losses[predicted > 0].sum()), text_bytes + int(predicted.sum())
     if not text_bytes:
-        raise ValueError("held_out_loss: no text; the pages hold less than one batch")
+        raise ValueError("held_out_loss: no text; the pages contain less than one batch")
     return HeldOutLoss(
         pages=pages,
         nats_per_token=nats / tokens,

@@ -56,7 +56,7 @@ def _facts(record: ExportRecord) -> str:
         ("digest of the float32 weights", f"`{record.digest}`"),
         ("type of the tensors in the files", record.dtype),
         ("dataset's manifest", f"`{record.dataset}`"),
-        ("tokens trained on, as the updates say", tokens),
+        ("tokens trained on, as updates report", tokens),
         ("windows of which anything is published", _range(record.windows)),
     ]
     return _table(("fact", "value"), rows)

@@ -79,7 +79,7 @@ def load_model(folder: Path, device: torch.device | str = "cpu", dtype: torch.dt
     from transformers.utils import logging
 
     if not (folder / CONFIG).is_file():
-        raise ConfigError(f"{folder}: no {CONFIG}, so no exported model is in there: give a folder of tplr export")
+        raise ConfigError(f"{folder}: no {CONFIG}, so it has no exported model: give a folder of tplr export")
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -62,7 +62,7 @@ def _tasks(names: tuple[str, ...], include: Path | None) -> Any:
             return own
     every = TaskManager(include_path=None if include is None else str(include))
     if missing := sorted(set(names) - set(every.all_tasks)):
-        raise ConfigError(f"--tasks: no task is called {', '.join(missing)}; lm-eval ls tasks lists them")
+        raise ConfigError(f"--tasks: no tasks named {', '.join(missing)}; lm-eval ls tasks lists them")
     return every
 
 

@@ -106,10 +106,10 @@ def read_record(folder: Path) -> ExportRecord:
     """
     path = folder / RECORD
     if not path.is_file():
-        raise ConfigError(f"{folder}: no {RECORD}, so it is no folder of tplr export")
+        raise ConfigError(f"{folder}: no {RECORD}: not a folder of tplr export")
     if path.stat().st_size > ExportRecord.max_bytes:
         raise PayloadError(f"{path}: {path.stat().st_size} bytes, expected at most {ExportRecord.max_bytes}")
     record = parse_untrusted(path.read_bytes(), ExportRecord, str(path))
     if record.seal != record.sealed().seal:
-        raise PayloadError(f"{path}: its seal does not fit, the file is torn or was changed")
+        raise PayloadError(f"{path}: its seal does not match, the file is torn or was changed")
     return record

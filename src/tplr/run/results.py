@@ -32,7 +32,7 @@ def read_result(path: Path) -> EvaluationResult | None:
         logger.warning("result not used: %s", error)
         return None
     if result.seal != result.sealed().seal:
-        logger.warning("result not used: %s: its seal does not fit, it was changed", path)
+        logger.warning("result not used: %s: its seal does not match, it was changed", path)
         return None
     return result
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tplr.chain.electors import Electors
-from tplr.exchange.ballot_box import feed
+from tplr.exchange.ballot_box import record_ballot
 from tplr.exchange.ballots import (
     CheckedDecision,
     CheckedRelay,
@@ -161,7 +161,7 @@ class SimulatedElection:
         for one in wanted:
             since, ballot = self._published.get(self._place(one), (math.inf, None))
             if since <= looks:
-                feed(node.machine, ballot)
+                record_ballot(node.machine, ballot)
         while actions := node.machine.act(began, now):
             for action in actions:
                 self._say(uid, action, now)

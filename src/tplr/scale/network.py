@@ -369,7 +369,7 @@ class Network:
         An elector that lacks updates when the election begins votes for the updates that it has.
         """
         design, hparams = self.design, self.design.hparams
-        electors = self.electors.turned(window)
+        electors = self.electors.rotated(window)
         opens = closes_after(hparams, design.update_bytes, design.block_seconds)
         question = window_question(
             window, listed, electors, hparams, size=design.update_bytes, block_time=design.block_seconds

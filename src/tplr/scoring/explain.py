@@ -75,8 +75,8 @@ def explain(report: ScoreReport, uid: int, *, power: float, shares: CreditShares
         PayloadError: as ``explain_rows``.
     """
     if str(uid) not in report.peer_scores:
-        known = ", ".join(sorted(report.peer_scores, key=int)) or "nobody"
-        return f"uid {uid}: validator {report.uid} knows no such miner in window {report.window}; it knows {known}"
+        known = ", ".join(sorted(report.peer_scores, key=int)) or "no uids"
+        return f"uid {uid}: not in the report of validator {report.uid} for window {report.window}, which has {known}"
     rows = explain_rows(report, uid, power=power, shares=shares)
     hotkey = printable(report.observations[str(uid)].hotkey)
     title = f"uid {uid} ({hotkey}) in window {report.window}, seen by validator {report.uid}, {report.profile} rules"
@@ -96,7 +96,7 @@ def explain_rows(report: ScoreReport, uid: int, *, power: float, shares: CreditS
 
 
 def _contradiction(error: Exception) -> PayloadError:
-    return PayloadError(f"it contradicts itself, and explains nothing: {type(error).__name__}")
+    return PayloadError(f"the report is inconsistent, no explanation: {type(error).__name__}")
 
 
 def _rows(report: ScoreReport, uid: int, power: float, shares: CreditShares | None) -> list[Row]:
@@ -117,16 +117,16 @@ def _rows(report: ScoreReport, uid: int, power: float, shares: CreditShares | No
             else explain_documented(peer_score, struck, seen.evaluation)
         ),
         *_weight(report, key, peer_score, power),
-        *(("own fault", f"{fault}: nobody is judged by it") for fault in report.faults),
+        *(("own fault", f"{fault}: no miner's score depends on it") for fault in report.faults),
     ]
 
 
 def _observation(seen: PeerObservation) -> Iterator[Row]:
     asked = "on the peer list" if seen.listed else "on probation" if seen.probation else "not on the peer list"
     sampled = "sampled for evaluation" if seen.sampled else "not sampled for evaluation"
-    yield "update", f"{seen.verdict or 'not asked for'}; {asked}, {sampled}"
+    yield "update", f"{seen.verdict or 'not fetched'}; {asked}, {sampled}"
     if seen.assigned_pages is not None:
-        yield "pages", "those it was given" if seen.assigned_pages else "other pages than it was given"
+        yield "pages", "the assigned ones" if seen.assigned_pages else "not the assigned ones"
     if seen.copied_from is not None:
         yield "overlap", f"{seen.copied}: repeats the update of uid {seen.copied_from}"
     if seen.behind is not None:
@@ -134,7 +134,7 @@ def _observation(seen: PeerObservation) -> Iterator[Row]:
         steps = told.get(seen.behind, f"{seen.behind} steps behind")
         yield "its own report", steps
     if seen.active is False:
-        yield "activity", "no upload lately"
+        yield "activity", "no recent upload"
 
 
 def _losses(measured: Evaluation | None) -> Iterator[Row]:
@@ -152,25 +152,25 @@ def _products(seen: PeerObservation, uid: int, report: ScoreReport) -> Iterator[
     if alignment is None or uid not in alignment.uids:
         return
     predicted = alignment.products[alignment.uids.index(uid)]
-    yield "predicted gain", f"{predicted:+.4f} in this window: how far its step goes along the validator's gradient"
+    yield "predicted gain", f"{predicted:+.4f} in this window: inner product of its step and the validator's gradient"
     ahead = {page: one for (_, page), one in own_pages_tests(report.evidence, only=uid).items()}
     if uid in ahead:
         below = sum(one < ahead[uid] for page, one in ahead.items() if page != uid)
         compared = f"more than on those of {below} of {len(ahead) - 1} other tested miners"
         yield "own-pages test", f"{ahead[uid]:+.2f} deviations ahead of others on its own pages, {compared}"
     elif (indicator := loss_test(seen)) is not None:
-        yield "own-pages test", f"{indicator:+.3f} of 1: does it help its own pages more than held-out ones?"
+        yield "own-pages test", f"{indicator:+.3f} of 1: above 0 if its own pages improve more than held-out ones"
 
 
 def _counts(seen: PeerObservation, uid: int, alignment: Alignment | None, struck: Iterable[str]) -> Iterator[Row]:
     for code in struck:
         yield "struck", f"{code}: {BY_CODE[code].meaning}"
     if struck:
-        counts = "zero: a rule struck"
+        counts = "0: a strike"
     elif not seen.included:
-        counts = "zero: its update is not in the included set"
+        counts = "0: its update is not in the included set"
     elif alignment is None or uid not in alignment.uids:
-        counts = "blank: its update is in the included set, and this validator could not measure it"
+        counts = "no value: its update is in the included set, but this validator could not measure it"
     else:
         counts = "its update is in the included set, and was measured"
     yield "this window", counts
@@ -180,17 +180,17 @@ def _gains(peer_score: PeerScore, windows: int) -> Iterator[Row]:
     yield "evidence", f"of {windows} windows; its update was measured in {peer_score.measured} of them"
     beyond = "" if peer_score.mean > CHANCE * peer_score.error else ": not beyond chance"
     error = f"standard error {peer_score.error:.4f}{beyond}"
-    yield "mean cosine", f"{peer_score.mean:+.4f} in the windows that were measured, {error}; for the peer list alone"
-    yield "presence", f"{peer_score.presence:.4f}: part of the windows that count for it"
+    yield "mean cosine", f"{peer_score.mean:+.4f} in the measured windows, {error}; used for the peer list only"
+    yield "presence", f"{peer_score.presence:.4f}: share of the windows that count for it"
 
 
 def _credit(uid: int, peer_score: PeerScore, shares: CreditShares | None) -> Iterator[Row]:
     step = trust_step(peer_score.own_pages) if shares is None else shares.steps[uid]
     found = None if shares is None else shares.credits.get(uid)
     if found and shares:
-        scaled = f"each window's gains are scaled to what is usual around it, this one's by {shares.scale:.4f}"
+        scaled = f"each window's gains are scaled to the usual level around it, this one's by {shares.scale:.4f}"
         spread = f"standard error {found.error:.6f}"
-        yield "mean gain", f"{found.mean:+.6f}, {spread}: of the windows that count, 0 in the others; {scaled}"
+        yield "mean gain", f"{found.mean:+.6f}, {spread}: over the windows that count, 0 in the others; {scaled}"
         yield "beyond chance", _beyond(found)
     yield "trust", _trust(step)
     if found and shares and found.beyond > 0:
@@ -207,23 +207,23 @@ def _beyond(found: Credit) -> str:
 
 def _trust(step: int) -> str:
     if step <= 0:
-        return f"step 0 of {len(TRUST)}: its own-pages factor is 0, so it has no part in the sharing"
+        return f"step 0 of {len(TRUST)}: its own-pages factor is 0, so it shares no gain"
     least = "above 0" if step == 1 else f"at least {TRUST[step - 1]:g}"
     return f"step {step} of {len(TRUST)}: its own-pages factor is {least}"
 
 
 def _own_part(found: Credit, step: int, steps: Mapping[int, int]) -> str:
-    own = f"{found.own:.6f} of what is beyond chance"
+    own = f"{found.own:.6f} of the gain beyond chance"
     more = {uid: part for uid, part in found.shared.items() if steps[uid] > step}
     equal = {uid: part for uid, part in found.shared.items() if uid not in more}
     told = [
-        f"{math.fsum(parts.values()):.6f} of it is also the work of {name} trusted miners ({_largest(parts)})"
+        f"{math.fsum(parts.values()):.6f} of it is shared with {name} trusted miners ({_largest(parts)})"
         for name, parts in (("more", more), ("equally", equal))
         if parts
     ]
     if told:
         return f"{own}; {', '.join(told)}"
-    return f"{own}: nobody says the same" if found.own > 0 else "0: its steps are too short to compare"
+    return f"{own}: shared with no other miner" if found.own > 0 else "0: its steps are too short to compare"
 
 
 def _largest(parts: Mapping[int, float]) -> str:
@@ -235,7 +235,7 @@ def _largest(parts: Mapping[int, float]) -> str:
 def _product(published: float, found: Credit | None, *, known: bool, trusted: bool) -> str:
     """Explain the computation of the published credit from the rows above it."""
     if not known and (trusted or published):
-        return f"{published:.6f}; what it follows from is not known: an earlier report cannot be read"
+        return f"{published:.6f}; not recomputed: an earlier report cannot be read"
     value = found.value if found else 0.0
     if not math.isclose(value, published, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
         return f"{published:.6f}, but {value:.6f} follows from the published evidence: see tplr audit"

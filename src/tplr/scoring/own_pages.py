@@ -37,7 +37,7 @@ FEWEST_OTHERS = 2
 # Fewest tests on other miners' pages, to know an update's deviations on pages that it was not trained on.
 FEWEST_OTHER_PAGES = 2
 # Updates with this correlation beyond the common gradient may be copies, so they are not compared with each other.
-TOO_ALIKE = 0.4
+COPY_COSINE = 0.4
 RIDGE = 0.1
 # A normal variable's standard deviation, divided by the median of its magnitude.
 NORMAL = 1.4826
@@ -75,13 +75,13 @@ def deviations(
     cosines = gram[np.ix_(known, known)] / np.outer(length, length)
     held_out = np.asarray(alignment.products)[known] / length
     on_pages = np.array([np.asarray(one)[known] / length for one in tests.values()])  # [pages, updates]
-    alike, inverse = _alike(cosines, held_out), np.linalg.inv(cosines + RIDGE * np.eye(len(known)))
+    copies, inverse = _find_copies(cosines, held_out), np.linalg.inv(cosines + RIDGE * np.eye(len(known)))
     trained_there = pages[:, None] == uids  # [pages, updates]
     found: dict[tuple[int, int], float] = {}
     for mine, uid in enumerate(uids.tolist()):
-        if only not in (None, uid) or np.count_nonzero(~alike[mine]) <= FEWEST_OTHERS:
+        if only not in (None, uid) or np.count_nonzero(~copies[mine]) <= FEWEST_OTHERS:
             continue
-        compared = ~(trained_there | alike[mine])
+        compared = ~(trained_there | copies[mine])
         slopes = [_slope(row[others], held_out[others]) for row, others in zip(on_pages, compared, strict=True)]
         rest = on_pages - np.outer(slopes, held_out)
         elsewhere = np.where(trained_there, 0.0, rest)
@@ -103,13 +103,13 @@ def _ahead(rest: np.ndarray, mine: int, others: np.ndarray, cosines: np.ndarray,
     return float(rest[mine] - rest[others] @ towards) / max(spread, TINY)
 
 
-def _alike(cosines: np.ndarray, gains: np.ndarray) -> np.ndarray:
+def _find_copies(cosines: np.ndarray, gains: np.ndarray) -> np.ndarray:
     """Return which updates are copies of each other, or the same: bool [updates, updates]."""
     ridge = RIDGE * np.eye(len(gains))
     explained = gains @ np.linalg.solve(cosines + ridge, gains)
     rest = cosines + ridge - np.outer(gains, gains) / max(explained, TINY)
     size = np.sqrt(np.maximum(np.diag(rest), TINY))
-    return (rest / np.outer(size, size) >= TOO_ALIKE) | np.eye(len(gains), dtype=bool)
+    return (rest / np.outer(size, size) >= COPY_COSINE) | np.eye(len(gains), dtype=bool)
 
 
 def _inverse_without(inverse: np.ndarray, kept: np.ndarray, left_out: np.ndarray) -> np.ndarray:

@@ -60,11 +60,11 @@ def _out_of_sync(seen: Seen) -> bool:
 
 
 RULES = (
-    Rule("wrong_size", "its update has not the size that all updates have", (Reason.WRONG_SIZE,)),
+    Rule("wrong_size", "its update does not have the size of an update", (Reason.WRONG_SIZE,)),
     Rule("malformed", "its update can't be decoded", (Reason.MALFORMED,)),
     Rule("empty", "every value of its update is zero", (Reason.EMPTY,)),
-    Rule("wrong_pages", "its update names other pages than it was given", _wrong_pages),
-    Rule("outsized", "its update is far larger than all others", _outsized),
+    Rule("wrong_pages", "its update is not for its assigned pages", _wrong_pages),
+    Rule("outsized", "its update's norm is far larger than all others", _outsized),
     Rule("out_of_sync", "it reports another model, is too far behind, or its report can't be read", _out_of_sync),
 )
 

@@ -78,6 +78,6 @@ class _FoundCredentials:
 
     def _problem(self, error: Exception) -> ConfigError:
         return ConfigError(
-            f"bucket {self._name!r}: no R2_… variables name it, AWS_ACCESS_KEY_ID is not set, and AWS's configuration "
-            f"can't be used: {error}"
+            f"bucket {self._name!r}: no R2_… variables are set for it, AWS_ACCESS_KEY_ID is not set, and AWS's "
+            f"configuration can't be used: {error}"
         )

@@ -238,7 +238,7 @@ def check_match(info: ObjectInfo, if_match: str | None, *, bucket: str) -> None:
 
 def range_missing(byte_range: tuple[int, int] | None, size: int, *, bucket: str, key: str) -> PreconditionFailed:
     """Return the error for an object that ends before the range."""
-    return PreconditionFailed(f"the object has {size} bytes, wanted the range {byte_range}", bucket=bucket, key=key)
+    return PreconditionFailed(f"the object has {size} bytes, expected the range {byte_range}", bucket=bucket, key=key)
 
 
 def already_there(bucket: str, key: str) -> PreconditionFailed:

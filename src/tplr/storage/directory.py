@@ -87,7 +87,7 @@ class DirectoryStore(LocalStore):
             header = json.loads(line)
             etag, metadata = header["etag"], header["metadata"]
         except (ValueError, KeyError, TypeError) as error:
-            raise StoreError("not a file of this store: remove it", bucket=self.name, key=key) from error
+            raise StoreError("not a file of this store; remove it", bucket=self.name, key=key) from error
         status = os.fstat(file.fileno())
         return ObjectInfo(
             key=key,

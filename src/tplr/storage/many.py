@@ -24,14 +24,14 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], *, con
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
-                group.create_task(_work_off(queue, work, results))
+                group.create_task(_work_queue(queue, work, results))
     except BaseExceptionGroup as errors:
         first = errors.exceptions[0]
         raise first from first.__cause__
     return [results[i] for i in range(len(results))]
 
 
-async def _work_off(queue: Iterator[tuple[int, T]], work: Callable[[T], Awaitable[R]], results: dict[int, R]) -> None:
+async def _work_queue(queue: Iterator[tuple[int, T]], work: Callable[[T], Awaitable[R]], results: dict[int, R]) -> None:
     for i, item in queue:
         results[i] = await work(item)
 

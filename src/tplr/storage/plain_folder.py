@@ -39,4 +39,4 @@ class PlainFolder(LocalStore):
         self._remove(key)
 
     def _remove(self, key: str) -> NoReturn:
-        raise AccessDenied("this folder is only read", bucket=self.name, key=key)
+        raise AccessDenied("this folder is read-only", bucket=self.name, key=key)

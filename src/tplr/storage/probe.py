@@ -127,8 +127,9 @@ async def _probe_read(readable: ObjectStore, key: str | None, variables: str) ->
         else:
             await with_retry(lambda: readable.get(key, max_bytes=1024), deadline_seconds=RETRY_SECONDS)
     except ObjectNotFound as error:
-        lost = "what the write key wrote is not there" if key else f"the read key can't read: {error}"
-        return Finding(check, ProbeResult.PROBLEM, f"{readable.name}: {lost}", "is the name the same bucket?")
+        lost = "the object of the write key is not there" if key else f"the read key can't read: {error}"
+        remedy = "check that both keys belong to this bucket"
+        return Finding(check, ProbeResult.PROBLEM, f"{readable.name}: {lost}", remedy)
     except StoreError as error:
         return _failed(check, f"the read key can't read: {error}", error, variables, "READ")
     return Finding(check, ProbeResult.OK, "can read")
@@ -137,11 +138,11 @@ async def _probe_read(readable: ObjectStore, key: str | None, variables: str) ->
 def _failed(check: str, found: str, error: StoreError, variables: str, right: str) -> Finding:
     """Return the finding for a failed request. A server that does not answer is no evidence about the keys."""
     if isinstance(error, StoreUnavailable):
-        remedy = f"the server or the way to it is down: try again; look at the network and {variables}_ACCOUNT_ID"
+        remedy = f"the server or the network is down: try again; check the network and {variables}_ACCOUNT_ID"
         return Finding(check, ProbeResult.PROBLEM, found, remedy, outside=True)
     if isinstance(error, ObjectNotFound):
-        return Finding(check, ProbeResult.PROBLEM, found, f"look at {variables}_BUCKET_NAME and {variables}_ACCOUNT_ID")
-    remedy = f"look at {variables}_{right}_*: the secret may be wrong, or the key may belong to another bucket"
+        return Finding(check, ProbeResult.PROBLEM, found, f"check {variables}_BUCKET_NAME and {variables}_ACCOUNT_ID")
+    remedy = f"check {variables}_{right}_*: the secret may be wrong, or the key may belong to another bucket"
     return Finding(check, ProbeResult.PROBLEM, found, remedy)
 
 
@@ -154,8 +155,8 @@ async def _probe_read_only(readable: ObjectStore, key: str, variables: str, *, p
         return Finding(check, ProbeResult.OK, "can't write")
     except StoreError as error:
         # The write failed for a reason other than a missing permission, so refuse the key, to be safe.
-        found = f"the read key may be able to write: its try ended with {error}"
-    shown = ", and the chain would show it to the whole world" if published else ""
+        found = f"the read key may be able to write: its test ended with {error}"
+    shown = ", and the chain would publish it" if published else ""
     return Finding(
         check,
         ProbeResult.PROBLEM if published else ProbeResult.WARNING,
@@ -187,7 +188,7 @@ def _judge_speed(direction: str, size: int, seconds: float) -> Finding:
     # A few bytes measure latency only.
     if speed >= SLOW_BYTES_PER_SECOND or size < SPEED_BYTES:
         return Finding(direction, ProbeResult.OK, found)
-    return Finding(direction, ProbeResult.WARNING, found, "too slow to keep up: look at this machine's network")
+    return Finding(direction, ProbeResult.WARNING, found, "too slow to keep up: check this machine's network")
 
 
 def _judge_clock(offset: float) -> Finding:

@@ -20,9 +20,9 @@ _BODY, _ANOTHER = b"templar", b"another"
 _MD5, _SHA256 = hashlib.md5(_ANOTHER, usedforsecurity=False).hexdigest(), hashlib.sha256(_ANOTHER).hexdigest()
 # Each upload with its kind of digest, and the consequence if the bucket accepts a body that does not match.
 _MEANING = {
-    "object by Content-MD5": "an update that arrives damaged is seen, and refused by others, until it is put again",
-    "object by signed SHA-256": "nothing rests on that: an object's ETag is looked at when it is there",
-    "part by signed SHA-256": "a checkpoint of which a part arrives damaged stays so; who fetches it takes another one",
+    "object by Content-MD5": "other nodes refuse a damaged update until it is uploaded again",
+    "object by signed SHA-256": "not required: an object's ETag is verified after the upload",
+    "part by signed SHA-256": "a checkpoint with a damaged part stays damaged; readers use another one",
 }
 
 
@@ -67,18 +67,18 @@ def _judge(refusals: Mapping[str, StoreError | None]) -> Finding:
         return Finding(
             CHECK,
             ProbeResult.WARNING,
-            "; ".join(f"{what}: taken though it does not fit ({_MEANING[what]})" for what in taken),
-            "only TLS guards the way to this bucket then: use an https endpoint without a proxy in between, and "
-            "another store if nodes log 'not the object's bytes' or 'arrived damaged'",
+            "; ".join(f"{what}: accepted although it does not match ({_MEANING[what]})" for what in taken),
+            "only TLS protects uploads to this bucket: use an https endpoint without a proxy, and another store if "
+            "nodes log 'not the object's bytes' or 'arrived damaged'",
         )
     others = {what: refusal for what, refusal in refusals.items() if not isinstance(refusal, UploadDamaged)}
     if not others:
         return Finding(CHECK, ProbeResult.OK, f"refused: {', '.join(refusals)}")
     found = "; ".join(f"{what}: {refusal}" for what, refusal in others.items())
     if any(isinstance(refusal, StoreUnavailable) for refusal in others.values()):
-        return Finding(CHECK, ProbeResult.WARNING, f"not found out: {found}", "try again")
-    remedy = "report these words: an upload that arrives damaged ends with them, in place of being sent again"
-    return Finding(CHECK, ProbeResult.WARNING, f"refused, in words that nodes do not know: {found}", remedy)
+        return Finding(CHECK, ProbeResult.WARNING, f"unknown: {found}", "try again")
+    remedy = "report this error: a damaged upload ends with it instead of being sent again"
+    return Finding(CHECK, ProbeResult.WARNING, f"refused, with an error that nodes do not know: {found}", remedy)
 
 
 async def _tidy(writable: S3Store, key: str) -> None:

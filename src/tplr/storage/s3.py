@@ -22,7 +22,7 @@ def endpoint_url(bucket: Bucket, override: str | None = None) -> str:
     if override is not None:
         return override
     if isinstance(bucket, S3Bucket):
-        raise ConfigError(f"bucket {bucket.name!r} has keys that are not R2's: set TPLR_S3_ENDPOINT to its server")
+        raise ConfigError(f"bucket {bucket.name!r} has keys that are not R2 keys: set TPLR_S3_ENDPOINT to its server")
     jurisdiction = "" if bucket.jurisdiction == "default" else f".{bucket.jurisdiction}"
     return f"https://{bucket.account_id}{jurisdiction}.r2.cloudflarestorage.com"
 

@@ -89,7 +89,7 @@ class FileBody:
         while self.sent < self.size:
             count = self._file.readinto(block[: self.size - self.sent])
             if not count:
-                raise StoreError(f"{self._path} became shorter while it was uploaded")
+                raise StoreError(f"{self._path} was truncated during the upload")
             if self._hashed:
                 self._md5.update(block[:count])
             yield block[:count]

@@ -22,7 +22,7 @@ from tplr.storage.s3_http import DeadlineExceeded, HTTPException
 # or missing, as after a HEAD. Sources: the error code pages of Cloudflare and of S3.
 _BY_CODE: Mapping[str, tuple[type[StoreError], str]] = {
     "RequestTimeTooSkewed": (StoreUnavailable, "this machine's clock differs from the store's: set it by NTP"),
-    "RequestTimeout": (StoreUnavailable, "the store waited too long for the request"),
+    "RequestTimeout": (StoreUnavailable, "the store timed out waiting for the request"),
     "IncompleteBody": (StoreUnavailable, "the body arrived incomplete"),
     "BadDigest": (UploadDamaged, "the body arrived damaged"),
     "XAmzContentSHA256Mismatch": (UploadDamaged, "the body arrived damaged"),
@@ -35,10 +35,10 @@ _BY_CODE: Mapping[str, tuple[type[StoreError], str]] = {
     "InvalidRange": (PreconditionFailed, "the object ends before the range does"),
 }
 _BY_STATUS: Mapping[int, tuple[type[StoreError], str]] = {
-    401: (AccessDenied, "the store does not know this key"),
-    403: (AccessDenied, "this key may not do that here"),
+    401: (AccessDenied, "unknown access key"),
+    403: (AccessDenied, "access denied"),
     404: (ObjectNotFound, "no such object"),
-    408: (StoreUnavailable, "the store waited too long for the request"),
+    408: (StoreUnavailable, "the store timed out waiting for the request"),
     412: (PreconditionFailed, "the object changed, or exists and must not be overwritten"),
     413: (ObjectTooLarge, "larger than the store accepts"),
     416: (PreconditionFailed, "the object ends before the range does"),
@@ -103,11 +103,11 @@ def _failure(error: Exception, bucket: str, key: str) -> StoreError:
         # so the object's owner is at fault, not the network.
         return StoreError("the object has too many metadata fields", bucket=bucket, key=key)
     if isinstance(error, DeadlineExceeded):
-        words = "gave up: no response in time, or bytes that came too slowly"
+        words = "timed out: no response, or a transfer that is too slow"
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         words = "disk full: free some space"
     elif isinstance(error, TimeoutError):
-        words = "the connection fell silent"
+        words = "no data on the connection"
     elif isinstance(error, UNREADABLE):
         words = f"a response that can't be parsed ({type(error).__name__})"
     else:

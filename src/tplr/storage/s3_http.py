@@ -230,7 +230,7 @@ class HttpRequest:
             ended = self._ended
         try:
             if ended:
-                raise ConnectionAbortedError("the request was given up")
+                raise ConnectionAbortedError("the request was cancelled")
             # A server that refuses a body may answer before it has read all of it.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(self.method, self.target, self.body, self.headers)

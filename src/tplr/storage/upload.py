@@ -222,12 +222,12 @@ class _Upload:
         except StoreUnavailable:
             # If the file itself is wrong, sending it again does not help.
             if await asyncio.to_thread(hash_file, "sha256", self.path, part) != sha256:
-                raise StoreError(f"{self.path}: part {part.number} is not what its digest says", key=self.key) from None
+                raise StoreError(f"{self.path}: part {part.number} does not match its digest", key=self.key) from None
             raise
 
     async def check_unchanged(self) -> None:
         if _identity(await asyncio.to_thread(self.path.stat)) != _identity(self.before):
-            raise StoreError(f"{self.path} changed while it was uploaded", key=self.key)
+            raise StoreError(f"{self.path} changed during the upload", key=self.key)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:

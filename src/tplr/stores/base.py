@@ -72,13 +72,13 @@ class TokenStore(ABC):
             if set(shard.keys) != set(first.keys):
                 raise DataError(
                     f"{shard.where} has the keys {', '.join(shard.keys)}, {first.where} has {', '.join(first.keys)}: "
-                    "load them one by one"
+                    "load them separately"
                 )
         self._streams = {key: _stream(key, shards) for key in first.keys}
         self._records = {key: found for key in first.keys if (found := _records(key, shards)) is not None}
         counts = {key: len(found) for key, found in self._records.items()}
         if len(set(counts.values())) > 1:
-            raise DataError(f"{where}: its keys do not have equally many records: {counts}")
+            raise DataError(f"{where}: its keys have different numbers of records: {counts}")
         self._length = min(map(len, self._streams.values()), default=0)
 
     @property
@@ -159,7 +159,7 @@ class TokenStore(ABC):
     def _refuse(self, begin: int, end: int) -> None:
         length = len(self)
         if end < begin:
-            raise ValueError(f"fetch({begin}, {end}): reversed; begin must not be above end")
+            raise ValueError(f"fetch({begin}, {end}): expected begin <= end")
         raise ValueError(f"fetch({begin}, {end}) is out of bounds: the store has {length} elements")
 
 

@@ -95,7 +95,7 @@ class BlockReader:
                 if (await asyncio.to_thread(hashlib.sha256, data)).hexdigest() == file.meta.blocks[block]:
                     return data
             raise DataError(
-                f"{store.name}/{file.key}: bytes {start} to {stop} are not those that its meta.json describes: verify "
+                f"{store.name}/{file.key}: bytes {start} to {stop} do not match its meta.json: verify "
                 "the store, and upload it again"
             )
 

@@ -32,7 +32,7 @@ class RemoteShard:
         self.sha256 = hashlib.sha256(data).hexdigest()
         self.meta: Meta = parse_meta(data, path)
         if self.meta.shard is None:
-            raise DataError(f"{path}: the bare form has no hashes: a store is read from a bucket in the rich form only")
+            raise DataError(f"{path}: the bare form has no hashes: a bucket store requires the rich form")
         self.shard: ShardMeta = self.meta.shard
         folder = path.removesuffix(META)
         self.files = {
@@ -53,7 +53,7 @@ async def list_shards(replicas: Replicas, prefix: str) -> list[RemoteShard]:
         there = await list_prefix(store, prefix)
         expected = await expected_files(store, prefix, there)
         if problems := [problem for file in expected.files if (problem := file.mismatch(there))]:
-            raise DataError(f"{store.name}/{prefix} is not whole: {'; '.join(problems[:3])}")
+            raise DataError(f"{store.name}/{prefix} is incomplete: {'; '.join(problems[:3])}")
         shards = [
             RemoteShard(prefix, path, await store.get(f"{prefix}/{path}", max_bytes=MAX_MANIFEST_BYTES))
             for path in sorted(expected.manifests, key=natural)
@@ -61,7 +61,7 @@ async def list_shards(replicas: Replicas, prefix: str) -> list[RemoteShard]:
         ]
         named = {file.path: file.sha256 for file in expected.files}
         if foreign := [shard.path for shard in shards if named.get(shard.path, shard.sha256) != shard.sha256]:
-            raise DataError(f"{store.name}/{prefix}: {foreign[0]} is not the one that its preparation wrote")
+            raise DataError(f"{store.name}/{prefix}: {foreign[0]} does not match the one that its preparation wrote")
         return shards
 
     return await replicas.ask(ask)
@@ -88,7 +88,7 @@ class BucketStore(TokenStore):
         self._take([_shard(shard, read) for shard in shards], "the bucket")
 
     def _shards(self, path: Path) -> list[StoreShard]:
-        raise NotImplementedError(f"a BucketStore has its shards already; {path} can't be loaded into it")
+        raise NotImplementedError(f"a BucketStore already has its shards; {path} can't be loaded into it")
 
     def places(self, key: str, begin: int, end: int) -> Iterator[FileRange]:
         """The byte ranges that hold elements ``[begin, end)`` of a key."""

@@ -25,7 +25,7 @@ def collate_grpo(items: Sequence[dict[str, Any]]) -> Batch:
     """
     sizes = {len(item["responses"]) for item in items}
     if len(sizes) > 1:
-        raise DataError(f"a batch with {sorted(sizes)} responses to a prompt: prepare records of equally many")
+        raise DataError(f"a batch has prompts with {sorted(sizes)} responses: prepare records with equal numbers")
     longest = max((len(part) for item in items for part in item["responses"]), default=0)
     prompt = max(len(item["prompts"]) for item in items)
     marks = [torch.ones(len(item["prompts"]), dtype=torch.bool) for item in items]

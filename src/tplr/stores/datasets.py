@@ -241,7 +241,7 @@ class DatasetFactory:
             raise ValueError(f"train_type {train_type!r}: expected one of {', '.join(cls.kinds)}")
         if store is None:
             if load_path is None:
-                raise ValueError("load_path: expected a file or folder, or else a loaded store")
+                raise ValueError("load_path: expected a file or folder, or a loaded store")
             store = _opened(
                 train_type, load_path, storage_type, tokenizer_path, max_len, allow_incomplete=allow_incomplete
             )

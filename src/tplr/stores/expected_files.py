@@ -83,7 +83,7 @@ async def expected_files(store: ObjectStore, prefix: str, there: Mapping[str, Ob
     if METADATA in there or SHARD_SIZES in there:
         for name in (METADATA, SHARD_SIZES):
             if name not in there:
-                raise DataError(f"{name} is missing: the dataset is not whole")
+                raise DataError(f"{name} is missing: the dataset is incomplete")
         return _dataset(parse_manifest(await read(METADATA), await read(SHARD_SIZES), prefix))
     metas = [path for path in manifest_paths(there) if path != REPORT]
     if JOURNAL in there:
@@ -100,7 +100,7 @@ async def expected_files(store: ObjectStore, prefix: str, there: Mapping[str, Ob
     if reported is None:
         return ExpectedFiles(manifests, tuple(files))
     if unnamed := sorted({*metas} - {file.path for file in reported}):
-        raise DataError(f"{unnamed[0]} is of no shard of {REPORT}: delete it, or move it elsewhere")
+        raise DataError(f"{unnamed[0]} belongs to no shard of {REPORT}: delete it, or move it elsewhere")
     return ExpectedFiles(manifests, (*files, *reported))
 
 
@@ -123,7 +123,7 @@ def _dataset(manifest: DatasetManifest) -> ExpectedFiles:
 def _store_files(path: str, data: bytes) -> list[ExpectedFile]:
     shard = parse_meta(data, path).shard
     if shard is None:
-        raise DataError(f"{path} names no files with hashes: this is the bare form; prepare the store again")
+        raise DataError(f"{path} has no hashes: this is the bare form; prepare the store again")
     folder = path.removesuffix(META)
     return [ExpectedFile(folder + file.path, file.bytes, file.sha256) for file in shard.files]
 

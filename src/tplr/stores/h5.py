@@ -42,7 +42,7 @@ class H5Store(TokenStore):
                         raise DataError(f"{path} lacks the key {name!r} of its meta.json")
                     keys[name] = self._key(f"{path}: {name}", file[name], meta.get(name))
         except OSError as error:
-            raise DataError(f"{path} is no whole HDF5 file: {error}; fetch or prepare it again") from error
+            raise DataError(f"{path} is not a complete HDF5 file: {error}; fetch or prepare it again") from error
         return StoreShard(str(path), keys)
 
     def _key(self, where: str, group: Any, meta: KeyMeta | None) -> ShardKey:

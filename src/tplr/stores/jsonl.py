@@ -88,7 +88,7 @@ def _column(path: str, name: str, rows: list[tuple[int, Any]], meta: KeyMeta | N
             raise DataError(f"{path} line {line}: key {name!r}: expected {expected}")
         for part in parts:
             if not all(type(number) in (int, float, bool) for number in part):
-                raise DataError(f"{path} line {line}: key {name!r}: expected numbers, and nothing else")
+                raise DataError(f"{path} line {line}: key {name!r}: expected numbers only")
             if part and float not in map(type, part) and not -(2**63) <= min(part) <= max(part) < 2**63:
                 raise DataError(f"{path} line {line}: key {name!r}: expected numbers of at most 64 bits, with a sign")
         lists += parts
@@ -98,14 +98,14 @@ def _column(path: str, name: str, rows: list[tuple[int, Any]], meta: KeyMeta | N
     values = _as(flat, dtype, f"{path}: key {name!r}")
     offsets = [0, *accumulate(map(len, lists))]
     if meta and (len(values), offsets, groups if nested else None) != (meta.elements, meta.offsets, meta.groups):
-        raise DataError(f"{path}: key {name!r} is not what its meta.json says: was it cut short? Fetch it again")
+        raise DataError(f"{path}: key {name!r} does not match its meta.json, it may be truncated: fetch it again")
     return ShardKey([values], offsets, groups if nested else None)
 
 
 def _as(flat: np.ndarray, dtype: str, where: str) -> np.ndarray:
     values = flat.astype(dtype)
     if np.dtype(dtype).kind in "iub" and not np.array_equal(values, flat):
-        raise DataError(f"{where} holds numbers that are no {dtype}")
+        raise DataError(f"{where} holds numbers that {dtype} can't represent")
     return values
 
 

@@ -59,7 +59,7 @@ class KeyMeta(_Strict):
     @model_validator(mode="after")
     def _check(self) -> "KeyMeta":
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+            raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
         last = self.elements
         for name, values in (("offsets", self.offsets), ("groups", self.groups)):
             if name == "groups" and values is not None:
@@ -101,10 +101,10 @@ class ShardMeta(_Strict):
         for file in self.files:
             if len(file.blocks) != -(-file.bytes // self.block_bytes):
                 raise ValueError(
-                    f"file {file.path}: {len(file.blocks)} blocks of {self.block_bytes} bytes can't be its {file.bytes}"
+                    f"file {file.path}: {len(file.blocks)} blocks of {self.block_bytes} bytes do not fit {file.bytes}"
                 )
             if Path(file.path).name != file.path:
-                raise ValueError(f"file {file.path!r} is no plain name")
+                raise ValueError(f"file {file.path!r} is not a plain file name")
         return self
 
 
@@ -149,7 +149,7 @@ def parse_meta(data: bytes, where: str) -> Meta:
         raise DataError(f"{where}: {'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from error
     records = {key.records for key in meta.keys.values()} - {None}
     if len(records) > 1:
-        raise DataError(f"{where}: its keys do not have equally many records: {_by_key(meta.keys)}")
+        raise DataError(f"{where}: its keys have different numbers of records: {_by_key(meta.keys)}")
     return meta
 
 
@@ -157,7 +157,7 @@ def check_size(where: object, size: int, key: KeyMeta) -> None:
     """Raise DataError if the elements of ``key`` do not take ``size`` bytes."""
     expected = key.elements * np.dtype(key.dtype).itemsize
     if size != expected:
-        cut = "it was cut short" if size < expected else "another dtype or shape was meant"
+        cut = "it was truncated" if size < expected else "the dtype or shape differs"
         raise DataError(
             f"{where} has {size} bytes; {key.elements} elements of {key.dtype} take {expected}: {cut}; "
             "fetch or prepare it again"

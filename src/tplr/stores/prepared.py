@@ -50,7 +50,7 @@ def _check_part(root: Path, path: Path) -> None:
     check_shards(root, {name: shards[name] for name in shards if Path(name).is_relative_to(part)})
     found = (str(meta.parent.relative_to(root)) for meta in files_of(path, META) if meta.name == META)
     if unnamed := [name for name in found if name not in shards]:
-        raise DataError(f"{root}: {unnamed[0]} is no shard of its {REPORT}; move it elsewhere")
+        raise DataError(f"{root}: {unnamed[0]} is not a shard of its {REPORT}; move it elsewhere")
 
 
 def reported_shards(report: bytes) -> Shards:
@@ -59,7 +59,7 @@ def reported_shards(report: bytes) -> Shards:
         shards = json.loads(report)["progress"]["shards"]
         return {path: {"meta_sha256": shard["meta_sha256"]} for path, shard in shards.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{REPORT} is no report of a preparation: {error!r}") from error
+        raise DataError(f"{REPORT} is not a report of a preparation: {error!r}") from error
 
 
 def check_shards(folder: Path, shards: Shards) -> None:
@@ -70,18 +70,18 @@ def check_shards(folder: Path, shards: Shards) -> None:
     """
     for path, shard in shards.items():
         if problem := _problem(folder / path, shard["meta_sha256"]):
-            raise DataError(f"{folder} is not whole: {path}{problem}; remove the folder and prepare it again")
+            raise DataError(f"{folder} is incomplete: {path}{problem}; remove the folder and prepare it again")
 
 
 def _problem(folder: Path, meta_sha256: str) -> str | None:
     try:
         data = (folder / META).read_bytes()
         if hashlib.sha256(data).hexdigest() != meta_sha256:
-            return f"/{META} is of another preparation, or damaged"
+            return f"/{META} belongs to another preparation, or is damaged"
         shard = parse_meta(data, str(folder / META)).shard
         sizes = {file.path: (folder / file.path).stat().st_size for file in shard.files} if shard else {}
         if shard and (wrong := [file.path for file in shard.files if sizes[file.path] != file.bytes]):
-            return f"/{wrong[0]} has {sizes[wrong[0]]} bytes, and {META} gives another number"
+            return f"/{wrong[0]} has {sizes[wrong[0]]} bytes, which differs from {META}"
     except FileNotFoundError as error:
         return f"/{Path(error.filename).name} is missing"
     return None

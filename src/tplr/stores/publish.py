@@ -54,15 +54,15 @@ async def publish(
     except DataError as error:
         raise DataError(f"{folder}: {error}") from error
     if problems := [problem for file in expected.files if (problem := file.mismatch(here))]:
-        raise DataError(f"{folder} is not what its manifest says:\n" + "\n".join(problems))
+        raise DataError(f"{folder} does not match its manifest:\n" + "\n".join(problems))
     there = await with_retry(lambda: list_prefix(store, prefix), deadline_seconds=_PATIENCE_SECONDS)
     foreign = [
         path for path in manifest_paths(there) if not await asyncio.to_thread(_is_ours, there[path], folder / path)
     ]
     if foreign and not replace:
         raise ConfigError(
-            f"{store.name}/{prefix}/{foreign[0]} is of another dataset or version than {folder}, and nodes that "
-            "use it would lose it: choose another subfolder, or say --replace"
+            f"{store.name}/{prefix}/{foreign[0]} belongs to another dataset or version than {folder}, and would be "
+            "lost for nodes that use it: choose another subfolder, or give --replace"
         )
     for path in foreign:
         await with_retry(lambda path=path: store.delete(f"{prefix}/{path}"), deadline_seconds=_PATIENCE_SECONDS)
@@ -79,7 +79,7 @@ async def publish(
         if path not in there or not digests.fits(there[path]):
             info = await upload_file(store, f"{prefix}/{path}", folder / path)
             if not digests.fits(info):
-                raise StoreError(f"{folder / path} changed while it was sent", bucket=store.name, key=info.key)
+                raise StoreError(f"{folder / path} changed during the upload", bucket=store.name, key=info.key)
             sent.append(path)
         stored.add(digests.size)
 

@@ -70,7 +70,7 @@ class ResumableDistributedSampler(Sampler[int]):
         self._share = self._length // self.world_size if drop_last else -(-self._length // self.world_size)
         if not self._share:
             remedy = "; use fewer ranks or drop_last=False" if self._length else ""
-            raise ValueError(f"{self._length} items give each of {self.world_size} ranks nothing{remedy}")
+            raise ValueError(f"{self._length} items are fewer than {self.world_size} ranks{remedy}")
         self._rules = {"length": self._length, "seed": seed, "drop_last": drop_last, "shuffle": shuffle, "order": order}
         self.epoch = start_epoch + start_iter // self._share
         self.iter = start_iter % self._share
@@ -107,7 +107,7 @@ class ResumableDistributedSampler(Sampler[int]):
         """
         expected = {"version": _VERSION, **self._rules}
         if set(state) != {*expected, "epoch", "consumed"}:
-            raise StateError(f"a sampler's state with the keys {', '.join(state)}: not one of this version")
+            raise StateError(f"a sampler's state with the keys {', '.join(state)}: not a state of this version")
         for name, value in expected.items():
             if state[name] != value:
                 raise StateError(f"the sampler's state has {name} {state[name]!r}, this sampler {value!r}")

@@ -133,4 +133,4 @@ async def _check_footer(store: ObjectStore, key: str, info: ObjectInfo, shard: P
         lambda: fetch_footer(store, key, shard, guess=_FOOTER_GUESS), deadline_seconds=PATIENCE_SECONDS
     )
     if footer.etag != info.etag:
-        raise DataError(f"{key} was replaced while it was verified")
+        raise DataError(f"{key} was replaced during verification")

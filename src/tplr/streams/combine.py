@@ -152,7 +152,7 @@ class _InterleaveIterator(StreamIterator[Any]):
             self._turns = self._schedule()
             return
         if self._repeated == index:
-            raise DataError(f"interleave_datasets: dataset {index} has no sample, so it can't be repeated")
+            raise DataError(f"interleave_datasets: dataset {index} is empty and can't be repeated")
         ended = self._iterators[index]
         self._iterators[index] = self._transform.sources[index].open(self._context)  # if it fails, the next call tries
         self._repeated = index

@@ -42,7 +42,7 @@ class Order(Generic[T]):
 
     def __len__(self) -> int:
         if self.length is None:
-            raise TypeError(f"{self.name} has no end, so it has no len(); take(n) gives its first n items")
+            raise TypeError(f"{self.name} is infinite and has no len(); take(n) gives its first n items")
         return self.length
 
     def __getitem__(self, position: int) -> T:
@@ -77,7 +77,7 @@ class Order(Generic[T]):
         fixed = self._fixed()
         length = len(fixed)
         if not length:
-            raise ValueError(f"{fixed.name} has no item: repeating it would never give one")
+            raise ValueError(f"{fixed.name} is empty and can't be repeated")
         current: list[tuple[int, Permutation]] = []  # cached, because its keys cost more than an index
 
         def at(position: int) -> T:

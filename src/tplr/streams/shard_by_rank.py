@@ -49,7 +49,7 @@ def _checked(rank: int, world_size: int) -> Share:
 
 def _check_divisible(transform: Transform) -> None:
     if isinstance(transform, ShardByRank):
-        raise ValueError("shard_by_rank: the dataset is shared between ranks already")
+        raise ValueError("shard_by_rank: the dataset is already shared between ranks")
     if not transform.divisible:
         raise ValueError(
             f"shard_by_rank: {transform.describe(pinned=False)} can't be divided without reading all of it on each "

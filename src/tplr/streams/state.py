@@ -307,9 +307,9 @@ class _Writer:
             return self.write(values, where)
         if kind is list and all(map(_is_integers, values)):
             return {"$rows": ["list", "int64", *self._ragged([np.array(value, np.int64) for value in values])]}
-        if kind is np.ndarray and _alike(values):
+        if kind is np.ndarray and _are_integer_rows(values):
             return {"$rows": ["array", values[0].dtype.newbyteorder("=").name, *self._ragged(values)]}
-        if _is_tensor(values[0]) and _alike(values):
+        if _is_tensor(values[0]) and _are_integer_rows(values):
             arrays = [_tensor_bits(value) for value in values]
             if arrays[0].dtype.kind in "iu" and str(values[0].dtype) == f"torch.{arrays[0].dtype.name}":
                 return {"$rows": ["tensor", arrays[0].dtype.name, *self._ragged(arrays)]}
@@ -356,7 +356,7 @@ def smallest(rows: Sequence[npt.NDArray[Any]]) -> str:
     return "int32" if fits else own
 
 
-def _alike(values: Sequence[Any]) -> bool:
+def _are_integer_rows(values: Sequence[Any]) -> bool:
     """Return whether arrays or tensors are rows of integers of one dtype."""
     dtype = values[0].dtype
     integers = dtype.kind in "iu" if isinstance(dtype, np.dtype) else not dtype.is_floating_point
@@ -424,7 +424,7 @@ def _read_rows(body: Sequence[Any], arrays: Mapping[str, npt.NDArray[Any]]) -> l
     ends = np.cumsum(_slice(lengths, arrays).astype(np.int64))
     flat = _slice(place, arrays).astype(np.dtype(dtype), copy=False)
     if (ends[-1] if len(ends) else 0) != len(flat):
-        raise ValueError("the lengths of rows do not add up")
+        raise ValueError("the row lengths do not match the data")
     if kind == "tensor":
         import torch
 

@@ -15,7 +15,7 @@ from tplr.tokenize.truncate import can_truncate, encode_truncated
 
 
 class HFBatchEncoder:
-    """Batches of the ``tokenizers`` library, from a copy of the tokenizer that nobody else can change.
+    """Batches of the ``tokenizers`` library, from a private copy of the tokenizer.
 
     Args:
         definition: JSON of ``Tokenizer.to_str``.

@@ -79,7 +79,7 @@ def probe_gradient(
         ValueError: no batches.
     """
     if not len(batches):
-        raise ValueError("probe_gradient: no batches; the pages hold less text than one batch")
+        raise ValueError("probe_gradient: no batches; the pages contain less text than one batch")
     model.zero_grad(set_to_none=True)
     found = []
     for begin in range(0, len(batches), parallel.size):
@@ -95,7 +95,7 @@ def probe_gradient(
     rounds = np.stack([np.frombuffer(one).reshape(len(found), -1) for one in by_rank], axis=1)
     losses = rounds.reshape(-1)[: len(batches) * batches.shape[1]]
     if not np.isfinite(losses).all():
-        raise TrainingError("the model's own loss is not finite: nobody can be measured against it")
+        raise TrainingError("the model's own loss is not finite: no update can be measured against it")
     return Gradient(tensors, Baseline(batches, losses))
 
 
@@ -200,7 +200,7 @@ def _cut(tensor: torch.Tensor, grid: ChunkGrid, chunks: np.ndarray) -> torch.Ten
 
 def _normalised(uids: Sequence[int], sums: _Sums, applied: Collection[int]) -> Alignment:
     if not math.isfinite(sums.gradient):
-        raise TrainingError("the gradient is not finite: nobody can be measured against it")
+        raise TrainingError("the gradient is not finite: no update can be measured against it")
     squares = np.diag(sums.gram)
     usual = squares[np.isin(uids, list(applied)) & (squares > 0)]
     usual = usual if len(usual) else squares[squares > 0]

@@ -160,7 +160,7 @@ class _EndProcess:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None and not isinstance(error, TplrError):
-            end_process(f"rank {self._rank} failed, {self._what}: all ranks end and start again", error)
+            end_process(f"rank {self._rank} failed, {self._what}: all ranks restart", error)
 
 
 def end_process(text: str, error: BaseException) -> NoReturn:

@@ -21,7 +21,7 @@ class DeviceSettings:
         compile: compile the repeated decoder layer and the loss (the first window waits for the compiler).
         checkpointing: activations that the backward pass recomputes. ``none``; ``selective``: all but the outputs of
             matrix products and attention; ``full``: all within a decoder layer.
-        loss_rows: number of predictions whose logits exist at the same time.
+        loss_rows: number of predictions whose logits are in memory at a time.
         fused_adamw: one kernel for a step of AdamW; otherwise one for each operation on all tensors.
         copy_ahead: copy a batch from pinned memory while the device computes the previous batch; CUDA only.
         gather_bfloat16: over several ranks, gather decoder layers' weights in bfloat16 instead of float32. Matrix

@@ -55,7 +55,7 @@ def sequence_losses(
         ValueError: no batches.
     """
     if not len(batches):
-        raise ValueError("sequence_losses: no batches; the pages hold less text than one batch")
+        raise ValueError("sequence_losses: no batches; the pages contain less text than one batch")
     found = []
     for begin in range(0, len(batches), parallel.size):
         # In an incomplete last round idle ranks repeat a batch: collectives need every rank.
@@ -72,7 +72,7 @@ def baseline(
     """Measure the model's losses without any update. Raises TrainingError if a loss is not finite."""
     losses = sequence_losses(model, batches, precision, parallel)
     if not np.isfinite(losses).all():
-        raise TrainingError("the model's own loss is not finite: nobody can be measured against it")
+        raise TrainingError("the model's own loss is not finite: no update can be measured against it")
     return Baseline(batches, losses)
 
 

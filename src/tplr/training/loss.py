@@ -85,7 +85,7 @@ def mean_loss(model: PreTrainedModel, batches: np.ndarray, precision: Precision 
         ValueError: no batches.
     """
     if not len(batches):
-        raise ValueError("mean_loss: no batches; the pages hold less text than one batch")
+        raise ValueError("mean_loss: no batches; the pages contain less text than one batch")
     return sum(batch_loss(model, batch, precision).item() for batch in batches) / len(batches)
 
 

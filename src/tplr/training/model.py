@@ -84,7 +84,7 @@ def set_first_weights(places: Mapping[str, torch.Tensor], hparams: HParams) -> N
             for key, name in wanted.items():
                 whole = getattr(module, key)
                 if not whole.sum().isfinite():
-                    raise ConfigError(f"model: {type(model).__name__} gives {name} no first value; use another model")
+                    raise ConfigError(f"model: {type(model).__name__} does not initialize {name}; use another model")
                 part, rows = local_rows(places[name])
                 part.copy_(whole[rows] if whole.dim() else whole)
                 del whole  # free this module before the next one is created

@@ -37,7 +37,7 @@ class WindowProfile:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--profile {folder}: {error.strerror}; give a folder that can be written") from error
+            raise ConfigError(f"--profile {folder}: {error.strerror}; give a writable folder") from error
         self._folder = folder
         self._windows = 0
 

@@ -85,7 +85,7 @@ def _elections(view: NetworkView) -> Sequence[Text]:
     """Return lines with the number of decided windows, and the undecided windows before decided ones."""
     decided = {window: one for window, one in view.elections.items() if one.decided}
     if not decided:
-        return [Text("no window of these is decided", "yellow")] if view.elections else []
+        return [Text("none of these windows is decided", "yellow")] if view.elections else []
     newest = max(decided)
     late = [str(window) for window in sorted(view.elections) if window < newest and window not in decided]
     void = [str(window) for window, one in sorted(decided.items()) if one.void]

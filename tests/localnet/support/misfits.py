@@ -72,13 +72,13 @@ class Misfits:
         async with LocalChain(self._net.network.chain, hotkey="") as chain:
             graph = await chain.metagraph()
         without_permit = (
-            f"uid {graph.uid_of(self._bystander.address)} holds no validator permit; epochs give them by stake"
+            f"uid {graph.uid_of(self._bystander.address)} has no validator permit; each epoch grants permits by stake"
         )
         assert without_permit in self._observing.log.read_text()
         uid = graph.uid_of(self._garbler)
         for name in ("validator", "miner-2"):
             log = self._net.network.log(name).read_text()
-            assert log.count(f"commitment of uid {uid} ({self._garbler}) names no bucket") == 1
+            assert log.count(f"commitment of uid {uid} ({self._garbler}) is not a bucket") == 1
             assert "expected 128 characters, got 14" in log
             assert NOT_BUCKET not in log
         assert set(weights) == {0}

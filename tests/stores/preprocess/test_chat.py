@@ -263,7 +263,7 @@ def test_a_trained_user_message_has_its_header_wherever_it_is(run: Run, template
 def test_what_has_no_mask_is_refused(run: Run) -> None:
     found, _ = run("numbered", chat("Q", "A", "R", "B"))
     ((_, reason, told),) = found.skipped
-    assert reason == "conversation whose trained part the chat template hides"
+    assert reason == "conversation whose trained part the chat template omits"
     assert "numbered does not render" in told
     assert "{% generation %}" in told
     found, spelled = run("numbered", chat("Q", "A"), mask={}, mask_default="train")

@@ -70,7 +70,7 @@ def test_list_fields(given: str | bool | None, name: str | None) -> None:
         ({"preprocessing": {"min_chars": 9, "max_chars": 3}}, "min_chars 9 is above max_chars 3"),
         ({"preprocessing": {"packing_strategy": "best"}}, "packing_strategy: Input should be 'simple', 'bfd'"),
         ({"input": {"sources": SOURCES}, "preprocessing": {"packing_strategy": "bfd"}}, "records with sources stay"),
-        ({"output": {"dtype": {"sequence": "int31"}}}, "'int31' is none of"),
+        ({"output": {"dtype": {"sequence": "int31"}}}, "'int31' is not one of"),
         ({"output": {"dtype": {"sequences": "int32"}}}, "no key sequences; keys are sequence"),
         ({"output": {"storage_format": "zip"}}, "output.storage_format"),
         ({"mask": {"user": "hide"}}, "mask.user"),

@@ -141,7 +141,7 @@ def test_it_is_finished_only_with_every_shard(writers: Writers) -> None:
     with pytest.raises(DataError, match=r"__default__/shard_0001/sequence.bin has \d+ bytes"):
         writers.prepare()
     data.unlink()
-    with pytest.raises(DataError, match=r"out is not whole: __default__/shard_0001/sequence.bin is missing"):
+    with pytest.raises(DataError, match=r"out is incomplete: __default__/shard_0001/sequence.bin is missing"):
         writers.prepare()
 
 
@@ -168,7 +168,7 @@ def test_the_lock_survives_its_removal_by_the_one_before(tmp_path: Path, monkeyp
     monkeypatch.setattr(fcntl, "flock", late)
     with (
         sole_writer(tmp_path / "out"),
-        pytest.raises(ConfigError, match="writes it now"),
+        pytest.raises(ConfigError, match="is writing to it"),
         sole_writer(tmp_path / "out"),
     ):
         pass

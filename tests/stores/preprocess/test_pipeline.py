@@ -244,7 +244,7 @@ def test_only_so_many_records(mixed: Path, tokenizer_path: Path, tmp_path: Path)
 
 def test_dtypes_that_do_not_fit_are_refused_not_wrapped(tokenizer_path: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "ÿ~"}])
-    with pytest.raises(ConfigError, match=r"sequence holds \d+, which is no int8"):
+    with pytest.raises(ConfigError, match=r"sequence holds \d+, which int8 can.t represent"):
         prepare([source], tmp_path / "out", config(output={"dtype": {"sequence": "int8"}}), tokenizer_path)
     prepare([source], tmp_path / "fits", config(output={"dtype": {"sequence": "uint16"}}), tokenizer_path)
     assert np.fromfile(tmp_path / "fits/__default__/shard_0000/sequence.bin", np.uint16)[0] == 1
@@ -264,9 +264,9 @@ def test_what_can_not_be_begun_is_said(
     refused("no such file", [tmp_path / "nowhere"])
     refused("expected files of", [tmp_path / "notes.txt"])
     refused("given twice", [mixed, mixed / "part-2.jsonl"])
-    refused("is not empty, and no unfinished", [mixed], mixed)
-    refused("another config", [mixed], reference, config())
-    refused(r"not one of 0 records can be used: empty file \(1\)", [tmp_path / "empty.jsonl"])
+    refused("is not empty and has no unfinished", [mixed], mixed)
+    refused("its config differs", [mixed], reference, config())
+    refused(r"none of 0 records is usable: empty file \(1\)", [tmp_path / "empty.jsonl"])
     refused("broken.json is not JSON", [tmp_path / "broken.json"], tmp_path / "a")
     refused("broken.parquet: damaged", [tmp_path / "broken.parquet"], tmp_path / "b")
     monkeypatch.setitem(sys.modules, "h5py", None)

@@ -53,7 +53,7 @@ def test_unfinished_ones_are_refused_at_every_level(out: Path) -> None:
 
 def test_a_missing_shard(out: Path) -> None:
     shutil.rmtree(out / "a/shard_0001")
-    refused(out, r"out is not whole: a/shard_0001/meta.json is missing; remove the folder and prepare it again")
+    refused(out, r"out is incomplete: a/shard_0001/meta.json is missing; remove the folder and prepare it again")
     refused(out / "a", "a/shard_0001")
     assert len(DatasetFactory.load("seq", out / "b", 4)) > 0
     assert len(DatasetFactory.load("seq", out, 4, allow_incomplete=True)) > 0
@@ -62,17 +62,17 @@ def test_a_missing_shard(out: Path) -> None:
 def test_a_shard_of_another_preparation(out: Path) -> None:
     meta = out / "a/shard_0001/meta.json"
     meta.write_bytes(meta.read_bytes() + b" ")
-    refused(out, "a/shard_0001/meta.json is of another preparation, or damaged")
+    refused(out, "a/shard_0001/meta.json belongs to another preparation, or is damaged")
 
 
 def test_a_shard_too_many(out: Path) -> None:
     shutil.copytree(out / "a/shard_0001", out / "a/shard_0009")
-    refused(out, r"a/shard_0009 is no shard of its prepare.json")
+    refused(out, r"a/shard_0009 is not a shard of its prepare.json")
 
 
 def test_a_damaged_report(out: Path) -> None:
     (out / REPORT).write_text('{"progress"')
-    refused(out, "prepare.json is no report of a preparation")
+    refused(out, "prepare.json is not a report of a preparation")
     assert len(DatasetFactory.load("seq", out / "a", 4)) > 0  # above a store, the file may be of another program
 
 
@@ -80,7 +80,7 @@ def test_a_damaged_report(out: Path) -> None:
 def test_workers_open_what_was_opened(out: Path) -> None:
     shutil.rmtree(out / "a/shard_0001")
     store = StoreFactory.create("bin")
-    with pytest.raises(DataError, match="not whole"):
+    with pytest.raises(DataError, match="is incomplete"):
         store.load(out)
     store.load(out, allow_incomplete=True)
     assert len(pickle.loads(pickle.dumps(store))) == len(store)

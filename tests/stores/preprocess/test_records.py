@@ -132,7 +132,7 @@ def test_folders_patterns_and_braces(raw: Path, tokenizer_path: Path, tmp_path: 
         ("a.jsonl.zst", b"no such data", r"a\.jsonl\.zst: not valid zst"),
         ("a.cbor", encoded("cbor")[:-3], r"a\.cbor: ends in the middle of the item at byte \d+"),
         ("a.json.gz", gzip.compress(b"[{]"), r"a\.json\.gz is not JSON"),
-        ("a.parquet.gz", gzip.compress(encoded("parquet")[:-9]), r"a\.parquet\.gz: damaged or no parquet file"),
+        ("a.parquet.gz", gzip.compress(encoded("parquet")[:-9]), r"a\.parquet\.gz: damaged or not a parquet file"),
     ],
     ids=["gz", "zst", "cbor", "json", "parquet"],  # the bytes hold a time
 )

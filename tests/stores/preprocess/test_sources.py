@@ -49,14 +49,14 @@ def test_what_differs_is_said(files, tokenizer_path: Path, tmp_path: Path) -> No
             prepare(inputs, out, config, tokenizer_path)
 
     prepare(files, out, CONFIG, tokenizer_path)
-    refused("it has another config", files, PipelineConfig.from_dict({**CONFIG.to_dict(), "mask_default": "train"}))
+    refused("its config differs", files, PipelineConfig.from_dict({**CONFIG.to_dict(), "mask_default": "train"}))
     refused("the sources were one.jsonl, two.jsonl; now they are two.jsonl, one.jsonl", files[::-1])
     files[0].write_text('{"t": "longer"}\n')
     refused("source one.jsonl changed: 13 bytes then, 16 now", files)
     report = json.loads((out / "prepare.json").read_text())
     del report["sources"]
     (out / "prepare.json").write_text(json.dumps(report))
-    refused("an earlier version made it", files)
+    refused("an earlier version created it", files)
 
 
 def test_moved_and_touched_sources_are_the_same(files, tokenizer_path: Path, tmp_path: Path) -> None:

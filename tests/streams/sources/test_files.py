@@ -90,7 +90,7 @@ def test_a_share_of_bad_records_is_limited_also_over_resumes(tmp_path):
     # A short file is checked at its end.
     path.write_text('{"id": 1}\nno\n{"id": 2}\n')
     assert ids(files(path, max_bad_fraction=0.34)) == [1, 2]
-    with pytest.raises(DataError, match="1 of 3 records up to the end are no JSON objects"):
+    with pytest.raises(DataError, match="1 of 3 records up to the end are not JSON objects"):
         ids(files(path, max_bad_fraction=0.3))
     (tmp_path / "a.json").write_text('[{"id": 1}, 7, {"id": 2}]')
     with pytest.raises(DataError, match="1 of 3 records up to the end"):
@@ -238,7 +238,7 @@ def test_a_state_fits_a_folder_that_has_moved_and_no_other_list_of_files(tmp_pat
         (("b/3", "a/1", "a/2"), r"\S*/b/3\.jsonl is not one of the state's files"),
         (("a/1",), r"the state's file \S*/a/2\.jsonl is missing"),
         (("a/2",), r"the state's file \S*/a/1\.jsonl is missing"),
-        (("a/1", "a/2", "a/2"), r"file 3, \S*/a/2\.jsonl, is in one of them only"),
+        (("a/1", "a/2", "a/2"), r"file 3, \S*/a/2\.jsonl, is in only one of the lists"),
     ],
 )
 def test_a_change_of_the_common_folder_names_the_file_that_differs(tmp_path, at, given, differs):

@@ -130,5 +130,5 @@ def test_schemes_of_fsspec(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ConfigError, match=r"gs://bucket/a.jsonl: Please install gcsfs"):
         list(CheckpointableDataset.from_files("gs://bucket/a.jsonl"))
-    with pytest.raises(ConfigError, match=r"gopher://host/a.jsonl: Protocol not known: gopher .known are paths, s3://"):
+    with pytest.raises(ConfigError, match=r"gopher://host/a.jsonl: Protocol not known: gopher .expected paths, s3://"):
         list(CheckpointableDataset.from_files("gopher://host/a.jsonl"))

@@ -187,7 +187,7 @@ def test_what_is_repeated_has_samples_and_its_counts_stay():
     with empty.iter() as samples:
         next(samples)
         for _ in range(2):
-            with pytest.raises(DataError, match="dataset 1 has no sample"):
+            with pytest.raises(DataError, match="dataset 1 is empty"):
                 next(samples)
 
 

@@ -45,7 +45,7 @@ class Model {
     }
     this.credit = data.run.profile === "documented"
       ? { title: "Rating", text: "The ordinal of a miner's rating, by the documented rules.", yName: "ordinal of the rating" }
-      : { title: "Credit", text: "A miner's gain beyond chance, as far as it is its own.", yName: "credit" };
+      : { title: "Credit", text: "A miner's gain beyond chance that is not shared with other miners.", yName: "credit" };
     let sum = 0;
     this.tokens = data.windows.tokens.map((tokens) => (sum += tokens ?? 0));
     this.training = this.numbers.map((_, index) => mean(known(data.miners.map((miner) => miner.training_loss[index]))));
@@ -76,9 +76,9 @@ const KINDS = {
   included: { color: "--c1", text: "included" },
   probation: { color: "--c6", hollow: true, text: "on probation: measured, not applied" },
   skipped: { color: "--warn", glyph: "×", rare: true, text: "on the list, not included" },
-  struck: { color: "--bad", glyph: "!", rare: true, text: "a rule struck" },
+  struck: { color: "--bad", glyph: "!", rare: true, text: "strike" },
   unlisted: { color: "--quiet-line", alpha: 0.35, text: "not on the peer list" },
-  unknown: { color: "--grid", alpha: 0.6, text: "not known" },
+  unknown: { color: "--grid", alpha: 0.6, text: "unknown" },
   share: { color: "--c1", text: "more is darker" },
 };
 

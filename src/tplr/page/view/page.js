@@ -65,7 +65,7 @@ function describe(model) {
     ["Tokens", scaled(model.tokens.at(-1) ?? 0), windows.tokens.includes(null) ? "of the windows whose updates are there" : "in the included updates"],
     ["Updates included", asked ? percent(included / asked) : "–", `${grouped(included)} of ${grouped(asked)} on the peer list`],
     use.length ? ["Time spent training", percent(mean(use)), "mean of the miners"] : ["Checkpoints", grouped(checkpoints.length), "seen"],
-    ["Rules struck", grouped(strikes.length), strikes.length ? plural(new Set(strikes.map((one) => one.uid)).size, "miner") : "nobody broke one"],
+    ["Strikes", grouped(strikes.length), strikes.length ? plural(new Set(strikes.map((one) => one.uid)).size, "miner") : "none"],
   ];
   document.getElementById("figures").replaceChildren(...figures.map(([name, value, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, text)))));
   document.getElementById("source").textContent = `Read from public buckets and the chain at block ${run.block}${

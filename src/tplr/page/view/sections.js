@@ -22,7 +22,7 @@ function lossSection(model, page) {
   let over = "windows";
   const series = [
     { name: "random pages (validator)", values: losses.held_out, color: "var(--c1)", kind: "strong", connect: true },
-    { name: "pages given to miners (validator)", values: losses.assigned, color: "var(--c2)", dash: "7 4", connect: true },
+    { name: "assigned pages (validator)", values: losses.assigned, color: "var(--c2)", dash: "7 4", connect: true },
     { name: "training, mean of the miners", values: model.training, color: "var(--c3)", dash: "2 4" },
     { name: "evaluations", values: evaluatedLosses(model), color: "var(--c4)", dash: "10 3 2 3", connect: true },
   ].filter((one) => known(one.values).length);
@@ -40,7 +40,7 @@ function lossSection(model, page) {
     over = value;
     chart.draw();
   });
-  const text = "Each of the model as it was before the window's step. Random pages are drawn when the window is over, so nobody can train on them.";
+  const text = "Losses of the model before the window's step. Random pages are drawn after the window, so no miner can train on them.";
   const section = card("", "Loss", text, host, lineLegend(series), dataTable(["window", "tokens", ...series.map((one) => one.name)],
     () => model.numbers.map((number, index) => [number, grouped(model.tokens[index]), ...series.map((one) => loss(one.values[index]))])));
   section.querySelector("header").insertBefore(pick, section.querySelector("header p"));
@@ -74,7 +74,7 @@ function evaluationSections(model, page) {
       series: () => series, onPick: (index) => page.select({ index }),
     });
     page.follow((selection) => chart.select(selection.index));
-    return card("half", title, "An evaluation of the model that has applied the window, by whoever published it.", host, lineLegend(series),
+    return card("half", title, "Published evaluations of the model after the window.", host, lineLegend(series),
       dataTable(["window", "by", points[0].metric, "standard error"], () => points.map((one) => [one.window, one.uid === null ? "this page's maker" : model.shortName(one.uid), one.value.toFixed(4), one.error === null ? null : one.error.toFixed(4)])));
   });
 }
@@ -86,7 +86,7 @@ function minersSection(model, page) {
   let shade = "outcome";
   const most = { pay: extent(miners.flatMap((miner) => extent(miner.pay)).filter(Number.isFinite))[1], credit: extent(miners.flatMap((miner) => extent(miner.credit)).filter(Number.isFinite))[1] };
   const strip = new Strip(host, {
-    title: "What became of each miner's update in each window; arrow keys move the selection",
+    title: "Outcome of each miner's update in each window; arrow keys move the selection",
     rows: () => miners.map((miner) => ({ name: model.shortName(miner.uid) })), count: model.count,
     name: (index) => model.windowName(index), number: (index) => model.first + index, kinds: KINDS,
     cell: (row, index) => {
@@ -121,7 +121,7 @@ function minersSection(model, page) {
       strip.draw();
     }));
   }
-  const section = card("wide", "Miners and windows", "Whose update is part of the model, and whose is not. Select a cell to read why the miner was paid what it was.", host, legend,
+  const section = card("wide", "Miners and windows", "Which updates are part of the model. Select a cell to see how the miner's pay was computed.", host, legend,
     dataTable(["miner", "windows included", "on the list, not included", "rules struck", "last pay"], () => miners.map((miner) => {
       const kinds = model.numbers.map((_, index) => model.outcome(miner, index));
       const marks = [...miner.outcomes];
@@ -150,7 +150,7 @@ function explainSection(model, page) {
     if (loss !== null && loss !== undefined) chips.push(el("span", { class: "chip" }, `training loss ${loss.toFixed(4)}`));
     const told = rows
       ? el("dl", { class: "explain" }, ...rows.flatMap(([name, text]) => [el("dt", {}, name), el("dd", { class: name === "weight" || name === "final score" ? "total" : null }, text)]))
-      : el("p", { class: "muted" }, model.data.windows.sealed[window] ?? "Nothing was published of this miner in this window.");
+      : el("p", { class: "muted" }, model.data.windows.sealed[window] ?? "No data was published about this miner in this window.");
     const validator = model.data.run.validator;
     const command = `tplr explain --uid ${uid} --window ${window}${validator === null ? "" : ` --validator ${validator}`}`;
     body.replaceChildren(el("h3", {}, `${model.nameOf(uid)} in window ${window}`), el("div", {}, ...chips), told, el("code", { class: "command" }, command));
@@ -235,7 +235,7 @@ function timeSections(model, page) {
 
 function missingSections(model) {
   if (model.data.time) return [];
-  return [card("half", "Not shown", "Training losses, and where the miners' time goes, are known to their operators alone: make the page with --read-events to show those of your own nodes.")];
+  return [card("half", "Not shown", "Training losses and phase times are known only to each node's operator: create the page with --read-events to show those of your own nodes.")];
 }
 
 function windowSection(model, page) {
@@ -267,7 +267,7 @@ function agreementSection(model, page) {
     ".": { color: "--grid", alpha: 0.8, text: "no report could be read" },
   };
   const strip = new Strip(host, {
-    title: "Whether each node held the network's model after each window", kinds,
+    title: "Whether each node had the network's model after each window", kinds,
     rows: () => nodes.map((node) => ({ name: node.name || `uid ${node.uid}` })), count: model.count,
     name: (index) => model.windowName(index), number: (index) => model.first + index,
     cell: (row, index) => nodes[row].models[index],
@@ -282,7 +282,7 @@ function agreementSection(model, page) {
   });
   const differ = agreement.disagreements.map((one) => [one.window, ...[Object.entries(one.models).map(([held, uids]) => `${held}: ${uids.map((uid) => model.shortName(uid)).join(", ")}`).join("; ")]]);
   const present = Object.keys(kinds).filter((mark) => nodes.some((node) => node.models.includes(mark)));
-  return card("half", "One model", "After each window nodes publish a fingerprint of their model, over entries that nobody could know before.", host, cellLegend(kinds, present), fingerprint,
+  return card("half", "One model", "After each window nodes publish a fingerprint of their model, over entries that can't be predicted.", host, cellLegend(kinds, present), fingerprint,
     differ.length ? table(["window", "models that nodes reported"], differ, (at) => page.select({ index: differ[at][0] - model.first })) : null);
 }
 
@@ -291,7 +291,7 @@ function votesSection(model, page) {
   if (!elections) return null;
   const host = el("div");
   const kinds = {
-    y: { color: "--c3", text: "committed to what was decided" }, n: { color: "--bad", glyph: "×", rare: true, text: "committed to something else" },
+    y: { color: "--c3", text: "committed to the decided value" }, n: { color: "--bad", glyph: "×", rare: true, text: "committed to another value" },
     c: { color: "--c1", text: "decided" }, v: { color: "--bad", glyph: "!", rare: true, text: "void" }, ".": { color: "--grid", alpha: 0.8, text: "not readable" },
   };
   const rows = [{ name: "decided", marks: elections.decided }, ...elections.electors.map((one) => ({ name: `${model.shortName(one.uid)}, ${percent(one.stake, 0)} of stake`, marks: one.votes }))];
@@ -301,7 +301,7 @@ function votesSection(model, page) {
     tell: (row, index) => [["", kinds[rows[row].marks[index]]?.text ?? ""]], onPick: (_, index) => page.select({ index }),
   });
   page.follow((selection) => strip.select(selection.index));
-  return card("half", "Votes", "Validators decide together what a window consists of. What more than half of their stake commits to is decided.", host, cellLegend(kinds, Object.keys(kinds).filter((mark) => rows.some((row) => row.marks.includes(mark)))));
+  return card("half", "Votes", "Validators vote on each window's contents. A value is decided when more than half of their stake commits to it.", host, cellLegend(kinds, Object.keys(kinds).filter((mark) => rows.some((row) => row.marks.includes(mark)))));
 }
 
 function listSection(kind, title, text, heads, rows, empty, onPick = null) {
@@ -312,14 +312,14 @@ function listSections(model, page) {
   const { strikes, checkpoints, payments, audits } = model.data;
   const to = (window, uid) => () => page.select({ index: Math.min(model.count - 1, Math.max(0, window - model.first)), ...(uid === undefined ? {} : { uid }) });
   return [
-    listSection("half", "Rules that struck", "Breaches that are found with certainty; the window counts zero, and the miner leaves the peer list.", ["window", "miner", "rule", "it strikes if"],
-      [...strikes].reverse().slice(0, 400).map((one) => [one.window, model.shortName(one.uid), one.rule, one.meaning]), "No rule struck in these windows.",
+    listSection("half", "Strikes", "Rules that a miner broke with certainty; the window counts as 0, and the miner leaves the peer list.", ["window", "miner", "rule", "condition"],
+      [...strikes].reverse().slice(0, 400).map((one) => [one.window, model.shortName(one.uid), one.rule, one.meaning]), "No strikes in these windows.",
       (at) => to([...strikes].reverse()[at].window, [...strikes].reverse()[at].uid)()),
     listSection("half", "Pay on chain", "Weights that the validator set, as the chain has them.", ["block", "window", "shares"],
-      [...payments].reverse().map((one) => [one.block, one.window, listed(Object.entries(one.weights).filter(([, share]) => share > 0).sort((a, b) => b[1] - a[1]).map(([uid, share]) => `${model.shortName(Number(uid))} ${percent(share)}`)) || "none"]), "No weights are known to be set yet."),
+      [...payments].reverse().map((one) => [one.block, one.window, listed(Object.entries(one.weights).filter(([, share]) => share > 0).sort((a, b) => b[1] - a[1]).map(([uid, share]) => `${model.shortName(Number(uid))} ${percent(share)}`)) || "none"]), "No weights are set yet."),
     listSection("half", "Checkpoints", "Published snapshots, from which a newcomer starts.", ["model before window", "by", "size", "there now"],
       [...checkpoints].reverse().map((one) => [one.window, model.shortName(one.uid), bytes(one.bytes), one.kept ? "yes" : "no longer"]), "None is published."),
-    listSection("half", "Audits", "Windows that somebody computed again from buckets and chain.", ["windows", "validator", "result"],
+    listSection("half", "Audits", "Windows that were recomputed from buckets and chain.", ["windows", "validator", "result"],
       audits.map((one) => [one.first === one.last ? String(one.first) : `${one.first} to ${one.last}`, model.shortName(one.validator), el("span", {}, el("span", { class: "chip", "data-kind": one.agrees ? "good" : "bad" }, one.agrees ? "agrees" : "differs"), one.text)]),
       `No audit is recorded. Anyone can make one: tplr audit --window ${model.first + Math.max(0, model.count - 1)} --record audits.jsonl`),
   ];

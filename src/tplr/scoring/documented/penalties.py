@@ -54,21 +54,21 @@ def _inactive(seen: PeerObservation, _: HParams) -> bool | None:
 
 
 RULES = (
-    Rule("missing", "no update was there when the time bound passed", 0.75, (Reason.MISSING,)),
+    Rule("missing", "no update by the end of the time bound", 0.75, (Reason.MISSING,)),
     Rule("late", "its update came after the time bound", 0.75, (Reason.TOO_LATE,)),
     Rule("early", "its update was readable before the window ended", 0.75, (Reason.TOO_EARLY,)),
     Rule(
         "no_commit",
-        "no hash was published before the window ended, or not that of its update",
+        "no hash, or not its update's, was published before the window ended",
         0.75,
         (Reason.NO_COMMIT, Reason.HASH_MISMATCH),
     ),
-    Rule("wrong_size", "its update has not the size that all updates have", 0.0, (Reason.WRONG_SIZE,)),
+    Rule("wrong_size", "its update does not have the size of an update", 0.0, (Reason.WRONG_SIZE,)),
     Rule("malformed", "its update can't be decoded, or is empty", 0.0, (Reason.MALFORMED, Reason.EMPTY)),
-    Rule("unreadable", "what it committed on chain opens no bucket", 0.75, (Reason.NO_BUCKET, Reason.DENIED)),
-    Rule("copied_indices", "its update has the coordinates of another one", 0.5, _copied_indices),
+    Rule("unreadable", "its commitment on chain opens no bucket", 0.75, (Reason.NO_BUCKET, Reason.DENIED)),
+    Rule("copied_indices", "its update repeats the coordinates of another one", 0.5, _copied_indices),
     Rule("out_of_sync", "it reports another model, or none", 0.75, _out_of_sync, binary=True),
-    Rule("inactive", "it uploaded nothing lately; in the end all it earned is forgotten", 0.75, _inactive),
+    Rule("inactive", "it has no recent upload; after enough windows its score is reset", 0.75, _inactive),
 )
 
 BY_CODE = {rule.code: rule for rule in RULES}

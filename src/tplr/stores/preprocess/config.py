@@ -174,7 +174,7 @@ class Output(_Strict):
     def _check(self) -> Self:
         for key, dtype in self.dtype.items():
             if dtype not in DTYPES:
-                raise ValueError(f"dtype of {key}: {dtype!r} is none of {', '.join(DTYPES)}")
+                raise ValueError(f"dtype of {key}: {dtype!r} is not one of {', '.join(DTYPES)}")
         return self
 
 

@@ -134,7 +134,7 @@ class RecordEncoder:
             elif source.list_name:
                 elements = _field(record, source.list_name)
                 if not isinstance(elements, list) or not elements:
-                    raise UnusableRecord("field is no list", f"{source.list_name!r} holds {type(elements).__name__}")
+                    raise UnusableRecord("field is not a list", f"{source.list_name!r} holds {type(elements).__name__}")
                 draft.texts[key] = [self._spans(element, source.sections, continues=True) for element in elements]
             else:
                 draft.texts[key] = [self._spans(record, source.sections)]
@@ -157,7 +157,7 @@ class RecordEncoder:
             for section in group:
                 value = _value(record, section)
                 if not isinstance(value, str):
-                    raise UnusableRecord("field is no text", f"{section.field!r} holds {type(value).__name__}")
+                    raise UnusableRecord("field is not text", f"{section.field!r} holds {type(value).__name__}")
                 special = first if section.add_special_tokens is None else section.add_special_tokens
                 pieces.append(TextSpan(value, section.action == "train", special))
                 first = False
@@ -198,9 +198,9 @@ class RecordEncoder:
         try:
             return chat_spans(self._tokenizing, messages, None if everything and not context else train, context)
         except NoMask as error:
-            raise UnusableRecord("conversation whose trained part the chat template hides", str(error)) from error
+            raise UnusableRecord("conversation whose trained part the chat template omits", str(error)) from error
         except DataError as error:
-            raise UnusableRecord("conversation that the chat template refuses", str(error)) from error
+            raise UnusableRecord("conversation that the chat template rejects", str(error)) from error
 
     # --- from texts to ids ------------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ def _messages(value: Any, section: Section) -> list[Message]:
     if isinstance(value, str):
         return [{"role": "assistant" if section.action == "train" else "user", "content": value}]
     if not isinstance(value, list) or not value:
-        raise UnusableRecord("field is no list of messages", f"{section.field!r} holds {type(value).__name__}")
+        raise UnusableRecord("field is not a list of messages", f"{section.field!r} holds {type(value).__name__}")
     for message in value:
         if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
             raise UnusableRecord("message without a role", f"in {section.field!r}")
@@ -271,13 +271,13 @@ def _values(record: Mapping[str, Any], name: str, dtype: np.dtype[Any]) -> list[
     if not values or not all(
         type(number) is int or (type(number) is float and math.isfinite(number)) for number in values
     ):
-        raise UnusableRecord("field is no finite number, nor a list of such", f"{name!r}")
+        raise UnusableRecord("field is not a finite number or a list of finite numbers", f"{name!r}")
     if any(type(number) is int and abs(number) > _MAX_EXACT for number in values):
         raise UnusableRecord("integer beyond 2**53", f"{name!r}")
     if dtype.kind in "fiu":
         limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
         if min(values) < float(limits.min) or max(values) > float(limits.max):
-            raise UnusableRecord("number beyond its dtype", f"{name!r} holds one that is no {dtype}")
+            raise UnusableRecord("number out of range of its dtype", f"{name!r} holds a value out of range for {dtype}")
     return [float(number) for number in values]
 
 
@@ -285,6 +285,4 @@ def _check_unicode(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UnusableRecord(
-            "half of a surrogate pair, which no UTF-8 can hold", f"{where}, at {error.start}"
-        ) from error
+        raise UnusableRecord("lone surrogate, which UTF-8 can't encode", f"{where}, at {error.start}") from error

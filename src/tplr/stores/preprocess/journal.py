@@ -85,7 +85,7 @@ class Journal:
             self._remove_drafts()
             return progress
         if any(path.name != LOCK for path in self._folder.iterdir()):
-            raise ConfigError(f"{self._folder} is not empty, and no unfinished preparation: choose another folder")
+            raise ConfigError(f"{self._folder} is not empty and has no unfinished preparation: choose another folder")
         progress = Progress()
         self.save(progress)
         return progress
@@ -104,10 +104,10 @@ class Journal:
     def _problem(self, value: dict[str, Any]) -> str | None:
         """Return how the identity in a journal or report differs from this one; None if it does not."""
         if "sources" not in value:
-            return "an earlier version made it, and did not note what its sources held"
+            return "an earlier version created it without hashes of its sources"
         for name in ("config", "tokenizer"):
             if value[name] != self._identity[name]:
-                return f"it has another {name}"
+                return f"its {name} differs"
         return difference(value["sources"], self._identity["sources"])
 
     def _remove_drafts(self) -> None:

@@ -48,7 +48,7 @@ def _locked(path: Path) -> TextIO | None:
         file.seek(0)
         holder = file.read() or "another process"
         raise ConfigError(
-            f"output {path.parent}: {holder} writes it now; wait until that ends, or choose another folder"
+            f"output {path.parent}: {holder} is writing to it; wait until it ends, or choose another folder"
         ) from error
     except FileNotFoundError:
         pass

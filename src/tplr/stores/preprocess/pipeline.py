@@ -143,7 +143,7 @@ class _Run:
                 break
         self.flush()
         if not progress.counts.used:
-            raise DataError(f"not one of {progress.counts.read} records can be used: {_most(progress.counts.skipped)}")
+            raise DataError(f"none of {progress.counts.read} records is usable: {_most(progress.counts.skipped)}")
 
     @property
     def full(self) -> bool:

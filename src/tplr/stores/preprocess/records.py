@@ -192,4 +192,4 @@ def _parquet(file: SourceFile, version: str, begin: RecordPosition) -> Iterator[
     except DataError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise DataError(f"{file.url}: damaged or no parquet file: {str(error).splitlines()[0]}") from error
+        raise DataError(f"{file.url}: damaged or not a parquet file: {str(error).splitlines()[0]}") from error

@@ -39,5 +39,5 @@ def _as(values: Array, dtype: str, key: str) -> Array:
     fits = np.isfinite(cast).all() if kind == "f" else np.array_equal(cast, values)
     if not fits:
         wrong = values[~np.isfinite(cast) if kind == "f" else cast != values][0]
-        raise ConfigError(f"output.dtype: {key} holds {wrong}, which is no {dtype}: choose another dtype")
+        raise ConfigError(f"output.dtype: {key} holds {wrong}, which {dtype} can't represent: choose another dtype")
     return cast

@@ -79,7 +79,7 @@ def _identity(file: SourceFile, stamp: tuple[Any, ...], cache: DiskCache) -> Sou
     if file.scheme == "file":
         return {"name": local_path(file.url).name, "size": stamp[0], "sha256": _sha256(file, stamp, cache)}
     if not stamp[1]:
-        logger.warning("%s: its server tells no ETag and no date: only its size shows whether it changed", file.url)
+        logger.warning("%s: its server sends neither an ETag nor a date: only a changed size is detected", file.url)
     return {"name": file.url.partition("?")[0].rpartition("/")[2], "size": stamp[0], "version": stamp[1]}
 
 

@@ -275,7 +275,7 @@ def _other_files(saved_root: str, saved: list[str], root: str, names: list[str])
     elif was and now:
         differs = f"file {at + 1} was {was} when the state was saved, here it is {now}"
     else:
-        differs = f"file {at + 1}, {was or now}, is in one of them only"
+        differs = f"file {at + 1}, {was or now}, is in only one of the lists"
     return StateError(
         f"from_files: the list had {len(saved)} files when the state was saved, here it has {len(names)}; {differs}: "
         f"give the same files in the same order"

@@ -83,7 +83,7 @@ def open_at(url: str, offset: int) -> BinaryIO:
         try:
             opened.seek(offset)
         except (io.UnsupportedOperation, NotImplementedError):
-            logger.warning("%s: can't be read from byte %d on; reading it again from the start", url, offset)
+            logger.warning("%s: can't resume at byte %d; reading it again from the start", url, offset)
             opened.close()  # the attempt to seek may have ended its response
             opened = open_other(url)
             while offset:
@@ -133,5 +133,5 @@ def _file_system(url: str) -> tuple[Any, str]:
         return url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise ConfigError(
-            f"{url}: {error} (known are paths, s3://, r2://, http://, https://, and the schemes of fsspec)"
+            f"{url}: {error} (expected paths, s3://, r2://, http://, https://, and the schemes of fsspec)"
         ) from error

@@ -44,7 +44,7 @@ class FromPages(Transform):
 
     def __init__(self, seed: int | str, n_pages: int, offset: int, rows_per_page: int, subfolder: str | None) -> None:
         if n_pages < 0 or offset < 0 or rows_per_page < 1:
-            raise ValueError(f"from_pages: no such draw: {n_pages=}, {offset=}, {rows_per_page=}")
+            raise ValueError(f"from_pages: arguments out of range: {n_pages=}, {offset=}, {rows_per_page=}")
         self.seed, self.n_pages, self.offset = seed, n_pages, offset
         self.rows_per_page, self.subfolder = rows_per_page, subfolder
 

@@ -81,11 +81,11 @@ class BadRecords:
         self._in_a_row = self._in_a_row + 1 if read == self._last_read + 1 else 1
         self._last_read = read
         if self._new <= _LOGGED:
-            logger.warning("%s: the %s %s is no JSON object and is left out", self._url, self._unit, where)
+            logger.warning("%s: the %s %s is not a JSON object and is skipped", self._url, self._unit, where)
         if self._in_a_row >= BAD_IN_A_ROW:
             raise DataError(
-                f"{self._url}: {BAD_IN_A_ROW} {self._unit}s in a row, up to the one {where}, are no JSON "
-                "objects: is it a file of such?"
+                f"{self._url}: {BAD_IN_A_ROW} {self._unit}s in a row, up to the one {where}, are not JSON objects: "
+                "check the file's format"
             )
         if read >= MIN_RECORDS:
             self._check(f"the {self._unit} {where}", read)
@@ -93,13 +93,13 @@ class BadRecords:
     def end(self, read: int) -> None:
         """Check the whole file of ``read`` records. Raises DataError."""
         if self._whole and self.count and self.count == read:
-            raise DataError(f"{self._url}: not one of its {read} records is a JSON object: is it a file of such?")
+            raise DataError(f"{self._url}: not one of its {read} records is a JSON object: check the file's format")
         self._check("the end", read)
 
     def _check(self, where: str, read: int) -> None:
         if self.count > self._limit * read:
             raise DataError(
-                f"{self._url}: {self.count} of {read} records up to {where} are no JSON objects, more than "
+                f"{self._url}: {self.count} of {read} records up to {where} are not JSON objects, more than "
                 f"max_bad_fraction={self._limit} allows: repair the file, leave it out, or raise the limit"
             )
 

@@ -198,7 +198,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
                 text.encode()
             except UnicodeEncodeError as half:
                 raise DataError(
-                    f"tokenize: column {column!r} holds half of a surrogate pair, which no UTF-8 can hold, at "
+                    f"tokenize: column {column!r} holds a lone surrogate, which UTF-8 can't encode, at "
                     f"{half.start}: {text[max(0, half.start - 20) : half.start + 20]!r}"
                 ) from error
             error.add_note(f"tokenize: column {column!r} of the sample is {reprlib.repr(text)}")

@@ -131,7 +131,7 @@ class OuterScheme(ABC):
 
     @torch.no_grad()
     def restore(self, body: bytes, *, window: int, uid: int) -> None:
-        """Add the last packed update, which nobody received, back to the error feedback, up to float32 rounding.
+        """Add the last packed update, which no node received, back to the error feedback, up to float32 rounding.
 
         Does nothing if the error feedback was reset since: the update contains the values that the reset dropped.
         """
@@ -341,7 +341,7 @@ def _check_work(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, to
         # One pass without a copy; NaN fails both comparisons.
         lowest, highest = part.aminmax()
         if not (lowest >= -LARGEST_ENTRY and highest <= LARGEST_ENTRY):
-            raise TrainingError(f"{name}: training gave values that are not finite; send nothing for this window")
+            raise TrainingError(f"{name}: training produced values that are not finite; no update for this window")
 
 
 def _in_order(updates: Sequence[Update], spec: PayloadSpec) -> list[Update]:

@@ -89,7 +89,7 @@ class ErrorFeedback:
         """Record that all nodes applied this miner's update of a window; reset if the tensors still contain it."""
         known = self._window is not None and window <= self._window and window not in self._taken_back
         if self.tensors and not known:
-            self._reset("an update was applied that it still holds: sent right before a restart, or taken back")
+            self._reset("an applied update is still in it: sent right before a restart, or restored")
 
     def _reset(self, reason: str) -> None:
         logger.warning("error-feedback buffer reset: %s", reason)
