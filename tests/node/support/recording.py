@@ -141,7 +141,12 @@ async def recorded_run(
 ) -> AsyncIterator[tuple[Any, Recording, NodeContext, tuple[NodeContext, NodeContext]]]:
     """A stage of two miners and a validator with a manual clock, at the end of window ``start``; yields it with a
     recording, the leader's context, and those of the miners."""
-    fixed = {"blocks_per_window": 4, "manifest_timeout_seconds": 0.1, "gradient_retention_windows": 10**6}
+    fixed = {
+        "blocks_per_window": 4,
+        "manifest_timeout_seconds": 0.1,
+        "gradient_retention_windows": 10**6,
+        "time_window_delta_seconds": 10,  # an upload may take as long, on a busy machine too
+    }
     async with contextlib.AsyncExitStack() as stack:
         stage = await stack.enter_async_context(staged(miners=2, by_hand=True, **fixed, **constants))
         leader, one, other = [await stage.context(stage.setup(name)) for name in ("validator", "miner-1", "miner-2")]
