@@ -247,7 +247,7 @@ async def test_a_manifest_by_another_hotkey_is_refused(tmp_path: Path, author: S
     await publish(store, tmp_path / "mine", signer=ME, keep_last=2)
     key = checkpoint_prefix(9, 5, "1") + MANIFEST
     await store.put(key, signed(manifest, SnapshotManifest, window=9, by=author))
-    with pytest.raises(StateError, match="not a document of .* signed by"):
+    with pytest.raises(StateError, match=r"not a document of .* signed by"):
         await take(store, tmp_path / "got")
 
 

@@ -27,7 +27,7 @@ from tplr.localnet.attackers import (
     Zeros,
 )
 from tplr.localnet.plan import DEFAULT_SCHEME, Scheme
-from tplr.localnet.scenarios import LAUNCH, PROBATION, Setting, mean, network, pay, ratio
+from tplr.localnet.scenarios import LAUNCH, PROBATION, Setting, live, mean, network, pay, ratio
 from tplr.localnet.simulation import VOCABULARY, Member, World, profile, small
 
 # Half a minute of one core; far more on a busy machine.
@@ -127,6 +127,17 @@ def test_half_of_the_windows_are_at_most_half_of_the_pay(world: World) -> None:
 def test_one_update_over_four_uids_earns_little_more_than_one(world: World) -> None:
     """The target is 1.2 after 20 windows. After eight, the few tests may not have detected a second uid."""
     assert sum(pay(world, uids(world, "twin"))) <= 1.5 * mean(pay(world, HONEST))
+
+
+def test_giants_of_honest_direction_that_are_the_majority_from_the_start_wreck_no_model() -> None:
+    """There is no usual norm yet, so theirs is the median; the first cap is bounded by the hparams all the same."""
+    honest, giants = [Honest(EFFORT) for _ in range(3)], [Scaled("giant", EFFORT, 1e6) for _ in range(5)]
+    alone, wrecked = (
+        live(network(Setting(DEFAULT_SCHEME, VOCABULARY, 0), members, pages=2), 2 * LAUNCH)
+        for members in (honest, [*map(Honest, [EFFORT] * 3), *giants])
+    )
+    assert any(uid > len(honest) for uid in wrecked.records[-1].peers)
+    assert wrecked.held_out_loss() <= 1.02 * alone.held_out_loss()
 
 
 def test_honest_miners_are_gathered_and_paid_alike(world: World) -> None:

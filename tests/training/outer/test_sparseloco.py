@@ -9,6 +9,7 @@ import torch
 from tplr.compress.payload import build, parse
 from tplr.errors import StateError, TrainingError
 from tplr.training.fingerprint import digest
+from tplr.training.outer.norm_caps import FIRST, norm_bound
 from tplr.training.outer.sparseloco import SparselocoOuter
 
 META = {"pages_digest": "00" * 32, "batches": 1}
@@ -59,7 +60,6 @@ def test_several_steps_against_the_reference(momentum, nesterov, hparams, tensor
     caps = {name: [] for name in parameters}
     for step in range(5):
         # Caps are kept in units of a bound that grows with warm-up and error feedback: see test_norm_caps.py.
-        bound = (0.1 + 0.9 * min(1, ((step + 1) * 3 - 1) / 3)) * sum(0.95**i for i in range(step + 1))
         # Very different lengths, so that some updates are scaled down to the median.
         work = [{n: (1 + uid) * t for n, t in tensors(100 * step + uid).items()} for uid in range(4)]
         updates = [packed(m, w, uid=uid, step=step) for uid, (m, w) in enumerate(zip(miners, work, strict=True))]
@@ -70,10 +70,12 @@ def test_several_steps_against_the_reference(momentum, nesterov, hparams, tensor
                 sent.append(largest(error[name], 8, tensor.k))
                 error[name] -= sent[-1]
                 np.testing.assert_allclose(miners[uid].state_dict()["tensors"][name], error[name], atol=1e-5)
-            norms = [np.linalg.norm(one) for one in sent]
+            norms, bound = [np.linalg.norm(one) for one in sent], norm_bound(tensor, h.sparseloco, step)
             history = sorted(caps[name][-8:])
-            usual = history[(len(history) - 1) // 2] * bound if history else sorted(norms)[1]  # the lower median
-            cap = min(max(usual, min(norms), usual / 2), max(norms), 2 * usual)
+            usual = history[(len(history) - 1) // 2] * bound if history else 0.0
+            cap = min(max(usual, min(norms), usual / 2), max(norms), 2 * usual, bound)
+            if not history:
+                cap = min(sorted(norms)[1], FIRST * bound)  # the lower median
             caps[name].append(cap / bound)
             clipped = [one * min(1, cap / norm) for one, norm in zip(sent, norms, strict=True)]
             theta[name].grad = torch.from_numpy(sum(clipped) / 4)

@@ -4,8 +4,9 @@ A window's median alone would be controlled by its senders: a single peer, or ha
 window's cap is the usual one, the median of the last caps, unless more than three quarters of the window's norms are
 above it, or below it. Then it is the quartile, within a factor of ``REACH``. If a quarter of the updates are honest, no
 number of others can move a cap beyond both the usual cap and all honest norms. A cap never exceeds a bound that follows
-from the hparams. Caps are stored in units of that bound, so the growth in a run's first windows changes them little.
-They are equal on all nodes: they are part of saved states and of checkpoints.
+from the hparams, and a run's first cap no more than a share of it (``FIRST``), because there is no usual one yet and
+half of the updates may be large. Caps are stored in units of that bound, so its growth in a run's first windows changes
+them little. They are equal on all nodes: they are part of saved states and of checkpoints.
 """
 
 import functools
@@ -23,6 +24,8 @@ from tplr.training.schedule import learning_rate
 
 HISTORY = 8  # windows whose caps count
 REACH = 2.0
+# Largest first cap, as a share of the bound: about the norm of honest updates in a run's first window.
+FIRST = 0.25
 # Smallest cap, as a share of the bound, so that a cap recovers soon after a majority of tiny updates has lowered it.
 LOWEST = 2.0**-10
 # Bound of the RMS of Muon's step: 0.2 times the largest singular value after its iterations, about 1.2.
@@ -37,12 +40,12 @@ def no_history() -> torch.Tensor:
 
 
 def norm_bound(tensor: TensorSpec, constants: SparselocoParams, step: int) -> float:
-    """Return the largest norm that inner optimizer and error feedback can produce at outer step ``step``.
+    """Return the largest norm that counts at outer step ``step``: of inner steps that all move in one direction.
 
     AdamW moves an entry by about the learning rate at most, ``inner_steps`` times in a window. Muon can move a few
     entries by more, but a matrix by no more than ``MUON_RMS`` times the learning rate in root mean square. Error
-    feedback contains everything not sent since the run's start. Only the warm-up of a schedule counts. Every machine
-    computes the same bits.
+    feedback contains everything not sent since the run's start; its windows count as independent, so their norms add
+    like those of a random walk. Only the warm-up of a schedule counts. Every machine computes the same bits.
     """
     schedule = constants.inner_learning_rate
     last = (step + 1) * constants.inner_steps - 1
@@ -55,12 +58,12 @@ def norm_bound(tensor: TensorSpec, constants: SparselocoParams, step: int) -> fl
 
 @functools.cache
 def _windows_held(decay: float, windows: int) -> float:
-    """Return ``1 + decay + decay**2 ...``, a term for each window; avoids powers, which libraries round differently."""
+    """Return ``sqrt(1 + decay**2 + decay**4 ...)``, a term for each window; powers are rounded alike everywhere."""
     total, part = 0.0, 1.0
     for _ in range(windows):
         total += part
-        part *= decay
-    return total
+        part *= decay * decay
+    return math.sqrt(total)
 
 
 def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:
@@ -68,12 +71,13 @@ def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:
 
     Args:
         norms: of the window's updates, in units of the bound; zeros do not count.
-        history: caps of the last windows; if empty, the median of the norms is the usual cap.
+        history: caps of the last windows; if empty, the cap is the median of the norms, and at most ``FIRST``.
     """
     lengths = sorted(norm for norm in norms if norm > 0)
-    if not history and not lengths:
-        return 1.0
-    usual = max(LOWEST, statistics.median_low(history or lengths))
+    if not history:
+        first = statistics.median_low(lengths) if lengths else FIRST
+        return float(np.float32(min(max(first, LOWEST), FIRST)))
+    usual = max(LOWEST, statistics.median_low(history))
     lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
     quarter = math.ceil(len(lengths) / 4)
     cap = min(max(usual, lengths[quarter - 1]), lengths[-quarter]) if lengths else highest
