@@ -16,9 +16,9 @@ All methods get the same first weights, the same batches and the same number of 
 Before that each method gets the same number of trials (``TRIALS``) of its learning rates, with a seed of their own; the
 best one is used for all its cells.
 
-    python scripts/benchmarks/convergence.py --reduced     # about 30 minutes on 2 cores
-    python scripts/benchmarks/convergence.py               # overnight
-    python scripts/benchmarks/convergence.py --grid reduced-16     # 16 peers instead of 4, with the rates found for 4
+    python scripts/benchmarks/convergence.py --reduced     # about an hour on 2 cores
+    python scripts/benchmarks/convergence.py               # a day
+    python scripts/benchmarks/convergence.py --grid reduced-16     # 16 peers instead of 4, with the rates found for 8
 
 Appends each finished cell to ``docs/benchmarks/convergence.csv`` and skips those that are there, so it can be stopped
 and started at will. Then it prints the table and draws ``convergence.png``. ``--report`` does only that.

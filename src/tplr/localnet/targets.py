@@ -50,9 +50,8 @@ def _of_cheats() -> list[Target]:
 
 
 CREWS = ("5 sign flippers", "12 sign flippers", "5 norm giants", "6 senders of zeros")
-HONEST_DIRECTION = (
-    "5 norm giants of honest direction"  # they help at first, and are gathered until norms can be compared
-)
+# Clipped, they help: only the loss has a target.
+HONEST_DIRECTION = "5 norm giants of honest direction"
 SEALED = ("sealed reports", "sealed reports and weights")
 TARGETS = [
     *_of_cheats(),

@@ -24,7 +24,7 @@ from tplr.training.schedule import learning_rate
 
 HISTORY = 8  # windows whose caps count
 REACH = 2.0
-# Largest first cap, as a share of the bound: about the norm of honest updates in a run's first window.
+# Largest first cap, as a share of the bound: of the order of honest norms in a run's first windows.
 FIRST = 0.25
 # Smallest cap, as a share of the bound, so that a cap recovers soon after a majority of tiny updates has lowered it.
 LOWEST = 2.0**-10
