@@ -5,6 +5,9 @@
   Llama of equal shape as it trains on one GPU: autocast, each layer and the loss compiled. Runs alternate.
 - ``train 8B``: a window of SparseLoCo of an 8B model, with H = 30, full checkpointing and both offloads; then packing.
   The device's peak memory is compared with the planner's figure.
+- ``inner step``: a step of the inner optimizer without its backward pass, in milliseconds per million parameters:
+  AdamW; and Muon, compared with ``torch.optim.Muon`` with the same AdamW for the other tensors. ``limit``: AdamW must
+  move 28 bytes a parameter, Muon 20 and compute the products of its five iterations at the device's peak.
 - ``pack``, ``apply``: one miner's update, and a step along 15 of them, in milliseconds per million parameters.
   ``limit`` is the time to move the bytes that the step must read and write, at the bandwidth of a copy in the same run:
   12 bytes a parameter to pack (the work, and the error feedback twice), 8 to apply (the weights twice). ``to host``:
@@ -57,8 +60,10 @@ from tplr.planner.memory import device_memory
 from tplr.planner.workload import Workload
 from tplr.training.device import DeviceSettings
 from tplr.training.evaluation import baseline, evaluate, sequence_losses
+from tplr.training.inner_optimizers import ITERATIONS, InnerOptimizer, is_hidden_matrix
 from tplr.training.layers import decoder_layers, prepare_layers
 from tplr.training.model import meta_model, set_first_weights
+from tplr.training.parallel import SINGLE_PROCESS
 from tplr.training.schemes import local_training, outer_scheme
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +72,11 @@ FIELDS: tuple[str, ...] = ("row", "variant", "device", "model", "repetition", "v
 PEERS = 15
 PEAKS = {"H100 80GB HBM3": 989.5e12, "H200": 989.5e12}  # keys are parts of the device's name; PCIe variants are slower
 PACK_BYTES, APPLY_BYTES = 12, 8
+ADAMW_BYTES, MUON_BYTES = (
+    28,
+    20,
+)  # float32 weights, gradient and moments: each is read, and all but the gradient written
+FILES = {"demo": "hparams-demo.json", "sparseloco": "hparams-sparseloco.json", "muon": "hparams.json"}
 LLAMA_8B = {
     "vocab_size": 128_256,
     "hidden_size": 4096,
@@ -82,6 +92,7 @@ NOT_MEASURED, NO_FIT = "not measured", "does not fit"
 GPU_ROWS = {
     "train": (("plain loop", "MFU"), ("engine", "MFU"), ("torchtitan", "MFU")),
     "train 8B": (("engine", "MFU"), ("engine", "GiB"), ("planner", "GiB")),
+    "inner step": (("limit", "ms/Mparam"), ("PyTorch", "ms/Mparam"), ("engine", "ms/Mparam")),
     "pack": (("limit", "ms/Mparam"), ("engine", "ms/Mparam"), ("to host", "bytes/param")),
     "apply": (("limit", "ms/Mparam"), ("engine", "ms/Mparam"), ("to host", "bytes/param")),
     "evaluate": (("forward passes", "s"), ("engine", "s")),
@@ -163,17 +174,17 @@ class Bench:
 
 
 def constants(bench: Bench, scheme: str, *, large: bool = False, **changes: Any) -> HParams:
-    """The run of ``hparams-demo.json`` or ``hparams-sparseloco.json``; on the CPU a toy model of the same shape."""
-    name = "hparams-demo.json" if scheme == "demo" else "hparams-sparseloco.json"
-    raw = load_hparams(ROOT / name).model_dump()
+    """The run of one of ``FILES``; on the CPU a toy model of the same shape."""
+    raw = load_hparams(ROOT / FILES[scheme]).model_dump()
     if large:
         raw["model"] |= LLAMA_8B if bench.on_gpu else TOY_8B
     elif not bench.on_gpu:
         raw["model"] |= TOY
     if not bench.on_gpu:
         raw |= {"sequence_length": 64, "batch_size": 2}
+    of_scheme = raw[raw["outer"]]
     for key, value in changes.items():
-        (raw[scheme] if key in raw[scheme] else raw)[key] = value
+        (of_scheme if key in of_scheme else raw)[key] = value
     return HParams.model_validate(raw)
 
 
@@ -318,6 +329,59 @@ def train_8b(bench: Bench) -> None:
         bench.add("train 8B", "engine", used, "GiB", model=name)
 
 
+def inner_step(bench: Bench) -> None:
+    for scheme, label in (("sparseloco", "AdamW"), ("muon", "Muon")):
+        hparams, settings = constants(bench, scheme), bench.settings()
+        assert hparams.sparseloco is not None
+        model = bench.model(hparams, settings)
+        parameters = dict(model.named_parameters())
+        for parameter in parameters.values():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = InnerOptimizer(parameters, hparams.sparseloco, hparams.precision, settings, SINGLE_PROCESS)
+        optimizer.begin(model)
+        matrices = {name for name, one in parameters.items() if label == "Muon" and is_hidden_matrix(name, one.shape)}
+        contenders: dict[str, Callable[[], Any]] = {"engine": functools.partial(optimizer.step, 1e-3)}
+        if matrices:
+            contenders["PyTorch"] = pytorch_muon(parameters, matrices, settings)
+        for run in contenders.values():
+            run()  # fills the allocator
+        millions, name = sum(one.numel() for one in parameters.values()) / 1e6, f"{size_name(model)} {label}"
+        for repetition in range(bench.repetitions):
+            about: dict[str, Any] = {"model": name, "repetition": repetition}
+            if label == "AdamW" or bench.peak:
+                limit = step_limit(parameters, matrices, copy_seconds(bench), bench.peak or 1.0)
+                bench.add("inner step", "limit", 1e3 * limit / millions, "ms/Mparam", **about)
+            for variant, run in contenders.items():
+                bench.add("inner step", variant, 1e3 * bench.seconds(run) / millions, "ms/Mparam", **about)
+        del optimizer, contenders, model, parameters
+
+
+def pytorch_muon(
+    parameters: dict[str, torch.nn.Parameter], matrices: set[str], settings: DeviceSettings
+) -> Callable[[], None]:
+    """Return a step of PyTorch's own Muon for ``matrices``, and of its AdamW for the other tensors."""
+    muon = torch.optim.Muon([parameters[name] for name in sorted(matrices)], lr=1e-3, adjust_lr_fn="match_rms_adamw")
+    others = [one for name, one in parameters.items() if name not in matrices]
+    adamw = torch.optim.AdamW(others, lr=1e-3, fused=settings.fused_adamw)
+
+    def step() -> None:
+        muon.step()
+        adamw.step()
+
+    return step
+
+
+def step_limit(parameters: dict[str, torch.nn.Parameter], matrices: set[str], per_byte: float, peak: float) -> float:
+    """Return the seconds of a step that memory and matrix products need at least; ``peak`` in FLOP/s."""
+    seconds = 0.0
+    for name, one in parameters.items():
+        seconds += per_byte * one.numel() * (MUON_BYTES if name in matrices else ADAMW_BYTES)
+        if name in matrices:
+            small, large = sorted(one.shape)
+            seconds += ITERATIONS * (4 * small**2 * large + 2 * small**3) / peak
+    return seconds
+
+
 def packed(outer: Any, tensors: dict[str, torch.Tensor], *, window: int, uid: int) -> Update:
     return parse(pack(outer, tensors, window=window, uid=uid), outer.spec, window=window, uid=uid)
 
@@ -396,7 +460,7 @@ def measure_evaluation(bench: Bench, hparams: HParams, model: Any, outer: Any, u
         bench.add("evaluate", "engine", bench.seconds(whole), "s", model=name, repetition=repetition)
 
 
-PARTS = {"train": train, "exchange": exchange, "train 8B": train_8b}
+PARTS = {"train": train, "inner step": inner_step, "exchange": exchange, "train 8B": train_8b}
 
 
 def main() -> None:
