@@ -28,10 +28,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import convergence
 import numpy as np
 import torch
-from convergence import GRIDS, Cell, batches_of, load_tokens, make_hparams, read_rows, spread
+from convergence import RESULTS as CONVERGENCE
+from convergence import read_rows, spread
+from convergence_cell import batches_of, make_hparams
+from convergence_grid import GRIDS, GROUPED, Cell
+from convergence_text import load_tokens
 from pictures import redraw
 
 from tplr.compress.payload import Update, parse
@@ -43,7 +46,7 @@ from tplr.training.model import build_model
 from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import outer_scheme
 
-RESULTS = convergence.RESULTS.with_name("overlap.csv")
+RESULTS = CONVERGENCE.with_name("overlap.csv")
 BITS = 1
 IN_TURN = "outer_delay 0"
 # The rates that convergence.py finds for each method.
@@ -51,7 +54,7 @@ MUON = {"lr": 0.016, "outer": 1.0, "decay": 0.95, "momentum": 0.9}
 SETTINGS = {
     "sparseloco": {"lr": 0.008, "outer": 1.0, "decay": 0.95},
     "muon-sparseloco": MUON,
-    convergence.GROUPED: MUON,
+    GROUPED: MUON,
 }
 
 

@@ -54,12 +54,13 @@ def convergence(rows: Rows, path: Path) -> None:
 
 
 def convergence_curves(rows: Rows, path: Path) -> None:
-    """Loss against tokens and against bytes, a line for each method."""
+    """Loss against tokens and against bytes on the reduced grid, a line for each method."""
     figure = new_figure(10, 4.6)
     by_tokens, by_bytes = figure.subplots(1, 2, sharey=True)
     lines: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}
     for row in rows:
-        lines.setdefault((row["method"], row["k"], row["bits"]), []).append(row)
+        if row["grid"] == "reduced":
+            lines.setdefault((row["method"], row["k"], row["bits"]), []).append(row)
     for number, ((method, k, bits), points) in enumerate(lines.items()):
         losses, style = column(points, "loss"), f"-{'os^'[number // 10]}"
         for axes, name in ((by_tokens, "tokens"), (by_bytes, "bytes_per_peer")):

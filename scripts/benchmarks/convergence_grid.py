@@ -1,0 +1,164 @@
+"""The grids of ``convergence.py``: sizes, trials of rates, and the cells that are compared."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+TUNING_SEED = 100
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Sizes of a grid; a round is ``inner_steps`` batches on each peer."""
+
+    hidden: int
+    layers: int
+    vocab: int
+    sequence: int
+    batch: int
+    peers: int
+    inner_steps: int
+    rounds: int
+    demo_batches: int  # of each peer in one of DeMo's windows
+    seeds: int
+    sparse: tuple[tuple[int, int], ...]  # (k of 4096, bits; 0 for float32)
+    muon_sparse: tuple[tuple[int, int], ...]  # the same, of ``muon-sparseloco``
+    muon_grouped: tuple[tuple[int, int], ...] = ((128, 1),)  # the same, of ``muon-grouped``
+    tuned: str = ""  # the grid whose best rates serve methods without trials here; "": all have trials here
+    trials: tuple[str, ...] = ()  # with ``tuned``: the methods that have trials here all the same
+    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of a grid without trials, by method
+    heads: int = 4
+
+    @property
+    def steps(self) -> int:
+        """Of AdamW; DeMo makes one for ``demo_batches`` of them."""
+        return self.rounds * self.inner_steps
+
+
+GRIDS = {
+    "reduced": Grid(
+        hidden=64, layers=2, vocab=1024, sequence=64, batch=8, peers=4,
+        inner_steps=10, rounds=64, demo_batches=2, seeds=3,
+        sparse=((64, 2), (256, 1), (256, 2), (256, 0), (88, 1)),
+        muon_sparse=((88, 1), (256, 1), (128, 1), (64, 1)),
+    ),
+    "full": Grid(
+        hidden=128, layers=2, vocab=1024, sequence=64, batch=8, peers=8,
+        inner_steps=15, rounds=130, demo_batches=3, seeds=4,
+        sparse=tuple((k, bits) for k in (32, 64, 128, 256) for bits in (1, 2, 4, 0)),
+        muon_sparse=tuple((k, bits) for k in (32, 64, 88, 128, 256) for bits in (1, 2)),
+    ),
+}  # fmt: skip
+for peers in (8, 16):  # twice and four times the batch, and the tokens; nothing else changes
+    GRIDS[f"reduced-{peers}"] = replace(
+        GRIDS["reduced"],
+        peers=peers,
+        sparse=((256, 1),),
+        muon_sparse=((88, 1), (256, 1)),
+        tuned="reduced" if peers == 8 else "reduced-8",
+        trials=("adamw", "diloco", "muon-grouped") if peers == 8 else (),
+    )
+# The full grid's model, peers and tokens for some methods, in hours: with rates that were found for the reduced one.
+GRIDS["full-untuned"] = replace(
+    GRIDS["full"], seeds=3, sparse=((256, 1),), muon_sparse=((88, 1), (256, 1)), tuned="reduced-8"
+)
+# Half as many exchanges of updates twice as large, for the same tokens.
+GRIDS["reduced-20-steps"] = replace(
+    GRIDS["reduced"], inner_steps=20, rounds=32, sparse=(), muon_sparse=((200, 1),), tuned="reduced"
+)
+# For a GPU: 117M parameters, 200M tokens of text that is found on the machine (``--text``). No trials: the methods'
+# published rates at this size. Muon's steps have AdamW's RMS, so both have the same inner rate.
+PUBLISHED = {"lr": 1e-3}
+GRIDS["gpu"] = Grid(
+    hidden=768, layers=12, heads=12, vocab=16384, sequence=512, batch=16, peers=4,
+    inner_steps=10, rounds=611, demo_batches=2, seeds=3,
+    sparse=((256, 2),), muon_sparse=((256, 1),),
+    rates={
+        "adamw": PUBLISHED,
+        "muon": PUBLISHED,
+        "diloco": PUBLISHED | {"outer": 0.7},
+        "averaging": PUBLISHED | {"outer": 1.0},
+        "muon-averaging": PUBLISHED | {"outer": 1.0},
+        "sparseloco": PUBLISHED | {"outer": 1.0, "decay": 0.95},
+        "muon-sparseloco": PUBLISHED | {"outer": 1.0, "decay": 0.95, "momentum": 0.9},
+        "muon-grouped": PUBLISHED | {"outer": 1.0, "decay": 0.95, "momentum": 0.9},
+        "demo": {"lr": 1e-3, "decay": 0.999},
+    },
+)  # fmt: skip
+# SparseLoCo's rates are found there and used for all its cells.
+GROUPED = "muon-grouped"
+TUNED_AT = {"sparseloco": (256, 2), "muon-sparseloco": (96, 1), GROUPED: (128, 1)}
+
+# Six for each method: peak learning rates, and what else its authors tune.
+TRIALS: dict[str, list[dict[str, float]]] = {
+    "adamw": [{"lr": lr} for lr in (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)],
+    "diloco": [{"lr": lr, "outer": outer} for lr in (4e-3, 8e-3) for outer in (0.1, 0.2, 0.3)],
+    "sparseloco": [{"lr": lr, "outer": outer, "decay": 0.95} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
+    "averaging": [{"lr": lr, "outer": outer} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
+    "demo": [{"lr": lr, "decay": decay} for lr in (1e-3, 2e-3, 4e-3) for decay in (0.9, 0.99)],
+    "muon-sparseloco": [
+        {"lr": 1.6e-2, "outer": 1.0, "decay": 0.95, "momentum": 0.95} | change
+        for change in ({}, {"lr": 8e-3}, {"lr": 3.2e-2}, {"outer": 1.4}, {"decay": 0.99}, {"momentum": 0.9})
+    ],
+    "muon-averaging": [{"lr": lr, "outer": outer} for lr in (8e-3, 1.6e-2) for outer in (0.7, 1.0, 1.4)],
+    "muon": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)],
+}
+TRIALS[GROUPED] = TRIALS["muon-sparseloco"]
+METHODS = [*TRIALS]
+DENSE = ("adamw", "muon", "diloco", "averaging", "muon-averaging")  # methods that send float32
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training; all but ``purpose`` identifies it."""
+
+    grid: str
+    purpose: str  # tune or final
+    method: str
+    k: int
+    bits: int
+    settings: str  # JSON of one of TRIALS
+    seed: int
+
+
+def trials(name: str) -> list[Cell]:
+    """All cells by which learning rates are found."""
+    places, grid = TUNED_AT | {"demo": (64, 2)}, GRIDS[name]
+    borrowed = trials(grid.tuned) if grid.tuned else []
+    return borrowed + [
+        Cell(name, "tune", method, *places.get(method, (0, 0)), json.dumps(settings), TUNING_SEED)
+        for method, all_settings in TRIALS.items()
+        for settings in all_settings
+        if not grid.rates and (not grid.tuned or method in grid.trials)
+    ]
+
+
+def finals(name: str, best: Mapping[str, str]) -> list[Cell]:
+    """All cells that are compared, seed by seed, so that a stopped grid is one with fewer seeds."""
+    dense = [(method, 0, 0) for method in DENSE]
+    sparse = [(method, *at) for method, every in sparse_places(GRIDS[name]).items() for at in every]
+    return [
+        Cell(name, "final", method, k, bits, best[method], seed)
+        for seed in range(GRIDS[name].seeds)
+        for method, k, bits in (*dense, ("demo", 64, 2), *sparse)
+        if method in best
+    ]
+
+
+def sparse_places(grid: Grid) -> dict[str, tuple[tuple[int, int], ...]]:
+    return {"sparseloco": grid.sparse, "muon-sparseloco": grid.muon_sparse, GROUPED: grid.muon_grouped}
+
+
+def best_settings(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, str]:
+    """Return each method's settings: of its best trial on this grid, or as the grid says; others are left out."""
+    borrowed = best_settings(rows, GRIDS[name].tuned) if GRIDS[name].tuned else {}
+    borrowed |= {method: json.dumps(rates) for method, rates in GRIDS[name].rates.items()}
+    tuned: dict[str, list[Mapping[str, str]]] = {}
+    for row in rows:
+        if row["grid"] == name and row["purpose"] == "tune":
+            tuned.setdefault(row["method"], []).append(row)
+    return borrowed | {
+        method: min(tuned[method], key=lambda row: float(row["loss"]))["settings"]
+        for method in TRIALS
+        if method in tuned
+    }
