@@ -1,24 +1,41 @@
 """``tplr export`` on a finished run: its output loads, is the network's model, and can be recomputed."""
 
+import contextlib
 import json
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from guides import from_guide
 
 from tplr.exchange.envelope import sign_body
+from tplr.localnet import reopen
 from tplr.run import window_model
 from tplr.run.folder import HPARAMS, load_model
 from tplr.run.record import RECORD, read_record
 from tplr.run.results import write_result
 from tplr.schemas import DebugReport, ScoreReport
+from tplr.testing.s3server import Delay, Server, serve
 from tplr.training.fingerprint import digest
 
 
 def weights_digest(folder: Path) -> str:
     return digest(dict(load_model(folder, dtype=torch.float32).model.named_parameters()))
+
+
+def hanging(monkeypatch: pytest.MonkeyPatch, pattern: str, times: int | None) -> None:
+    """Let the run's storage not answer the next ``times`` requests for objects with this pattern."""
+
+    @contextlib.asynccontextmanager
+    async def serve_hanging(*arguments: Any, **options: Any) -> AsyncIterator[Server]:
+        async with serve(*arguments, **options) as server:
+            server.faults.add(pattern, Delay(3600), times=times)
+            yield server
+
+    monkeypatch.setattr(reopen, "serve", serve_hanging)
 
 
 def test_the_newest_window_is_replayed_and_exported(newest, tplr, tmp_path, capsys):
@@ -90,6 +107,29 @@ def test_deleted_updates_are_one_error(own_run, tplr, tmp_path, caplog):
     assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
     assert "(updates of 1 windows are deleted, and not counted)" in (tmp_path / "model" / "README.md").read_text()
     assert read_record(tmp_path / "model").windows[1].batches == {"1": None, "2": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--from", "start"], r"window 4: uids \[1\] are in its included set, .*: the buckets of uids \[1\] do not answer"),
+        ([], "window 4: the update of uid 1 is in no bucket that answers"),
+    ],
+)
+def test_a_miner_whose_bucket_hangs_is_named(own_run, tplr, tmp_path, caplog, monkeypatch, words, problem):
+    """Its update is needed for the weights, or, if a checkpoint is newer, for the card."""
+    own_run.forget("aggregator-4-v1.safetensors")
+    hanging(monkeypatch, "/gradient-4-1-", times=None)
+    assert tplr("export", "--local", own_run.folder, "--out", "model", *words) == 2
+    assert [bool(re.match(problem, one.message)) for one in caplog.records if one.levelname == "ERROR"] == [True]
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_bucket_that_answers_late_is_asked_again(own_run, tplr, tmp_path, monkeypatch):
+    own_run.forget("aggregator-4-v1.safetensors")
+    hanging(monkeypatch, "/gradient-4-1-", times=1)
+    assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
+    assert read_record(tmp_path / "model").windows[1].batches == {"1": 1, "2": 1}
 
 
 def test_half_a_checkpoint_is_one_error(own_run, tplr, tmp_path, caplog):

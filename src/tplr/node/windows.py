@@ -194,8 +194,9 @@ class WindowUpdates:
             found |= await self._witnessed(included, wanted.keys() - found.keys())
             if lost := sorted(wanted.keys() - found.keys()):
                 text = f"window {window}: uids {lost} are in its included set, and their updates are unavailable"
-                passing = any(late.skipped.get(uid) is Reason.UNAVAILABLE for uid in lost)
-                raise StoreError(text) if passing else WindowLost(text)
+                if silent := [uid for uid in lost if late.skipped.get(uid) is Reason.UNAVAILABLE]:
+                    raise StoreError(f"{text}: the buckets of uids {silent} do not answer")
+                raise WindowLost(text)
         skipped = {int(uid): reason for uid, reason in included.skipped.items()}
         updates = tuple(found[uid] for uid in sorted(found))
         return GatherResult(window=window, updates=updates, skipped=skipped, published=True)
