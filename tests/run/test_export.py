@@ -112,7 +112,10 @@ def test_deleted_updates_are_one_error(own_run, tplr, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--from", "start"], r"window 4: uids \[1\] are in its included set, .*: the buckets of uids \[1\] do not answer"),
+        (
+            ["--from", "start"],
+            r"window 4: uids \[1\] are in its included set, .*: the buckets of uids \[1\] do not answer",
+        ),
         ([], "window 4: the update of uid 1 is in no bucket that answers"),
     ],
 )
@@ -123,6 +126,14 @@ def test_a_miner_whose_bucket_hangs_is_named(own_run, tplr, tmp_path, caplog, mo
     assert tplr("export", "--local", own_run.folder, "--out", "model", *words) == 2
     assert [bool(re.match(problem, one.message)) for one in caplog.records if one.levelname == "ERROR"] == [True]
     assert not (tmp_path / "model").exists()
+
+
+def test_an_update_that_no_client_can_read_is_in_no_export_s_way(own_run, tplr, tmp_path):
+    """Its miner has replaced it with one that has more headers than HTTP clients accept."""
+    own_run.forget("aggregator-4-v1.safetensors")
+    own_run.change("gradient-4-1-", lambda body: body, metadata={f"m{number}": "1" for number in range(120)})
+    assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
+    assert read_record(tmp_path / "model").windows[1].batches == {"1": None, "2": 1}
 
 
 def test_a_bucket_that_answers_late_is_asked_again(own_run, tplr, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import read_prologue
-from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PayloadError, PreconditionFailed
+from tplr.errors import ObjectNotFound, ObjectTooLarge, PayloadError, StoreError, StoreUnavailable
 from tplr.exchange.aggregates import Included
 from tplr.node.network_reader import NetworkReader
 from tplr.node.windows import majority_report
@@ -108,9 +108,14 @@ def _loss(scores: ScoreReport | None) -> float | None:
 
 
 async def _batches(network: NetworkReader, spec: PayloadSpec, window: int, uid: int) -> int | None:
-    """Return the number of batches in an included update's header; None if the update is deleted."""
+    """Return the number of batches in an included update's header; None if the update is deleted or not readable.
+
+    Raises StoreUnavailable.
+    """
     try:
         header = await network.comms.get_update_start(window, uid, spec.data_start)
         return read_prologue(header, spec, window=window, uid=uid)[1]
-    except (AccessDenied, ObjectNotFound, PreconditionFailed, PayloadError):
+    except StoreUnavailable:
+        raise
+    except (StoreError, PayloadError):
         return None
