@@ -41,28 +41,31 @@ async def agreed(
         key: answers with equal keys are the same answer; the first one is returned.
 
     Raises:
+        StoreUnavailable: there is no majority, and this elector did not answer; with its answer there may be one.
         StoreError: there is no majority, and this request to an elector failed; a later attempt may succeed.
         PayloadError: there is no majority, no request failed, and this elector's document is invalid.
     """
     answers: dict[int, T] = {}
-    problems: list[StoreError | PayloadError] = []
+    problems: dict[int, StoreError | PayloadError] = {}
+
+    def groups() -> list[list[int]]:
+        """Return the electors of each answer."""
+        who: dict[Hashable, list[int]] = {}
+        for uid, answer in answers.items():
+            who.setdefault(key(answer), []).append(uid)
+        return [*who.values()]
 
     def majority() -> T | None:
-        said = {uid: key(answer) for uid, answer in answers.items()}
-        for value in dict.fromkeys(said.values()):
-            who = [uid for uid, other in said.items() if other == value]
-            if electors.outweighs(who):
-                return answers[who[0]]
-        return None
+        return next((answers[who[0]] for who in groups() if electors.outweighs(who)), None)
 
     async def note(uid: int) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 answers[uid] = await ask(uid)
         except TimeoutError:
-            problems.append(StoreUnavailable(f"uid {uid}: no answer within {ANSWER_SECONDS:g} s"))
+            problems[uid] = StoreUnavailable(f"uid {uid}: no answer within {ANSWER_SECONDS:g} s")
         except (StoreError, PayloadError) as error:
-            problems.append(error)
+            problems[uid] = error
 
     tasks: list[asyncio.Task[None]] = []
     try:
@@ -81,8 +84,12 @@ async def agreed(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    if problems:
-        raise next((one for one in problems if isinstance(one, StoreError)), problems[0])
+    silent = {uid: one for uid, one in problems.items() if isinstance(one, StoreUnavailable)}
+    if silent and any(electors.outweighs([*who, *silent]) for who in [[], *groups()]):
+        raise next(iter(silent.values()))
+    others = [one for uid, one in problems.items() if uid not in silent]
+    if others:
+        raise next((one for one in others if isinstance(one, StoreError)), others[0])
     return None
 
 

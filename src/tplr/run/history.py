@@ -9,7 +9,7 @@ from tplr.compress.payload import read_prologue
 from tplr.errors import ObjectNotFound, ObjectTooLarge, PayloadError, StoreError, StoreUnavailable
 from tplr.exchange.aggregates import Included
 from tplr.node.network_reader import NetworkReader
-from tplr.node.windows import majority_report
+from tplr.node.windows import published_report
 from tplr.run.record import MAX_HOTKEY, Contributor, WindowFacts
 from tplr.schemas import PeerScore, ScoreReport
 
@@ -72,7 +72,7 @@ def contributors(
 async def _window(
     network: NetworkReader, spec: PayloadSpec, window: int
 ) -> tuple[WindowFacts | None, ScoreReport | None]:
-    report, scores = await majority_report(network.comms, window), await _scores(network, window)
+    report, scores = await published_report(network.comms, window), await _scores(network, window)
     published = await _published(network, window)
     if report is None and scores is None and published is None:
         return None, None
