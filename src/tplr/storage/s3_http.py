@@ -38,8 +38,10 @@ IDLE_TIMEOUT = 10.0
 POLL_INTERVAL = 0.2
 # Size of the blocks passed to a sink: writing one block to a file costs less than writing four pieces.
 BLOCK_BYTES = 2**20
-# Concurrent requests in one process; their threads mostly wait.
-MAX_THREADS = 64
+# Concurrent requests in one process. Their threads mostly wait, and one is started only if all others are busy. These
+# are more than peers can occupy with buckets that do not answer: 128 of a gather, 64 each of ``active_peers`` and
+# ``SyncProofs``, and one for each validator. Otherwise ballots and uploads would wait for them.
+MAX_THREADS = 512
 
 # A server may close a kept-alive connection just as a request is sent on it. These methods may be sent twice.
 _IDEMPOTENT = ("GET", "HEAD", "DELETE")
