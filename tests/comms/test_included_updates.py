@@ -9,10 +9,10 @@ from included import included_set
 from three_nodes import ALICE, BOB, HOTKEYS, LEADER, W, World
 
 from tplr.errors import ObjectNotFound, StoreUnavailable
-from tplr.exchange import first_answer
+from tplr.exchange import agreed, first_answer
 from tplr.exchange.aggregates import assemble
 from tplr.exchange.gather import GatheredUpdate, GatherResult
-from tplr.keys import state_key
+from tplr.keys import decision_key, state_key
 from tplr.testing.s3server import Delay
 
 AGGREGATE = state_key("aggregator", W, 0, "1")
@@ -92,3 +92,30 @@ async def test_a_decision_is_read_from_the_bucket_that_an_elector_has_by_then(
         patch.setattr(bob, "commitments", {**bob.commitments, LEADER: bob.commitments[ALICE]})
         assert await bob.get_included(W) is None
     assert await bob.get_included(W) == included
+
+
+async def test_a_decision_in_a_slow_bucket_is_read_by_who_looks_again(world: World) -> None:
+    """Each look ends in time for the next poll, but does not abandon the request."""
+    await world.pass_window()
+    bob, included = world[BOB], included_set(GatherResult(window=W, updates=(), skipped={}), "1")
+    await publish_decision([world[LEADER]], included)
+    world.server.faults.add(f"^GET .*{decision_key(W, '1')}", Delay(agreed.PATIENCE_SECONDS + 0.5), times=None)
+    began = time.monotonic()
+    assert await bob.get_included(W) is None
+    assert time.monotonic() - began < agreed.PATIENCE_SECONDS + 0.4
+    assert await bob.get_included(W) == included
+    assert time.monotonic() - began < agreed.PATIENCE_SECONDS + 1.0
+
+
+async def test_a_bucket_that_never_answers_delays_each_look_and_is_asked_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreed, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(agreed, "DECISION_SECONDS", 0.5)
+    await world.pass_window()
+    bob, included = world[BOB], included_set(GatherResult(window=W, updates=(), skipped={}), "1")
+    await publish_decision([world[LEADER]], included)
+    world.server.faults.add(f"^GET .*{decision_key(W, '1')}", Delay(3600), times=1)
+    looks = [await bob.get_included(W) for _ in range(4)]
+    assert looks[:2] == [None, None]
+    assert looks[3] == included

@@ -15,6 +15,8 @@ from tplr.storage import ObjectStore
 
 # Seconds until the remaining electors are asked if the first do not answer; seconds until a request is abandoned.
 PATIENCE_SECONDS, ANSWER_SECONDS = 1.0, 10.0
+# Seconds until a request for a decision is abandoned.
+DECISION_SECONDS = 4.0
 
 T = TypeVar("T")
 
@@ -120,9 +122,12 @@ class DecisionReader:
         self._seen: dict[int, CheckedDecision] = {}
         self._missed: Counter[int] = Counter()
         self._refused: dict[int, PayloadError] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}
 
     async def look(self) -> Value | None:
         """Return the decided value, or None if nothing is decided or the decision can't be read now.
+
+        Waits for ``PATIENCE_SECONDS`` at most. Slower requests go on, up to ``DECISION_SECONDS``, for the next call.
 
         Raises:
             PayloadError: electors without valid decisions leave no majority.
@@ -131,7 +136,7 @@ class DecisionReader:
         # Electors that did not answer before are asked last.
         unseen = sorted((uid for uid in electors.uids if uid not in self._seen), key=lambda uid: self._missed[uid])
         asked = enough(electors, unseen, [*self._seen]) or list(electors.uids)
-        await asyncio.gather(*map(self._ask, asked))
+        await self._ask_all(asked, PATIENCE_SECONDS)
         if (value := self._decided()) is not None:
             return value
         if self._refused and not electors.outweighs(uid for uid in electors.uids if uid not in self._refused):
@@ -141,7 +146,7 @@ class DecisionReader:
     async def result(self) -> ElectionResult:
         """Ask every elector once and return the result as it is published now."""
         electors = self._reader.electors
-        await asyncio.gather(*(self._ask(uid) for uid in electors.uids if uid not in self._seen))
+        await self._ask_all([uid for uid in electors.uids if uid not in self._seen], None)
         decided, total = self._decided(), electors.stake(electors.uids)
         named = value_id(decided) if decided else ""
         commitments: dict[int, bool] = {}
@@ -159,13 +164,24 @@ class DecisionReader:
                 return one.proof.value
         return None
 
+    async def _ask_all(self, uids: Sequence[int], timeout: float | None) -> None:
+        """Ask these electors, and wait; a request that is not done by then ends by itself."""
+        self._asking = {uid: task for uid, task in self._asking.items() if not task.done()}
+        for uid in uids:
+            if uid not in self._asking:
+                self._asking[uid] = asyncio.create_task(self._ask(uid))
+        if tasks := [self._asking[uid] for uid in uids]:
+            done, _ = await asyncio.wait(tasks, timeout=timeout)
+            for task in done:
+                task.result()
+
     async def _ask(self, uid: int) -> None:
         self._missed[uid] += 1
         store = self._store_of(uid)
         if store is None:
             return
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(DECISION_SECONDS):
                 raw = await store.get(self._key, max_bytes=envelope_cap(Decision.max_bytes))
             self._seen[uid] = await asyncio.to_thread(self._reader.decision, raw, uid)
             self._refused.pop(uid, None)
