@@ -302,6 +302,7 @@ def test_settings_of_tls_connections() -> None:
     assert Environment({}).https == HttpsSettings()
     proxies = {"HTTPS_PROXY": "http://loud", "https_proxy": "http://quiet", "NO_PROXY": "a,b"}
     assert Environment({"AWS_CA_BUNDLE": "/ca.pem", **proxies}).https == HttpsSettings("/ca.pem", "http://quiet", "a,b")
+    assert "password" not in repr(Environment({"HTTPS_PROXY": "http://name:password@proxy:3128"}).https)
 
 
 def test_number_of_ranks() -> None:

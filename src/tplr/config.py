@@ -165,12 +165,12 @@ class HttpsSettings:
 
     Attributes:
         ca_bundle: file with the trusted certificate authorities; "" for certifi's.
-        proxy: URL of the proxy; "" for none.
+        proxy: URL of the proxy, which may contain a password; "" for none.
         no_proxy: hosts that are reached without the proxy, separated by commas.
     """
 
     ca_bundle: str = ""
-    proxy: str = ""
+    proxy: str = field(default="", repr=False)
     no_proxy: str = ""
 
 

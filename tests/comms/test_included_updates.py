@@ -6,13 +6,13 @@ import time
 import pytest
 from deciding import publish_decision
 from included import included_set
-from three_nodes import ALICE, BOB, LEADER, W, World
+from three_nodes import ALICE, BOB, HOTKEYS, LEADER, W, World
 
 from tplr.errors import ObjectNotFound, StoreUnavailable
-from tplr.exchange import first_answer
+from tplr.exchange import agreed, first_answer
 from tplr.exchange.aggregates import assemble
 from tplr.exchange.gather import GatheredUpdate, GatherResult
-from tplr.keys import state_key
+from tplr.keys import decision_key, state_key
 from tplr.testing.s3server import Delay
 
 AGGREGATE = state_key("aggregator", W, 0, "1")
@@ -21,6 +21,7 @@ AGGREGATE = state_key("aggregator", W, 0, "1")
 async def test_the_start_of_an_update_comes_from_whoever_answers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its aggregate, else from its miner's bucket; two that hang are given up, one after the other."""
     leader, alice, bob = world.nodes
+    monkeypatch.setattr(bob, "_hparams", bob._hparams.model_copy(update={"gather_patience_seconds": 1.0}))
     await world.pass_window()
     body = b"an update"
     update = GatheredUpdate(ALICE, None, hashlib.sha256(body).hexdigest(), len(body))
@@ -37,14 +38,16 @@ async def test_the_start_of_an_update_comes_from_whoever_answers(world: World, m
     world.server.faults.add(f"^GET .*{AGGREGATE}", Delay(3600), times=None)
     assert await bob.get_update_start(W, ALICE, 3) == b"an "
     world.server.faults.add("^GET .*gradient-", Delay(3600), times=None)
+    monkeypatch.setattr(first_answer, "ANSWER_SECONDS", 0.5)
     began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match="no answer within 2 s"):
+    with pytest.raises(StoreUnavailable, match=f"window {W}: the update of uid {ALICE} is in no bucket that answers"):
         await bob.get_update_start(W, ALICE, 3)
-    assert time.monotonic() - began < 2 * first_answer.ANSWER_SECONDS + 2
+    assert 1.0 < time.monotonic() - began < 3.0
 
 
 async def test_an_aggregate_that_hangs_may_hold_a_deleted_update(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_answer, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(world[BOB], "_hparams", world[BOB]._hparams.model_copy(update={"gather_patience_seconds": 0.1}))
     await world.pass_window()
     update = GatheredUpdate(ALICE, None, hashlib.sha256(b"").hexdigest(), 0)
     included = included_set(GatherResult(window=W, updates=(update,), skipped={}), "1")
@@ -52,6 +55,29 @@ async def test_an_aggregate_that_hangs_may_hold_a_deleted_update(world: World, m
     world.server.faults.add(f"^GET .*{AGGREGATE}", Delay(3600), times=None)
     with pytest.raises(StoreUnavailable):
         await world[BOB].get_update_start(W, ALICE, 3)
+
+
+async def test_if_the_miner_s_bucket_hangs_its_update_comes_from_any_validator(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leading validator has no aggregate: from the miner at a second attempt, or from another validator."""
+    monkeypatch.setattr(first_answer, "ANSWER_SECONDS", 0.5)
+    leader, alice, bob = world.nodes
+    await world.pass_window()
+    body = b"an update"
+    update = GatheredUpdate(ALICE, None, hashlib.sha256(body).hexdigest(), len(body))
+    included = included_set(GatherResult(window=W, updates=(update,), skipped={}), "1")
+    await publish_decision([leader], included)
+    assert await bob.get_included(W) == included
+    await alice.put_update(W, body)
+    world.server.faults.add("^GET .*gradient-", Delay(3600), times=1)
+    assert await bob.get_update_start(W, ALICE, 5) == b"an up"
+    await leader.put_aggregate(included, assemble(included, [body]))
+    await world.move_lead(to=HOTKEYS["bob"].ss58_address)
+    await bob.refresh()
+    assert bob.highest_stake_validator() == BOB
+    world.server.faults.add("^GET .*gradient-", Delay(3600), times=None)
+    assert await bob.get_update_start(W, ALICE, 5) == b"an up"
 
 
 async def test_a_decision_is_read_from_the_bucket_that_an_elector_has_by_then(
@@ -66,3 +92,30 @@ async def test_a_decision_is_read_from_the_bucket_that_an_elector_has_by_then(
         patch.setattr(bob, "commitments", {**bob.commitments, LEADER: bob.commitments[ALICE]})
         assert await bob.get_included(W) is None
     assert await bob.get_included(W) == included
+
+
+async def test_a_decision_in_a_slow_bucket_is_read_by_who_looks_again(world: World) -> None:
+    """Each look ends in time for the next poll, but does not abandon the request."""
+    await world.pass_window()
+    bob, included = world[BOB], included_set(GatherResult(window=W, updates=(), skipped={}), "1")
+    await publish_decision([world[LEADER]], included)
+    world.server.faults.add(f"^GET .*{decision_key(W, '1')}", Delay(agreed.PATIENCE_SECONDS + 0.5), times=None)
+    began = time.monotonic()
+    assert await bob.get_included(W) is None
+    assert time.monotonic() - began < agreed.PATIENCE_SECONDS + 0.4
+    assert await bob.get_included(W) == included
+    assert time.monotonic() - began < agreed.PATIENCE_SECONDS + 1.0
+
+
+async def test_a_bucket_that_never_answers_delays_each_look_and_is_asked_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreed, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(agreed, "DECISION_SECONDS", 0.5)
+    await world.pass_window()
+    bob, included = world[BOB], included_set(GatherResult(window=W, updates=(), skipped={}), "1")
+    await publish_decision([world[LEADER]], included)
+    world.server.faults.add(f"^GET .*{decision_key(W, '1')}", Delay(3600), times=1)
+    looks = [await bob.get_included(W) for _ in range(4)]
+    assert looks[:2] == [None, None]
+    assert looks[3] == included

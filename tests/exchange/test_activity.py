@@ -1,11 +1,20 @@
 """Which peers count as active, and how activity sorts the peers."""
 
+import asyncio
+import time
+from pathlib import Path
+
 from tplr.errors import AccessDenied, StoreError, StoreUnavailable
 from tplr.exchange import activity
 from tplr.exchange.activity import PeerGroups, active_peers
+from tplr.exchange.gather import gather
+from tplr.exchange.state_objects import state_rules
 from tplr.keys import gradient_key
-from tplr.schemas import ObjectInfo
-from tplr.storage import MemoryStore
+from tplr.localnet.accounts import key_table, new_account
+from tplr.resources import LocalMachine, Resources
+from tplr.schemas import ANYTIME, ObjectInfo
+from tplr.storage import MemoryStore, S3Connections
+from tplr.testing.s3server import Delay, serve
 
 
 class Counting(MemoryStore):
@@ -44,6 +53,34 @@ async def test_a_store_that_fails_harms_only_its_owner(monkeypatch) -> None:
     for uid, store in stores.items():
         await store.put(gradient_key(9, uid, "1"), b"x")
     assert await active_peers(stores, stores.get, [9], "1") == ((1, 4), (3,))
+
+
+async def test_any_number_of_buckets_that_hang_leaves_room_for_other_requests(tmp_path: Path) -> None:
+    """A validator looks for active peers, checks their reports and gathers their updates while it votes."""
+    account = new_account()
+    largest = Resources.of(LocalMachine(cores=64, memory=2**40, device="cpu")).gather_peers
+    async with (
+        serve(tmp_path, key_table([account])) as server,
+        S3Connections(server.endpoint) as connections,
+        asyncio.TaskGroup() as group,
+    ):
+        store = connections.store(account.writable)
+        await store.put("ballot", b"x")
+        server.faults.add("^HEAD .*/gradient-", Delay(3600), times=None)
+        stores = dict.fromkeys(range(256), store)
+        rules = state_rules("gradient", 9, "1", max_bytes=1, timeout=60.0, bounds=ANYTIME)
+        tasks = [
+            group.create_task(active_peers(stores, stores.get, [9], "1")),
+            group.create_task(gather(stores, rules, concurrency=largest)),
+        ]
+        await asyncio.sleep(1.0)
+        began = time.monotonic()
+        try:
+            assert await store.get("ballot", max_bytes=1) == b"x"
+            assert time.monotonic() - began < 1.0
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 def test_groups() -> None:

@@ -75,6 +75,18 @@ async def test_a_lie_does_not_hide_that_a_later_attempt_may_succeed() -> None:
         await agreed(ELECTORS, Answers(PayloadError("lie"), PayloadError("lie"), "x", "y", "x"))
 
 
+async def test_a_silent_elector_is_named_if_its_answer_could_decide() -> None:
+    """Otherwise a few electors that don't answer would stop readers that retry until there is an answer."""
+    missing, silent = ObjectNotFound("deleted"), StoreUnavailable("throttled")
+    with pytest.raises(StoreUnavailable):
+        await agreed(ELECTORS, Answers("x", missing, missing, silent, silent))
+    with pytest.raises(StoreUnavailable):
+        await agreed(ELECTORS, Answers(silent, missing, silent, silent, missing))
+    with pytest.raises(ObjectNotFound):
+        await agreed(ELECTORS, Answers(missing, missing, silent, silent, silent))
+    assert await agreed(ELECTORS, Answers("x", "y", "z", "z", silent)) is None
+
+
 async def test_answers_are_compared_by_what_matters() -> None:
     ask = Answers((1, "a"), (1, "b"), (2, "c"), (2, "d"), (2, "e"))
     assert await agreed(ELECTORS, ask, key=lambda one: one[0]) == (1, "a")

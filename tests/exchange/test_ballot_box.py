@@ -160,8 +160,32 @@ async def test_a_restart_replaces_nothing_that_is_published(seats: Seats) -> Non
     other = Seats(seats.folder / "other", [bucket, *seats.buckets[1:]])
     await other.box(0).vote(OTHER_VOTE)
     path.write_bytes(await bucket.get(vote_key(WINDOW, 0, "1"), max_bytes=10**6))
-    await seats.box(0).restore(election(0))
-    assert await seats.buckets[0].get(vote_key(WINDOW, 0, "1"), max_bytes=10**6) == raw
+    restored = election(0)
+    assert await seats.box(0).restore(restored)
+    assert await seats.buckets[0].get(vote_key(WINDOW, 0, "1"), max_bytes=10**6) == raw == path.read_bytes()
+    assert restored.votes[0].document == VOTE  # the one that others have read
+
+
+async def test_a_commitment_that_was_not_replaced_before_a_kill_is_replaced_after_the_restart(seats: Seats) -> None:
+    """Else this node believes that its bucket proves the decision, and it never does."""
+    proof = await seats.proof()
+    first, second = [await seats.box(uid).carry_out(Commit(proof, {}, {})) for uid in (0, 1)]
+    assert isinstance(first, CheckedDecision)
+    assert isinstance(second, CheckedDecision)
+    seats.buckets[0].fails = 10**6
+    with pytest.raises(StoreUnavailable):  # stored on disk, as if it was killed during the request
+        await seats.box(0, seconds=0.05).carry_out(Commit(proof, {}, {**first.commitments, **second.commitments}))
+    seats.buckets[0].fails = 0
+    again = election(0)
+    assert await seats.box(0).restore(again)
+    assert not again.finished
+    record_ballot(again, second)
+    (action,) = again.act(1.0, 1.0)
+    record_ballot(again, await seats.box(0).carry_out(action))
+    assert again.finished
+    there = await seats.box(2).read(Wanted("decision", 0, 0))
+    assert isinstance(there, CheckedDecision)
+    assert sorted(there.commitments) == [0, 1]
 
 
 async def test_a_damaged_file_and_others_are_left_out(seats: Seats) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -54,7 +54,9 @@ class FinishedRun:
             if access == "read-write"
         ]
 
-    def change(self, part: str, change: Callable[[bytes], bytes | None]) -> None:
+    def change(
+        self, part: str, change: Callable[[bytes], bytes | None], metadata: Mapping[str, str] | None = None
+    ) -> None:
         """Replace the objects whose names contain ``part``, or delete them for None."""
 
         async def work() -> int:
@@ -68,7 +70,9 @@ class FinishedRun:
                     for info in await list_objects(store, ""):
                         if part in info.key:
                             body = change(await store.get(info.key, max_bytes=info.size))
-                            await (store.delete(info.key) if body is None else store.put(info.key, body))
+                            await (
+                                store.delete(info.key) if body is None else store.put(info.key, body, metadata=metadata)
+                            )
                             changed += 1
             return changed
 

@@ -1,24 +1,43 @@
 """``tplr export`` on a finished run: its output loads, is the network's model, and can be recomputed."""
 
+import contextlib
 import json
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from guides import from_guide
 
 from tplr.exchange.envelope import sign_body
+from tplr.localnet import reopen
+from tplr.node import windows
 from tplr.run import window_model
 from tplr.run.folder import HPARAMS, load_model
 from tplr.run.record import RECORD, read_record
 from tplr.run.results import write_result
 from tplr.schemas import DebugReport, ScoreReport
+from tplr.testing.s3server import Delay, Server, Status, serve
+from tplr.testing.s3server.faults import Action
 from tplr.training.fingerprint import digest
 
 
 def weights_digest(folder: Path) -> str:
     return digest(dict(load_model(folder, dtype=torch.float32).model.named_parameters()))
+
+
+def faulty(monkeypatch: pytest.MonkeyPatch, pattern: str, fault: Action, *, times: int | None = None) -> None:
+    """Add a fault to the run's storage: for the next ``times`` matching requests, or for all."""
+
+    @contextlib.asynccontextmanager
+    async def serve_faulty(*arguments: Any, **options: Any) -> AsyncIterator[Server]:
+        async with serve(*arguments, **options) as server:
+            server.faults.add(pattern, fault, times=times)
+            yield server
+
+    monkeypatch.setattr(reopen, "serve", serve_faulty)
 
 
 def test_the_newest_window_is_replayed_and_exported(newest, tplr, tmp_path, capsys):
@@ -92,6 +111,40 @@ def test_deleted_updates_are_one_error(own_run, tplr, tmp_path, caplog):
     assert read_record(tmp_path / "model").windows[1].batches == {"1": None, "2": None}
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            ["--from", "start"],
+            r"window 4: uids \[1\] are in its included set, .*: the buckets of uids \[1\] do not answer",
+        ),
+        ([], "window 4: the update of uid 1 is in no bucket that answers"),
+    ],
+)
+def test_a_miner_whose_bucket_hangs_is_named(own_run, tplr, tmp_path, caplog, monkeypatch, words, problem):
+    """Its update is needed for the weights, or, if a checkpoint is newer, for the card."""
+    own_run.forget("aggregator-4-v1.safetensors")
+    faulty(monkeypatch, "/gradient-4-1-", Delay(3600))
+    assert tplr("export", "--local", own_run.folder, "--out", "model", *words) == 2
+    assert [bool(re.match(problem, one.message)) for one in caplog.records if one.levelname == "ERROR"] == [True]
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_update_that_no_client_can_read_is_in_no_export_s_way(own_run, tplr, tmp_path):
+    """Its miner has replaced it with one that has more headers than HTTP clients accept."""
+    own_run.forget("aggregator-4-v1.safetensors")
+    own_run.change("gradient-4-1-", lambda body: body, metadata={f"m{number}": "1" for number in range(120)})
+    assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
+    assert read_record(tmp_path / "model").windows[1].batches == {"1": None, "2": 1}
+
+
+def test_a_bucket_that_answers_late_is_asked_again(own_run, tplr, tmp_path, monkeypatch):
+    own_run.forget("aggregator-4-v1.safetensors")
+    faulty(monkeypatch, "/gradient-4-1-", Delay(3600), times=1)
+    assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
+    assert read_record(tmp_path / "model").windows[1].batches == {"1": 1, "2": 1}
+
+
 def test_half_a_checkpoint_is_one_error(own_run, tplr, tmp_path, caplog):
     own_run.forget("shard-00000-00000")
     assert tplr("export", "--local", own_run.folder, "--out", "model") == 2
@@ -111,6 +164,23 @@ def test_a_model_that_differs_from_the_networks_is_not_exported(own_run, tplr, t
     assert tplr("export", "--local", own_run.folder, "--out", "model") == 2
     assert f"window {own_run.last}: this model's fingerprint is" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_store_that_throttles_does_not_leave_the_model_unchecked(recorded, tplr, tmp_path, monkeypatch):
+    """The report of the last window is read three times, and every request is refused at first."""
+    faulty(monkeypatch, f"^GET .*/debug-{recorded.last}-", Status(503, "SlowDown"), times=3)
+    assert tplr("export", "--local", recorded.folder, "--out", "model") == 0
+    record = read_record(tmp_path / "model")
+    assert record.agreed
+    assert record.windows[-1].fingerprint == record.fingerprint
+
+
+def test_a_model_that_can_not_be_checked_now_is_not_exported(recorded, tplr, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(windows, "REPORT_SECONDS", 1.0)
+    faulty(monkeypatch, f"^GET .*/debug-{recorded.last}-", Status(503, "SlowDown"))
+    assert tplr("export", "--local", recorded.folder, "--out", "model") == 2
+    assert f"debug-{recorded.last}-0-v1.json: throttled" in caplog.text
+    assert not (tmp_path / "model").exists()
 
 
 def test_scores_that_say_anything_are_in_no_export_s_way(own_run, tplr, tmp_path):

@@ -20,6 +20,7 @@ from tplr.schemas import Bucket
 from tplr.storage import S3Connections, S3Store, TransferLimits, endpoint_url, s3_errors, s3_store
 from tplr.storage.parts import FilePart, md5_hex
 from tplr.storage.retry import with_retry
+from tplr.storage.s3_multipart import S3Multipart
 from tplr.testing.s3server import Delay, FlipBit, FlipSentBit, LoseResponse, Reset, Rules, Status, Truncate, serve
 
 ACCOUNT = "0123456789abcdef0123456789abcdef"
@@ -260,6 +261,21 @@ async def test_passing_faults_are_survived_by_retry(
         server.faults.add("^GET", fault, times=1 if fault == Status(429, "TooManyRequests") else 2)
         got = await with_retry(lambda: store.get("k", max_bytes=5000), deadline_seconds=30, base_seconds=0.01)
         assert got == body
+
+
+@pytest.mark.parametrize("after", [0, 1, 100])
+async def test_a_listing_that_is_cut_is_not_an_empty_bucket(tmp_path: Path, after: int) -> None:
+    """``http.client`` reports no error if the connection is closed before the announced length."""
+    async with serve(tmp_path, KEYS, port=0) as server, S3Connections(server.endpoint) as connections:
+        store = connections.store(bucket())
+        await store.put("k", b"1")
+        multipart = S3Multipart(store.client)
+        await multipart.create("begun")
+        for call in (store.list, multipart.unfinished):
+            server.faults.add(r"^GET /bucket\?", Truncate(after))
+            with pytest.raises(StoreUnavailable):
+                await call()
+            assert len(await call()) == 1
 
 
 async def test_a_throttled_put_waits_its_second(tmp_path: Path) -> None:

@@ -323,6 +323,35 @@ async def test_listings_that_are_none(raw_server, connect, body: bytes) -> None:
             await store.list()
 
 
+async def test_an_empty_page_of_a_listing_is_not_its_end(raw_server, connect) -> None:
+    """S3 stops a page after a number of keys that it has looked at, such as deleted ones in a bucket with versions."""
+    entry = (
+        b"<Contents><Key>k</Key><Size>1</Size><ETag>x</ETag><LastModified>2015-10-21T07:28:00.000Z</LastModified>"
+        b"</Contents>"
+    )
+    empty = b"<NextContinuationToken>a/b+c</NextContinuationToken><IsTruncated>true</IsTruncated>"
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        last = "continuation-token=a%2Fb%2Bc" in server.heads[-1]
+        body = b"<ListBucketResult>" + (entry if last else empty) + b"</ListBucketResult>"
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    server = await raw_server(answer)
+    store = await connect(server.endpoint)
+    assert [info.key for info in await store.list()] == ["k"]
+    assert len(server.heads) == 2
+
+
+async def test_empty_pages_without_an_end_end_at_the_deadline(raw_server, connect) -> None:
+    body = (
+        b"<ListBucketResult><NextContinuationToken>t</NextContinuationToken><IsTruncated>true</IsTruncated>"
+        b"</ListBucketResult>"
+    )
+    server = await raw_server(says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % len(body), body))
+    with pytest.raises(StoreUnavailable, match="timed out"):
+        await (await connect(server.endpoint, HASTY)).list()
+
+
 async def test_throttling_without_a_body_is_unavailable(raw_server, connect) -> None:
     server = await raw_server(says(b"HTTP/1.1 429 Slow\r\nRetry-After: 5\r\nContent-Length: 0\r\n"))
     with pytest.raises(StoreUnavailable) as caught:

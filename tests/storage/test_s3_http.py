@@ -233,3 +233,24 @@ async def test_who_is_called_off_ends_at_once(method: str) -> None:
         if thread.name.startswith("s3"):
             thread.join(5)
             assert not thread.is_alive()
+
+
+async def test_a_process_that_may_have_no_more_threads_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits of containers count threads. A request that was refused is not sent later."""
+    heads: list[bytes] = []
+
+    async def serve_bodies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(HEAD % 0)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with listening(serve_bodies) as port, store_at(f"http://127.0.0.1:{port}") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(StoreUnavailable, match="no more threads"):
+                await store.head("first")
+        await store.head("second")
+        assert [head.split()[1] for head in heads] == [b"/bucket/second"]

@@ -257,6 +257,16 @@ async def test_an_upload_that_is_aborted_meanwhile(r2, source: Path) -> None:
     await tasks[0]
 
 
+@pytest.mark.parametrize("request_", ["^GET .*uploadId", "^DELETE .*uploadId"])
+async def test_uploads_that_expire_before_they_are_resumed_do_not_end_it(r2, source: Path, request_: str) -> None:
+    """A store lists an upload that it has aborted since then, by its lifecycle rule."""
+    for _ in range(2):
+        await r2.store.multipart.create("k")
+    r2.server.faults.add(request_, Status(404, "NoSuchUpload"))
+    assert (await upload_file(r2.store, "k", source)).etag == ETAG
+    assert await r2.store.get("k", max_bytes=len(BODY)) == BODY
+
+
 async def test_a_file_that_changes_meanwhile_is_not_published(r2, source: Path) -> None:
     def change(done: int, total: int) -> None:
         os.utime(source, (1, done))

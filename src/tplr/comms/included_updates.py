@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import Collection
-from functools import cached_property
+from functools import cached_property, partial
 
 from tplr.comms.decisions import Decisions
-from tplr.errors import ObjectNotFound, PayloadError, StoreUnavailable
-from tplr.exchange import aggregates, updates
+from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable
+from tplr.exchange import aggregates, first_answer, updates
 from tplr.exchange.aggregates import IncludedSet
-from tplr.exchange.first_answer import in_time
 from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.keys import gradient_key
 from tplr.logging import logger
+from tplr.storage.retry import with_retry
 
 
 class IncludedUpdates(Decisions):
@@ -42,31 +42,57 @@ class IncludedUpdates(Decisions):
     async def get_update_start(self, window: int, uid: int, size: int) -> bytes:
         """Fetch the first ``size`` bytes of a past window's update from its aggregate, else from the bucket of ``uid``.
 
-        No hash is checked.
+        If one of them does not answer, other validators' aggregates and the electors' buckets are asked, too, and all
+        of them again for ``gather_patience_seconds``. No hash is checked.
 
         Raises:
             ObjectNotFound: the update is deleted.
-            StoreError: a bucket can't be read, or does not answer in time.
+            StoreUnavailable: a bucket that may hold it does not answer. The text names the window and ``uid``.
+            StoreError: the bucket of ``uid`` can't be read.
         """
-        aggregates_store = self._aggregates or self.leader_store()
-        unanswered: StoreUnavailable | None = None
+        seconds = first_answer.ANSWER_SECONDS + self._hparams.gather_patience_seconds
+        try:
+            return await with_retry(partial(self._find_start, window, uid, size), deadline_seconds=seconds)
+        except StoreUnavailable as error:
+            problem = f"window {window}: the update of uid {uid} is in no bucket that answers"
+            raise StoreUnavailable(f"{problem} ({error}): try again later") from error
+
+    async def _find_start(self, window: int, uid: int, size: int) -> bytes:
+        """As ``get_update_start``, in one attempt."""
+        aggregated, single = await self._aggregated_at(window, uid), (gradient_key(window, uid, self._version), 0)
+        usual = [(self._aggregates or self.leader_store(), aggregated), (self.store_of(uid), single)]
+        others = [(self.store_of(one), aggregated) for one in self.validators()]
+        others += [(self.store_of(one), single) for one in self.electors.uids]
+        problem: StoreError = ObjectNotFound(f"uid {uid} has no bucket on chain")
+        silent: StoreUnavailable | None = None
+        asked: set[tuple[str, str]] = set()
+        for places in (usual, others):
+            for store, place in places:
+                if store is None or place is None or (store.name, place[0]) in asked:
+                    continue
+                key, start = place
+                asked.add((store.name, key))
+                try:
+                    part = store.get(key, max_bytes=size, byte_range=(start, start + size))
+                    return await first_answer.in_time(part, store, size=size)
+                except StoreUnavailable as error:
+                    silent = error
+                except StoreError as error:
+                    problem = error
+            if silent is None:  # asking the others for every deleted update would take too long
+                raise problem
+        raise silent or problem
+
+    async def _aggregated_at(self, window: int, uid: int) -> tuple[str, int] | None:
+        """Return key and offset of an update in its window's aggregate; None if the decided set lacks it."""
         try:
             included = await self.get_included(window)
-            if included and aggregates_store and uid in {one.uid for one in included.included}:
-                return await in_time(
-                    aggregates.get_update_start(aggregates_store, included, uid, size), aggregates_store, size=size
-                )
-        except (ObjectNotFound, PayloadError) as error:
-            logger.debug("aggregate of window %d not read: %s", window, error)
-        except StoreUnavailable as error:
-            unanswered = error
-        key, store = gradient_key(window, uid, self._version), self._store_of(uid)
-        try:
-            return await in_time(store.get(key, max_bytes=size, byte_range=(0, size)), store, size=size)
-        except ObjectNotFound:
-            if unanswered:  # the update may be in the aggregate
-                raise unanswered from None
-            raise
+        except PayloadError as error:
+            logger.debug("decision of window %d not read: %s", window, error)
+            return None
+        if included is None or uid not in {one.uid for one in included.included}:
+            return None
+        return aggregates.place_in_aggregate(included, uid)
 
     async def put_witnessed(self, window: int, uid: int, body: bytes) -> None:
         """Publish another uid's update of a decided set in this elector's bucket, for nodes that could not get it."""

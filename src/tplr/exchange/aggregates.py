@@ -112,17 +112,14 @@ async def _fetch(store: ObjectStore, info: ObjectInfo, included: IncludedSet) ->
     return await asyncio.to_thread(split, key, body, included)
 
 
-async def get_update_start(store: ObjectStore, included: IncludedSet, uid: int, size: int) -> bytes:
-    """Fetch the first ``size`` bytes of one update in an aggregate, without checking a hash.
+def place_in_aggregate(included: IncludedSet, uid: int) -> tuple[str, int]:
+    """Return the key of a set's aggregate, and the offset of an update in it. Raises ValueError for another uid.
 
-    Raises:
-        StoreError: as ``ObjectStore.get``; ObjectNotFound if there is no aggregate.
-        ValueError: ``uid`` is not in the set.
+    For reading a part of an update, whose hash can't be checked.
     """
     before = [one.uid for one in included.included].index(uid)
     start = len(_head(included)) + sum(one.size for one in included.included[:before])
-    key = state_key("aggregator", included.window, 0, included.version)
-    return await store.get(key, max_bytes=size, byte_range=(start, start + size))
+    return state_key("aggregator", included.window, 0, included.version), start
 
 
 async def find_aggregate(

@@ -15,6 +15,8 @@ from tplr.storage import ObjectStore
 
 # Seconds until the remaining electors are asked if the first do not answer; seconds until a request is abandoned.
 PATIENCE_SECONDS, ANSWER_SECONDS = 1.0, 10.0
+# Seconds until a request for a decision is abandoned.
+DECISION_SECONDS = 4.0
 
 T = TypeVar("T")
 
@@ -41,28 +43,31 @@ async def agreed(
         key: answers with equal keys are the same answer; the first one is returned.
 
     Raises:
+        StoreUnavailable: there is no majority, and this elector did not answer; with its answer there may be one.
         StoreError: there is no majority, and this request to an elector failed; a later attempt may succeed.
         PayloadError: there is no majority, no request failed, and this elector's document is invalid.
     """
     answers: dict[int, T] = {}
-    problems: list[StoreError | PayloadError] = []
+    problems: dict[int, StoreError | PayloadError] = {}
+
+    def groups() -> list[list[int]]:
+        """Return the electors of each answer."""
+        who: dict[Hashable, list[int]] = {}
+        for uid, answer in answers.items():
+            who.setdefault(key(answer), []).append(uid)
+        return [*who.values()]
 
     def majority() -> T | None:
-        said = {uid: key(answer) for uid, answer in answers.items()}
-        for value in dict.fromkeys(said.values()):
-            who = [uid for uid, other in said.items() if other == value]
-            if electors.outweighs(who):
-                return answers[who[0]]
-        return None
+        return next((answers[who[0]] for who in groups() if electors.outweighs(who)), None)
 
     async def note(uid: int) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 answers[uid] = await ask(uid)
         except TimeoutError:
-            problems.append(StoreUnavailable(f"uid {uid}: no answer within {ANSWER_SECONDS:g} s"))
+            problems[uid] = StoreUnavailable(f"uid {uid}: no answer within {ANSWER_SECONDS:g} s")
         except (StoreError, PayloadError) as error:
-            problems.append(error)
+            problems[uid] = error
 
     tasks: list[asyncio.Task[None]] = []
     try:
@@ -81,8 +86,12 @@ async def agreed(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    if problems:
-        raise next((one for one in problems if isinstance(one, StoreError)), problems[0])
+    silent = {uid: one for uid, one in problems.items() if isinstance(one, StoreUnavailable)}
+    if silent and any(electors.outweighs([*who, *silent]) for who in [[], *groups()]):
+        raise next(iter(silent.values()))
+    others = [one for uid, one in problems.items() if uid not in silent]
+    if others:
+        raise next((one for one in others if isinstance(one, StoreError)), others[0])
     return None
 
 
@@ -113,9 +122,12 @@ class DecisionReader:
         self._seen: dict[int, CheckedDecision] = {}
         self._missed: Counter[int] = Counter()
         self._refused: dict[int, PayloadError] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}
 
     async def look(self) -> Value | None:
         """Return the decided value, or None if nothing is decided or the decision can't be read now.
+
+        Waits for ``PATIENCE_SECONDS`` at most. Slower requests go on, up to ``DECISION_SECONDS``, for the next call.
 
         Raises:
             PayloadError: electors without valid decisions leave no majority.
@@ -124,7 +136,7 @@ class DecisionReader:
         # Electors that did not answer before are asked last.
         unseen = sorted((uid for uid in electors.uids if uid not in self._seen), key=lambda uid: self._missed[uid])
         asked = enough(electors, unseen, [*self._seen]) or list(electors.uids)
-        await asyncio.gather(*map(self._ask, asked))
+        await self._ask_all(asked, PATIENCE_SECONDS)
         if (value := self._decided()) is not None:
             return value
         if self._refused and not electors.outweighs(uid for uid in electors.uids if uid not in self._refused):
@@ -134,7 +146,7 @@ class DecisionReader:
     async def result(self) -> ElectionResult:
         """Ask every elector once and return the result as it is published now."""
         electors = self._reader.electors
-        await asyncio.gather(*(self._ask(uid) for uid in electors.uids if uid not in self._seen))
+        await self._ask_all([uid for uid in electors.uids if uid not in self._seen], None)
         decided, total = self._decided(), electors.stake(electors.uids)
         named = value_id(decided) if decided else ""
         commitments: dict[int, bool] = {}
@@ -152,13 +164,24 @@ class DecisionReader:
                 return one.proof.value
         return None
 
+    async def _ask_all(self, uids: Sequence[int], timeout: float | None) -> None:
+        """Ask these electors, and wait; a request that is not done by then ends by itself."""
+        self._asking = {uid: task for uid, task in self._asking.items() if not task.done()}
+        for uid in uids:
+            if uid not in self._asking:
+                self._asking[uid] = asyncio.create_task(self._ask(uid))
+        if tasks := [self._asking[uid] for uid in uids]:
+            done, _ = await asyncio.wait(tasks, timeout=timeout)
+            for task in done:
+                task.result()
+
     async def _ask(self, uid: int) -> None:
         self._missed[uid] += 1
         store = self._store_of(uid)
         if store is None:
             return
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(DECISION_SECONDS):
                 raw = await store.get(self._key, max_bytes=envelope_cap(Decision.max_bytes))
             self._seen[uid] = await asyncio.to_thread(self._reader.decision, raw, uid)
             self._refused.pop(uid, None)

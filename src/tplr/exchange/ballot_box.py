@@ -1,7 +1,6 @@
 """Ballots in buckets: reads other electors' ballots; writes this node's own once and restores them after a restart."""
 
 import asyncio
-import contextlib
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -111,8 +110,12 @@ class BallotBox:
     async def restore(self, election: Election) -> bool:
         """Feed ``election`` the ballots that this node signed before a restart; return whether it has voted.
 
+        A ballot in ``folder`` that is not published is published. If another one is, others have read that one, and it
+        is used: the node may have been killed before it replaced either.
+
         Raises:
             StoreError: the bucket does not answer.
+            StateError: a ballot can't be stored in ``folder``.
         """
         voted = False
         for path in await asyncio.to_thread(lambda: sorted(self.folder.glob("*-*"))):
@@ -123,12 +126,11 @@ class BallotBox:
             own = Wanted(kind, self.signer.uid, int(slot))
             try:
                 raw = await asyncio.to_thread(path.read_bytes)
-                ballot = await asyncio.to_thread(self._open, raw, own)
+                await asyncio.to_thread(self._open, raw, own)
+                ballot = await self._publish_once(own, path, raw)
             except (OSError, PayloadError) as error:
                 logger.warning("%s not restored: %s", path, error)
                 continue
-            with contextlib.suppress(PreconditionFailed):
-                await self._put(self._key(own), raw, create_only=True)
             record_ballot(election, ballot, restored=True)
             voted |= kind == "vote"
         return voted
@@ -206,6 +208,10 @@ class BallotBox:
             await asyncio.to_thread(atomic_write, path, raw)
         else:
             raw = await asyncio.to_thread(path.read_bytes)
+        return await self._publish_once(wanted, path, raw, again=again)
+
+    async def _publish_once(self, wanted: Wanted, path: Path, raw: bytes, *, again: bool = False) -> Ballot:
+        """Publish a ballot that is stored at ``path``; one that is already published is used instead, and stored."""
         key = self._key(wanted)
         try:
             await self._put(key, raw, create_only=not again)

@@ -22,7 +22,7 @@ from tplr.logging import logger
 from tplr.node.network_reader import NetworkReader
 from tplr.node.state import SavedState
 from tplr.node.train_state import TrainState
-from tplr.node.windows import WindowUpdates, majority_report
+from tplr.node.windows import WindowUpdates, published_report
 from tplr.seeds import fingerprint_seed
 from tplr.storage.many import list_objects
 from tplr.training.fingerprint import fingerprint
@@ -164,7 +164,7 @@ async def check_agreement(
     Raises:
         StateError: electors with more than half of the stake report another fingerprint.
     """
-    report = await majority_report(network.comms, window)
+    report = await published_report(network.comms, window)
     if report is None:
         return None
     found = await model_fingerprint(network, parameters, window, step=step)

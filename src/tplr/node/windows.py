@@ -9,18 +9,21 @@ from functools import partial
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
-from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError, StoreError, WindowLost
+from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError, StoreError, StoreUnavailable, WindowLost
 from tplr.exchange.aggregates import IncludedSet, reported_set
+from tplr.exchange.agreed import ANSWER_SECONDS
 from tplr.exchange.ballots import VOID_WITHIN
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.exchange.polling import pause_after
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.schemas import DebugReport, PeerList, Reason
+from tplr.storage.retry import with_retry
 
 RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 10.0
 POLL_SECONDS = 0.25
+REPORT_SECONDS = 2 * ANSWER_SECONDS  # for an elector that does not answer at first
 
 
 class WindowUpdates:
@@ -194,8 +197,9 @@ class WindowUpdates:
             found |= await self._witnessed(included, wanted.keys() - found.keys())
             if lost := sorted(wanted.keys() - found.keys()):
                 text = f"window {window}: uids {lost} are in its included set, and their updates are unavailable"
-                passing = any(late.skipped.get(uid) is Reason.UNAVAILABLE for uid in lost)
-                raise StoreError(text) if passing else WindowLost(text)
+                if silent := [uid for uid in lost if late.skipped.get(uid) is Reason.UNAVAILABLE]:
+                    raise StoreError(f"{text}: the buckets of uids {silent} do not answer")
+                raise WindowLost(text)
         skipped = {int(uid): reason for uid, reason in included.skipped.items()}
         updates = tuple(found[uid] for uid in sorted(found))
         return GatherResult(window=window, updates=updates, skipped=skipped, published=True)
@@ -246,9 +250,29 @@ async def majority_report(comms: Comms, window: int) -> DebugReport | None:
 
     None if there is none, or the reports can't be read now.
     """
+    try:
+        return await _agreed_report(comms, window)
+    except StoreUnavailable as error:
+        logger.info("the electors' reports of window %d not read: %s", window, error)
+        return None
+
+
+async def published_report(comms: Comms, window: int) -> DebugReport | None:
+    """As ``majority_report``, for readers of past windows: buckets that do not answer are asked again.
+
+    Raises:
+        StoreUnavailable: reports that may be published can't be read now.
+    """
+    return await with_retry(lambda: _agreed_report(comms, window), deadline_seconds=REPORT_SECONDS)
+
+
+async def _agreed_report(comms: Comms, window: int) -> DebugReport | None:
+    """As ``majority_report``. Raises StoreUnavailable if the reports can't be read now."""
     ask = partial(comms.get_report, window=window)
     try:
         return await comms.agreed(ask, key=lambda one: (one.fingerprint, tuple(sorted(one.included.items()))))
+    except StoreUnavailable:
+        raise
     except ObjectNotFound:
         return None
     except (StoreError, PayloadError) as error:

@@ -16,7 +16,7 @@ from tplr.exchange.checkpoints import Checkpoint
 from tplr.logging import logger
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import chosen_window
-from tplr.node.windows import majority_report
+from tplr.node.windows import published_report
 from tplr.run.bits_per_byte import held_out_loss
 from tplr.run.folder import LoadedModel, load_model
 from tplr.run.harness import run_tasks
@@ -189,7 +189,7 @@ async def measure_held_out(
     Raises:
         ChainError, StoreError, DataError: the pages are not available.
     """
-    report = await majority_report(network.comms, window)
+    report = await published_report(network.comms, window)
     included = [int(uid) for uid in report.included] if report else []
     hotkey = network.comms.get_hotkey(network.validator()) or ""
     async with network.data_loader() as data_loader:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import read_prologue
-from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PayloadError, PreconditionFailed
+from tplr.errors import ObjectNotFound, ObjectTooLarge, PayloadError, StoreError, StoreUnavailable
 from tplr.exchange.aggregates import Included
 from tplr.node.network_reader import NetworkReader
-from tplr.node.windows import majority_report
+from tplr.node.windows import published_report
 from tplr.run.record import MAX_HOTKEY, Contributor, WindowFacts
 from tplr.schemas import PeerScore, ScoreReport
 
@@ -72,7 +72,7 @@ def contributors(
 async def _window(
     network: NetworkReader, spec: PayloadSpec, window: int
 ) -> tuple[WindowFacts | None, ScoreReport | None]:
-    report, scores = await majority_report(network.comms, window), await _scores(network, window)
+    report, scores = await published_report(network.comms, window), await _scores(network, window)
     published = await _published(network, window)
     if report is None and scores is None and published is None:
         return None, None
@@ -108,9 +108,14 @@ def _loss(scores: ScoreReport | None) -> float | None:
 
 
 async def _batches(network: NetworkReader, spec: PayloadSpec, window: int, uid: int) -> int | None:
-    """Return the number of batches in an included update's header; None if the update is deleted."""
+    """Return the number of batches in an included update's header; None if the update is deleted or not readable.
+
+    Raises StoreUnavailable.
+    """
     try:
         header = await network.comms.get_update_start(window, uid, spec.data_start)
         return read_prologue(header, spec, window=window, uid=uid)[1]
-    except (AccessDenied, ObjectNotFound, PreconditionFailed, PayloadError):
+    except StoreUnavailable:
+        raise
+    except (StoreError, PayloadError):
         return None

@@ -26,7 +26,7 @@ from urllib.request import proxy_bypass_environment  # pyright: ignore[reportAtt
 import certifi
 
 from tplr.config import HttpsSettings
-from tplr.errors import StoreError
+from tplr.errors import StoreError, StoreUnavailable
 from tplr.storage.progress import Progress
 from tplr.storage.s3_body import PIECE_BYTES, Body
 
@@ -38,8 +38,10 @@ IDLE_TIMEOUT = 10.0
 POLL_INTERVAL = 0.2
 # Size of the blocks passed to a sink: writing one block to a file costs less than writing four pieces.
 BLOCK_BYTES = 2**20
-# Concurrent requests in one process; their threads mostly wait.
-MAX_THREADS = 64
+# Concurrent requests in one process. Their threads mostly wait, and one is started only if all others are busy. These
+# are more than peers can occupy with buckets that do not answer: 128 of a gather, 64 each of ``active_peers`` and
+# ``SyncProofs``, and one for each validator. Otherwise ballots and uploads would wait for them.
+MAX_THREADS = 512
 
 # A server may close a kept-alive connection just as a request is sent on it. These methods may be sent twice.
 _IDEMPOTENT = ("GET", "HEAD", "DELETE")
@@ -117,11 +119,15 @@ class HttpRequest:
         """Send the request in a thread of the pool and receive its response. When this returns, the thread has ended.
 
         Raises:
-            StoreError: the pool is not open.
+            StoreError: as ``ConnectionPool.submit``.
             DeadlineExceeded: the limits were exceeded.
             OSError, HTTPException: the connection failed.
         """
-        future = asyncio.wrap_future(self.pool.submit(self._run))
+        try:
+            future = asyncio.wrap_future(self.pool.submit(self._run))
+        except StoreError:
+            self._ended = True  # the work may be queued
+            raise
         try:
             while not future.done():
                 self._report()
@@ -213,6 +219,8 @@ class HttpRequest:
             self._received += count
 
     def _connect_and_send(self) -> tuple[http.client.HTTPConnection, HTTPResponse]:
+        if self._ended:
+            raise ConnectionAbortedError("the request was cancelled")
         if (kept := self.pool.take(self.endpoint)) is not None:
             try:
                 return kept, self._send(kept)
@@ -277,11 +285,19 @@ class ConnectionPool:
         self._close_idle(0.0)
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
-        """Start a request's work in a thread. Raises StoreError if the pool is not open."""
+        """Start a request's work in a thread.
+
+        Raises:
+            StoreUnavailable: the system allows no more threads. The work may still be called later.
+            StoreError: the pool is not open.
+        """
         if self._threads is None:
             raise StoreError("S3Connections is closed: use its stores inside its block")
         self._close_idle(IDLE_TIMEOUT)
-        return self._threads.submit(work)
+        try:
+            return self._threads.submit(work)
+        except RuntimeError as error:
+            raise StoreUnavailable("this process may have no more threads: raise its limit") from error
 
     def take(self, endpoint: str) -> http.client.HTTPConnection | None:
         """Return the server's most recently used connection, or None if it was closed or received bytes since."""

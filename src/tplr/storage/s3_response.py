@@ -113,6 +113,8 @@ class DocumentResponse(S3Response):
         body = response.read(MAX_DOCUMENT_BYTES + 1)
         if len(body) > MAX_DOCUMENT_BYTES:
             raise self.unavailable(f"more than {MAX_DOCUMENT_BYTES} bytes of XML")
+        if response.length:  # ``read`` ends without an error, even before the first byte, if the connection is closed
+            raise self.unavailable("the response arrived incomplete")
         try:
             self.root = parse_xml(body)
         except ET.ParseError as error:

@@ -122,6 +122,7 @@ class S3Store(ObjectStore):
     async def list(self, prefix: str = "", *, start_after: str = "", limit: int | None = None) -> list[ObjectInfo]:
         end = time.monotonic() + self.client.limits.call_seconds  # deadline for all pages together
         found: list[ObjectInfo] = []
+        token: str | None = None
         while limit is None or len(found) < limit:
             after = found[-1].key if found else start_after
             query = {
@@ -131,12 +132,16 @@ class S3Store(ObjectStore):
                 "max-keys": str(_PAGE if limit is None else min(_PAGE, limit - len(found))),
                 "encoding-type": "url",
             }
+            if token:
+                query["continuation-token"] = token
             client = self.client.within(end - time.monotonic())
             page = (await client.send("GET", DocumentResponse(self.name, prefix), query=query)).root
             with translate_errors(self.name, prefix):
                 entries = self._entries(page, prefix, after)
             found += entries
-            if page.findtext("IsTruncated") != "true" or not entries:
+            # A page may be empty although there are more. Otherwise the last key says where to go on, on every server.
+            token = None if entries else page.findtext("NextContinuationToken")
+            if page.findtext("IsTruncated") != "true" or not (entries or token):
                 break
         return found[:limit]
 

@@ -152,11 +152,13 @@ async def _begin(multipart: S3Multipart, key: str) -> _Begun:
     This also finds an upload whose first response was lost. Parts that differ from the file are sent again.
     """
     mine = [upload for upload in await multipart.unfinished(key) if upload.key == key]
-    if not mine:
-        return _Begun(await multipart.create(key, metadata=PART_RULE), {})
     for older in mine[:-1]:
-        await multipart.abort(key, older.upload_id)
-    return _Begun(mine[-1].upload_id, await multipart.parts(key, mine[-1].upload_id))
+        with contextlib.suppress(ObjectNotFound):  # listed, but aborted since then by a lifecycle rule
+            await multipart.abort(key, older.upload_id)
+    for newest in mine[-1:]:
+        with contextlib.suppress(ObjectNotFound):
+            return _Begun(newest.upload_id, await multipart.parts(key, newest.upload_id))
+    return _Begun(await multipart.create(key, metadata=PART_RULE), {})
 
 
 @dataclass(frozen=True, kw_only=True)
