@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from tplr.concurrency.workers import WorkerDied
-from tplr.data import CheckpointableDataset
+from tplr.data import CheckpointableDataset, interleave_datasets
 from tplr.errors import DataError, StateError
 from tplr.streams.testing import check_resume, same
 from tplr.streams.transforms import tokenize
@@ -51,6 +51,18 @@ def test_with_the_tokenizers_own_arguments(kwargs):
     tokenizer = make("<s>", "</s>", "<s> $A", pad_token="</s>")
     found = list(SOURCE.tokenize(tokenizer, kwargs))
     assert same(found, [{**sample, **tokenizer(sample["text"], **kwargs)} for sample in TEXTS])
+
+
+def test_pipelines_with_one_tokenizer_and_different_arguments_do_not_disturb_each_other():
+    tokenizer = make("<s>", "</s>")
+    source = CheckpointableDataset.from_sequence([{"text": "word " * 40}] * 500)
+    short, long = (source.tokenize(tokenizer, {"truncation": True, "max_length": n}) for n in (8, 16))
+    with interleave_datasets([short, long]).iter() as samples:
+        lengths = []
+        for sample in samples:
+            lengths.append(len(sample["input_ids"]))
+            assert len(tokenizer(sample["text"])["input_ids"]) == 200  # the program's own calls
+    assert lengths == [8, 16] * 500
 
 
 def test_any_callable_is_a_tokenizer():
