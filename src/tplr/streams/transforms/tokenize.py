@@ -120,7 +120,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         super().__init__(source)
         self._transform = transform
         self._buffer = ReadAheadBuffer(source, map(self._checked, source))
-        self._ahead = ReadAhead(iter(self._next_batch, None), self._submit, transform.room, lazy=True)
+        self._ahead = self._read_ahead()
         self._skip = (
             saved.integer("done", high=MAX_GROUP) if saved else 0
         )  # samples returned before the state: read, but not encoded
@@ -169,9 +169,12 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
             if error is None:  # otherwise each text is encoded alone, which finds the one at fault
                 batch.columns = future.result()
             return batch
-        if self._buffer.error:
-            raise self._buffer.error
+        self._ahead = self._read_ahead()  # reads on if this end is an error
+        self._buffer.raise_error()
         return None
+
+    def _read_ahead(self) -> "ReadAhead[_Batch, list[Any]]":
+        return ReadAhead(iter(self._next_batch, None), self._submit, self._transform.room, lazy=True)
 
     def _next_batch(self) -> _Batch | None:
         """The next samples; None at the end."""
@@ -182,7 +185,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         group = self._buffer.group(
             self._characters, at_least=self._skip + 1, weigh=lambda sample: len(sample[column]) + TEXT_WEIGHT
         )
-        if group is None or len(group.samples) <= self._skip:
+        if group is None:
             return None
         self._characters = min(2 * self._characters, MAX_CHARACTERS)
         done, self._skip = self._skip, 0
