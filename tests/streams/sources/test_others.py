@@ -11,11 +11,13 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
+import cbor2
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from urllib3.exceptions import HTTPError
 
 from tplr.data import CheckpointableDataset
 from tplr.errors import ConfigError, DataError
@@ -82,6 +84,31 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(url):
     Handler.breaks[:] = [7000, 20_000, 0]
     assert list(CheckpointableDataset.from_files(url)) == ROWS
     assert len(Handler.ranges) >= 3
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "cbor", "parquet", "jsonl.gz", "cbor.gz"])
+def test_after_a_failed_read_the_next_call_tries_again(url, monkeypatch, kind):
+    name, _, packed = kind.partition(".")
+    data = {"json": json.dumps(ROWS).encode(), "cbor": b"".join(map(cbor2.dumps, ROWS)), "parquet": parquet(ROWS)}
+    body = data.get(name, JSONL)
+    monkeypatch.setattr(Handler, "body", gzip.compress(body, 1) if packed else body)
+    monkeypatch.setattr(others, "FIRST_FETCHED", 1100)
+    monkeypatch.setattr(others, "MAX_FETCHED", 1100)
+    Handler.breaks[:] = [0, 4000, 0, 6000]
+    dataset = CheckpointableDataset.from_files(url.replace("a.jsonl", f"a.{kind}"), timeout=0.001)
+    found: list[dict] = []
+    states = []
+    with dataset.iter() as samples:
+        while len(states) < 5:
+            try:
+                found += samples
+                break
+            except (OSError, DataError, HTTPError):
+                states.append((len(found), samples.state_dict()))
+    assert found == ROWS
+    assert states
+    for number, state in states:
+        assert list(dataset.iter(state)) == ROWS[number:]
 
 
 def test_without_ranges_a_resume_reads_from_the_start_and_warns(url, monkeypatch, caplog):
