@@ -133,6 +133,31 @@ def test_hdf5_of_others_datasets_in_numeric_order_each_a_record(tmp_path: Path) 
     assert store.fetch_record(11, ["a"])["a"].tolist() == [11, 11, 11]
 
 
+@pytest.mark.parametrize("rich", [True, False], ids=["with meta.json", "without"])
+def test_a_damaged_hdf5_file_is_named(tmp_path: Path, rich: bool) -> None:
+    write(tmp_path, "h5", {"a": column([[1, 2, 3]], "int32"), "b": column([[1, 0, 1]], "bool")})
+    file = tmp_path / "shard_0000/data_0000.h5"
+    if not rich:
+        (tmp_path / "shard_0000/meta.json").unlink()
+    data, errors = file.read_bytes(), list[str]()
+    for at in range(0, len(data), 13):
+        file.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
+        try:
+            H5Store(share_memory=False).load(tmp_path)
+        except DataError as error:
+            errors.append(str(error))
+    assert len(errors) > 5
+    assert all(str(file) in error for error in errors)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_an_hdf5_file_that_claims_more_than_the_memory_is_named(tmp_path: Path, share: bool) -> None:
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file.create_group("a").create_dataset("data_0", shape=(2**60,), dtype="int32", chunks=(2**10,))
+    with pytest.raises(DataError, match=r"data\.h5: a: can't allocate the memory for its 1152921504606846976 elements"):
+        H5Store(share_memory=share).load(tmp_path)
+
+
 def test_without_h5py_only_hdf5_is_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data.h5").touch()
     monkeypatch.setitem(sys.modules, "h5py", None)
