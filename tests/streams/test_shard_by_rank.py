@@ -66,6 +66,12 @@ def sources(folder: Path) -> dict[str, CheckpointableDataset]:
                 CheckpointableDataset.from_sequence(ITEMS[30:]),
             ]
         ),
+        "nested concat": concat_datasets(  # a rank may be past both datasets while another one reads the first
+            [
+                CheckpointableDataset.from_sequence(ITEMS[:6]) + CheckpointableDataset.from_sequence(ITEMS[6:14]),
+                CheckpointableDataset.from_sequence(ITEMS[14:]),
+            ]
+        ),
         "interleave": interleave_datasets(
             [CheckpointableDataset.from_sequence(ITEMS[:12]), CheckpointableDataset.from_sequence(ITEMS[12:])],
             [2, 1],
@@ -102,7 +108,7 @@ def tokens_of(samples: list[Any]) -> list[int]:
 ALL_TOKENS = sorted(token for item in ITEMS for token in item["input_ids"])
 
 
-@pytest.mark.parametrize("name", ["sequence", "order", "files", "row groups", "concat", "interleave"])
+@pytest.mark.parametrize("name", ["sequence", "order", "files", "row groups", "concat", "nested concat", "interleave"])
 @pytest.mark.parametrize("old", range(1, 6))
 @pytest.mark.parametrize("new", range(1, 6))
 def test_each_sample_once_when_the_ranks_change(folder, name, old, new):
@@ -115,7 +121,7 @@ def test_each_sample_once_when_the_ranks_change(folder, name, old, new):
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(
-    name=st.sampled_from(["sequence", "files", "row groups", "concat", "interleave"]),
+    name=st.sampled_from(["sequence", "files", "row groups", "concat", "nested concat", "interleave"]),
     stage=st.sampled_from(sorted(STAGES)),
     worlds=st.lists(st.integers(1, 5), min_size=2, max_size=4),
     rng=st.randoms(use_true_random=False),
