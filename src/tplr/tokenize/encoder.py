@@ -1,5 +1,6 @@
 """Chooses, for a tokenizer, the fastest encoder that gives the tokenizer's own ids."""
 
+import copy
 import hashlib
 import json
 import threading
@@ -123,11 +124,11 @@ def _implementation(tokenizer: Any, definition: str | None) -> FastEncoder | HFB
     """The fastest implementation whose ids for ``PROBES`` equal those of calls of the tokenizer."""
     calls = HFCallEncoder(tokenizer)
     if definition is None:
-        return calls
+        return HFCallEncoder(copy.deepcopy(tokenizer))  # later changes to the tokenizer do not reach the encoder
     special_tokens = _special_tokens(calls, HFBatchEncoder(definition, SpecialTokens()))
     hf = HFBatchEncoder(definition, special_tokens)
     if not _agree(calls, hf):
-        return calls
+        return HFCallEncoder(copy.deepcopy(tokenizer))
     try:
         fast = FastEncoder(byte_bpe(definition), hf, special_tokens)
     except NotByteBPE as reason:
