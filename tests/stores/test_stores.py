@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,22 @@ def test_hdf5_of_others_datasets_in_numeric_order_each_a_record(tmp_path: Path) 
     assert store.fetch(0, len(store), "a").tolist() == [i for i in range(12) for _ in range(i % 3 + 1)]
     assert store.num_records == 12
     assert store.fetch_record(11, ["a"])["a"].tolist() == [11, 11, 11]
+
+
+def test_a_mapped_store_has_more_files_than_a_process_may_open(tmp_path: Path) -> None:
+    keys = {"a": column([[1, 2, 3]], "int32"), "b": column([[4, 5, 6]], "uint16"), "c": column([[1, 0, 1]], "bool")}
+    write(tmp_path, "bin", *[keys] * 30)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened_before = len(list(Path("/dev/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened_before + 20, hard))
+    try:
+        store = opened(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert store.fetch(0, 90, "b").tolist() == [4, 5, 6] * 30
+    store.fetch(0, 1, "a")[0] = 9  # in this process only
+    assert store.fetch(0, 2, "a").tolist() == [9, 2]
+    assert opened(tmp_path).fetch(0, 2, "a").tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("rich", [True, False], ids=["with meta.json", "without"])
