@@ -159,6 +159,37 @@ def test_endless_epochs_resume_on_other_ranks_with_each_file_once_in_each_epoch(
     assert tokens == Counter({token: once[token] * (last + 1) for token in once})
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
+def test_no_rank_of_endless_epochs_ends_while_it_has_a_record_to_read(tmp_path, shuffle, seed):
+    """Few small files, some of them empty: after a change, a rank may have none left of several epochs."""
+    rng = random.Random(seed)
+    sizes = [rng.randrange(6) for _ in range(rng.randrange(4, 9))] + [1]
+    for number, size in enumerate(sizes):
+        lines = (json.dumps({"id": f"{number}.{i}"}) + "\n" for i in range(size))
+        (tmp_path / f"{number}.jsonl").write_text("".join(lines))
+    dataset = CheckpointableDataset.from_files(
+        f"{tmp_path}/*.jsonl", repeat=True, shuffle_shards=shuffle, n_active_shards=rng.randrange(1, 4)
+    )
+    seen, states = Counter(), None
+    for world in [rng.randrange(1, 5) for _ in range(3)]:
+        after = []
+        for rank in range(world):
+            with dataset.shard_by_rank(rank, world).iter(state_dict=states) as samples:
+                wanted = rng.choice([0, 1, 5, 20, 60])
+                found = [sample["id"] for sample in islice(samples, wanted)]
+                assert len(found) == wanted or not (shuffle or any(sizes[rank::world]))
+                seen.update(found)
+                after.append(samples.state_dict())
+        states = after
+    with dataset.shard_by_rank(0, 1).iter(state_dict=states) as samples:
+        for sample in islice(samples, 5000):
+            seen[sample["id"]] += 1
+            if len(seen) == sum(sizes) and len(set(seen.values())) == 1:
+                break
+    assert len(set(seen.values())) == 1
+
+
 def test_a_rank_reads_only_its_own_files(folder):
     for rank in range(3):
         own = {3 * i + rank for i in range(3)}
