@@ -10,6 +10,7 @@ import cbor2
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from tplr import urls
 from tplr.data import CheckpointableDataset
@@ -151,6 +152,13 @@ def test_an_epoch_of_empty_files_is_the_last(tmp_path):
         (tmp_path / f"{i}.jsonl").write_bytes(b"\n\n")
     assert list(files(f"{tmp_path}/{{0..2}}.jsonl", repeat=True, n_active_shards=2)) == []
     check_resume(files(f"{tmp_path}/{{0..2}}.jsonl", repeat=True))
+
+
+def test_zstd_with_a_long_window(tmp_path):
+    wide = zstandard.ZstdCompressionParameters(window_log=28)  # zstd --long=28
+    packed = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    (tmp_path / "a.jsonl.zst").write_bytes(packed.compress(lines(*range(50))) + packed.flush())
+    assert ids(files(str(tmp_path / "a.jsonl.zst"))) == [*range(50)]
 
 
 @pytest.mark.parametrize("name", ["a.cbor", "a.jsonl.gz", "a.cbor.gz", "a.parquet", "a.jsonl.xz", "a.jsonl.zst"])
