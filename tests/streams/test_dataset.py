@@ -196,6 +196,25 @@ class Streaming:
         self.epoch, self.begin = state["epoch"], state["sample_in_epoch"]
 
 
+@pytest.mark.parametrize("repeat", [False, True])
+def test_an_error_of_a_streaming_dataset_does_not_end_the_epoch(repeat):
+    class Broken(Streaming):
+        def __iter__(self):
+            yield from islice(super().__iter__(), 3)
+            raise ConnectionError("sample 3")
+
+    with CheckpointableDataset.from_mosaicml(Broken(), repeat).iter() as samples:
+        assert [next(samples)["id"] for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(ConnectionError):
+            next(samples)
+        for _ in range(2):
+            with pytest.raises(DataError, match="after sample 3 ended this iterator; resume from the state with a new"):
+                next(samples)
+        state = samples.state_dict()
+    rest = CheckpointableDataset.from_mosaicml(Streaming(), repeat).iter(state)
+    assert [sample["id"] for sample in islice(rest, 2)] == [3, 4]
+
+
 @pytest.mark.parametrize("cut", range(13))
 def test_mosaicml(cut):
     whole = [10 * epoch + i for epoch in range(3) for i in range(5)]
