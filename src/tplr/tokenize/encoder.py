@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 
+from tplr.concurrency.fork_lock import ForkLock
 from tplr.logging import logger
 from tplr.tokenize.byte_bpe import NotByteBPE, byte_bpe
 from tplr.tokenize.fast import FastEncoder
@@ -66,7 +66,7 @@ class Encoder:
 
 
 _encoders: OrderedDict[str, Encoder] = OrderedDict()
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 def encoder(tokenizer: Any) -> Encoder:

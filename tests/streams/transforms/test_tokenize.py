@@ -1,11 +1,14 @@
 """tokenize gives the results of calling the tokenizer for each sample, with every engine."""
 
 import os
+import random
+import threading
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from tplr.concurrency.workers import WorkerDied
@@ -63,6 +66,30 @@ def test_pipelines_with_one_tokenizer_and_different_arguments_do_not_disturb_eac
             lengths.append(len(sample["input_ids"]))
             assert len(tokenizer(sample["text"])["input_ids"]) == 200  # the program's own calls
     assert lengths == [8, 16] * 500
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # forked with threads, on purpose
+@pytest.mark.parametrize("side", ["right", "left"], ids=["fast", "called"])
+def test_workers_forked_while_another_pipeline_tokenizes_do_not_hang(side):
+    tokenizer = make(None, "</s>", truncation_side=side)
+    rng = random.Random(1)
+    words = ({"text": " ".join(rng.randbytes(4).hex() for _ in range(500))} for _ in iter(int, 1))
+    loader = DataLoader(SOURCE.tokenize(tokenizer), batch_size=None, num_workers=1, timeout=20)
+    ended = threading.Event()
+
+    def tokenize_new_words() -> None:
+        with CheckpointableDataset.from_iterable(words).tokenize(tokenizer).iter() as samples:
+            while not ended.is_set():
+                next(samples)
+
+    thread = threading.Thread(target=tokenize_new_words)
+    thread.start()
+    try:
+        for _ in range(8):
+            assert len(list(loader)) == len(TEXTS)
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_any_callable_is_a_tokenizer():
