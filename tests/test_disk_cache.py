@@ -60,6 +60,16 @@ def test_a_whole_read_is_checked_every_time(tmp_path):
     assert cache.read(KEYS[0]) is None
 
 
+def test_a_file_that_was_cut_off_later_is_removed(tmp_path, caplog):
+    cache = cached(tmp_path)
+    cache.write(KEYS[0], content(0))
+    assert cache.read(KEYS[0], 0, 200) == content(0, 200)
+    os.truncate(cache.path(KEYS[0]), 150)
+    assert cache.read(KEYS[0], 50, 200) is None
+    assert "is damaged" in caplog.text
+    assert not cache.path(KEYS[0]).exists()
+
+
 def test_the_file_of_another_key_is_not_taken(tmp_path):
     cache = cached(tmp_path)
     cache.write(KEYS[0], content(0))

@@ -56,9 +56,12 @@ class DiskCache:
         path = self.path(key)
         try:
             with path.open("rb") as file:
+                content = None
                 if stop is not None and key in self._checked:
                     content = os.pread(file.fileno(), stop - start, _DIGEST_BYTES + start)
-                else:
+                    if len(content) < stop - start:  # it may have been cut off
+                        content = None
+                if content is None:
                     digest, content = file.read(_DIGEST_BYTES), file.read()
                     if digest != _digest(key, content):
                         logger.warning("the cache file %s is damaged and is downloaded again", path)

@@ -174,6 +174,19 @@ async def test_programs_without_a_loop(tmp_path: Path, configured, storage_forma
     await asyncio.to_thread(read)
 
 
+@pytest.mark.parametrize("storage_format", ["bin", "h5", "jsonl"])
+async def test_one_shard_is_a_store(tmp_path: Path, configured, storage_format: str) -> None:
+    folder = make(tmp_path / "store", storage_format)
+    await publish(folder, configured.store, "tokens")
+
+    def read(url: str) -> list[int]:
+        with BucketReader(url) as reader:
+            return reader.open().fetch(0, 50, "sequence").tolist()
+
+    for url in ("s3://books/tokens/d/shard_0000", "s3://books/tokens/d/shard_0000/"):
+        assert await asyncio.to_thread(read, url) == [*range(50)]
+
+
 async def test_stores_are_uploaded_and_verified_as_datasets_are(tmp_path: Path, configured, capsys) -> None:
     folder = make(tmp_path / "store")
     assert await asyncio.to_thread(main, ["data", "upload", str(folder), "--subfolder", "t"]) == 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from tplr.errors import StateError
 from tplr.stores.sampler import ResumableDistributedSampler
@@ -130,6 +131,24 @@ def test_what_was_trained_on_counts_not_what_a_loader_read_ahead() -> None:
     again = sampler(20, 2, 0)
     again.load_state_dict(ahead.state_dict(consumed=6))
     assert again.iter == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_that_has_read_the_whole_epoch_does_not_end_it(workers: int) -> None:
+    data = range(10)
+    one = sampler(10, 1, 0)
+    again = sampler(10, 1, 0)
+    seen: list[int] = []
+    for batch in DataLoader(data, batch_size=4, sampler=one, num_workers=workers):
+        seen += batch.tolist()
+        again.load_state_dict(one.state_dict(consumed=len(seen)))
+        if len(seen) < 10:
+            assert [*seen, *again] == everyone(10, 1)[0]
+    assert (again.epoch, again.iter) == (1, 0)
+    again.load_state_dict(one.state_dict(consumed=0))  # counted from the epoch's end
+    assert (again.epoch, again.iter) == (1, 0)
+    assert [*itertools.islice(again, 3)] == everyone(10, 1, start_epoch=1)[0][:3]
+    assert again.state_dict(consumed=3) == {**one.state_dict(), "consumed": 3}
 
 
 def test_ten_million_windows_take_no_memory_of_their_number() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,47 @@ def test_hdf5_of_others_datasets_in_numeric_order_each_a_record(tmp_path: Path) 
     assert store.fetch(0, len(store), "a").tolist() == [i for i in range(12) for _ in range(i % 3 + 1)]
     assert store.num_records == 12
     assert store.fetch_record(11, ["a"])["a"].tolist() == [11, 11, 11]
+
+
+def test_a_mapped_store_has_more_files_than_a_process_may_open(tmp_path: Path) -> None:
+    keys = {"a": column([[1, 2, 3]], "int32"), "b": column([[4, 5, 6]], "uint16"), "c": column([[1, 0, 1]], "bool")}
+    write(tmp_path, "bin", *[keys] * 30)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened_before = len(list(Path("/dev/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened_before + 20, hard))
+    try:
+        store = opened(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert store.fetch(0, 90, "b").tolist() == [4, 5, 6] * 30
+    store.fetch(0, 1, "a")[0] = 9  # in this process only
+    assert store.fetch(0, 2, "a").tolist() == [9, 2]
+    assert opened(tmp_path).fetch(0, 2, "a").tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("rich", [True, False], ids=["with meta.json", "without"])
+def test_a_damaged_hdf5_file_is_named(tmp_path: Path, rich: bool) -> None:
+    write(tmp_path, "h5", {"a": column([[1, 2, 3]], "int32"), "b": column([[1, 0, 1]], "bool")})
+    file = tmp_path / "shard_0000/data_0000.h5"
+    if not rich:
+        (tmp_path / "shard_0000/meta.json").unlink()
+    data, errors = file.read_bytes(), list[str]()
+    for at in range(0, len(data), 13):
+        file.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
+        try:
+            H5Store(share_memory=False).load(tmp_path)
+        except DataError as error:
+            errors.append(str(error))
+    assert len(errors) > 5
+    assert all(str(file) in error for error in errors)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_an_hdf5_file_that_claims_more_than_the_memory_is_named(tmp_path: Path, share: bool) -> None:
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file.create_group("a").create_dataset("data_0", shape=(2**60,), dtype="int32", chunks=(2**10,))
+    with pytest.raises(DataError, match=r"data\.h5: a: can't allocate the memory for its 1152921504606846976 elements"):
+        H5Store(share_memory=share).load(tmp_path)
 
 
 def test_without_h5py_only_hdf5_is_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,43 @@ def test_iterators_and_iterables():
         CheckpointableDataset.from_iterable([1, 2]).iter(state_dict=state)
 
 
+class Breaking:
+    """A streamed dataset whose connection breaks at some items, once at each."""
+
+    def __init__(self, *places: int) -> None:
+        self.places = set(places)
+
+    def __iter__(self):
+        for i in range(6):
+            if i in self.places:
+                self.places.remove(i)
+                raise ConnectionError(f"item {i}")
+            yield i
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_an_error_of_an_iterable_does_not_end_it(repeat):
+    found, states = [], []
+    with CheckpointableDataset.from_iterable(Breaking(0, 2, 4), repeat=repeat).take(8).iter() as samples:
+        while len(states) < 5:
+            try:
+                found += samples
+                break
+            except ConnectionError:
+                states.append((len(found), samples.state_dict()))
+    assert found == [*range(6), 0, 1][: 8 if repeat else 6]
+    assert [number for number, _ in states] == [0, 2, 4]
+    for number, state in states:
+        assert list(CheckpointableDataset.from_iterable(Breaking(), repeat).take(8).iter(state)) == found[number:]
+    with CheckpointableDataset.from_iterable(iter(Breaking(2)), repeat=repeat).iter() as samples:
+        assert [next(samples), next(samples)] == [0, 1]
+        with pytest.raises(ConnectionError):
+            next(samples)
+        for _ in range(2):
+            with pytest.raises(DataError, match="after item 2 ended this iterator"):
+                next(samples)
+
+
 class Streaming:
     """The public interface of mosaicml-streaming's StreamingDataset."""
 
@@ -157,6 +194,25 @@ class Streaming:
 
     def load_state_dict(self, state: dict) -> None:
         self.epoch, self.begin = state["epoch"], state["sample_in_epoch"]
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_an_error_of_a_streaming_dataset_does_not_end_the_epoch(repeat):
+    class Broken(Streaming):
+        def __iter__(self):
+            yield from islice(super().__iter__(), 3)
+            raise ConnectionError("sample 3")
+
+    with CheckpointableDataset.from_mosaicml(Broken(), repeat).iter() as samples:
+        assert [next(samples)["id"] for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(ConnectionError):
+            next(samples)
+        for _ in range(2):
+            with pytest.raises(DataError, match="after sample 3 ended this iterator; resume from the state with a new"):
+                next(samples)
+        state = samples.state_dict()
+    rest = CheckpointableDataset.from_mosaicml(Streaming(), repeat).iter(state)
+    assert [sample["id"] for sample in islice(rest, 2)] == [3, 4]
 
 
 @pytest.mark.parametrize("cut", range(13))

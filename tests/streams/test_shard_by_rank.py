@@ -66,6 +66,12 @@ def sources(folder: Path) -> dict[str, CheckpointableDataset]:
                 CheckpointableDataset.from_sequence(ITEMS[30:]),
             ]
         ),
+        "nested concat": concat_datasets(  # a rank may be past both datasets while another one reads the first
+            [
+                CheckpointableDataset.from_sequence(ITEMS[:6]) + CheckpointableDataset.from_sequence(ITEMS[6:14]),
+                CheckpointableDataset.from_sequence(ITEMS[14:]),
+            ]
+        ),
         "interleave": interleave_datasets(
             [CheckpointableDataset.from_sequence(ITEMS[:12]), CheckpointableDataset.from_sequence(ITEMS[12:])],
             [2, 1],
@@ -102,7 +108,7 @@ def tokens_of(samples: list[Any]) -> list[int]:
 ALL_TOKENS = sorted(token for item in ITEMS for token in item["input_ids"])
 
 
-@pytest.mark.parametrize("name", ["sequence", "order", "files", "row groups", "concat", "interleave"])
+@pytest.mark.parametrize("name", ["sequence", "order", "files", "row groups", "concat", "nested concat", "interleave"])
 @pytest.mark.parametrize("old", range(1, 6))
 @pytest.mark.parametrize("new", range(1, 6))
 def test_each_sample_once_when_the_ranks_change(folder, name, old, new):
@@ -115,7 +121,7 @@ def test_each_sample_once_when_the_ranks_change(folder, name, old, new):
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(
-    name=st.sampled_from(["sequence", "files", "row groups", "concat", "interleave"]),
+    name=st.sampled_from(["sequence", "files", "row groups", "concat", "nested concat", "interleave"]),
     stage=st.sampled_from(sorted(STAGES)),
     worlds=st.lists(st.integers(1, 5), min_size=2, max_size=4),
     rng=st.randoms(use_true_random=False),
@@ -151,6 +157,37 @@ def test_endless_epochs_resume_on_other_ranks_with_each_file_once_in_each_epoch(
             tokens.update(tokens_of([sample]))
     once = Counter(ALL_TOKENS)
     assert tokens == Counter({token: once[token] * (last + 1) for token in once})
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
+def test_no_rank_of_endless_epochs_ends_while_it_has_a_record_to_read(tmp_path, shuffle, seed):
+    """Few small files, some of them empty: after a change, a rank may have none left of several epochs."""
+    rng = random.Random(seed)
+    sizes = [rng.randrange(6) for _ in range(rng.randrange(4, 9))] + [1]
+    for number, size in enumerate(sizes):
+        lines = (json.dumps({"id": f"{number}.{i}"}) + "\n" for i in range(size))
+        (tmp_path / f"{number}.jsonl").write_text("".join(lines))
+    dataset = CheckpointableDataset.from_files(
+        f"{tmp_path}/*.jsonl", repeat=True, shuffle_shards=shuffle, n_active_shards=rng.randrange(1, 4)
+    )
+    seen, states = Counter(), None
+    for world in [rng.randrange(1, 5) for _ in range(3)]:
+        after = []
+        for rank in range(world):
+            with dataset.shard_by_rank(rank, world).iter(state_dict=states) as samples:
+                wanted = rng.choice([0, 1, 5, 20, 60])
+                found = [sample["id"] for sample in islice(samples, wanted)]
+                assert len(found) == wanted or not (shuffle or any(sizes[rank::world]))
+                seen.update(found)
+                after.append(samples.state_dict())
+        states = after
+    with dataset.shard_by_rank(0, 1).iter(state_dict=states) as samples:
+        for sample in islice(samples, 5000):
+            seen[sample["id"]] += 1
+            if len(seen) == sum(sizes) and len(set(seen.values())) == 1:
+                break
+    assert len(set(seen.values())) == 1
 
 
 def test_a_rank_reads_only_its_own_files(folder):

@@ -163,6 +163,19 @@ def test_equal_tokenizers_share_an_encoder_and_changed_ones_do_not(wrapped, asse
     assert_equal_ids(tokenizer, ["the fox", "foxes"])
 
 
+def test_a_change_of_a_tokenizer_does_not_reach_its_encoder(bpe):
+    def left():
+        return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<eos>", truncation_side="left")
+
+    tokenizer = left()
+    first = encoder(tokenizer)
+    before = first.encode_batch(["the fox jumps"], 2).ids.tolist()
+    tokenizer.add_tokens(["fox jumps"])
+    tokenizer.truncation_side = "right"
+    assert encoder(left()) is first
+    assert first.encode_batch(["the fox jumps"], 2).ids.tolist() == before == left()("the fox jumps")["input_ids"][-2:]
+
+
 def test_a_long_text_is_not_tokenized_to_its_end(wrapped, monkeypatch):
     tokenizer = wrapped()
     encode = encoder(tokenizer)

@@ -30,7 +30,7 @@ class BucketReader:
     """
 
     def __init__(self, url: str) -> None:
-        self._place = store_key(url)
+        self._place = store_key(url.rstrip("/"))
         self._process: int | None = None
 
     def __enter__(self) -> Self:
@@ -61,7 +61,7 @@ class BucketReader:
         with tempfile.TemporaryDirectory() as name:
             for shard in shards:
                 folder = Path(name) / PurePosixPath(shard.path).parent
-                folder.mkdir(parents=True)
+                folder.mkdir(parents=True, exist_ok=True)  # that of a store of one shard is there
                 (folder / META).write_bytes(shard.meta.to_json())
                 for file in shard.files.values():
                     (folder / file.meta.path).write_bytes(self.read(file, 0, file.meta.bytes))

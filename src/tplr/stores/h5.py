@@ -41,7 +41,7 @@ class H5Store(TokenStore):
                     if name not in file:
                         raise DataError(f"{path} lacks the key {name!r} of its meta.json")
                     keys[name] = self._key(f"{path}: {name}", file[name], meta.get(name))
-        except OSError as error:
+        except (OSError, RuntimeError, KeyError) as error:  # h5py translates errors of HDF5 to any of these
             raise DataError(f"{path} is not a complete HDF5 file: {error}; fetch or prepare it again") from error
         return StoreShard(str(path), keys)
 
@@ -60,13 +60,23 @@ class H5Store(TokenStore):
             )
         if found[0] not in DTYPES:
             raise DataError(f"{where} holds {found[0]}; expected one of {', '.join(DTYPES)}")
-        tensor = torch.from_numpy(np.empty(sum(sizes), parts[0].dtype))
-        whole = InMemory(tensor.share_memory_() if self._share_memory else tensor)
+        whole = self._allocated(where, sum(sizes), parts[0].dtype)
         offsets = [0, *np.cumsum(sizes).tolist()]
         for part, (begin, end) in zip(parts, pairwise(offsets), strict=True):
             if part.size:
                 part.read_direct(whole[begin:end].reshape(part.shape))
         return ShardKey([whole], meta.offsets, meta.groups) if meta else ShardKey([whole], offsets)
+
+    def _allocated(self, where: str, elements: int, dtype: np.dtype[Any]) -> "InMemory":
+        try:
+            tensor = torch.from_numpy(np.empty(elements, dtype))
+            return InMemory(tensor.share_memory_() if self._share_memory else tensor)
+        except (MemoryError, RuntimeError) as error:
+            remedy = "enlarge /dev/shm, load with share_memory=False, or" if self._share_memory else "or"
+            raise DataError(
+                f"{where}: can't allocate the memory for its {elements} elements of {dtype} ({error}): check the file, "
+                f"{remedy} prepare it as bin, which is not read into memory"
+            ) from error
 
 
 class InMemory:

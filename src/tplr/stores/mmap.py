@@ -4,10 +4,10 @@ The maps are private: processes share the file's pages, and no write reaches the
 stays in this process, and its later fetches see it.
 """
 
-import mmap
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from tplr.errors import DataError
 from tplr.stores.base import ShardKey, StoreShard, TokenStore
@@ -48,11 +48,11 @@ def _shard(folder: Path) -> StoreShard:
 
 def _mapped(path: Path, key: KeyMeta) -> Array:
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            check_size(path, size, key)
-            # The system refuses to map an empty file.
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else bytearray()
+        size = path.stat().st_size
+        check_size(path, size, key)
+        if not size:  # the system refuses to map an empty file
+            return np.empty(0, key.dtype)
+        # Unlike ``mmap``, torch keeps no descriptor: a store may have more files than a process may open.
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy().view(key.dtype)
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing, and its meta.json lists it: fetch or prepare the store again") from error
-    return np.frombuffer(data, key.dtype)

@@ -74,6 +74,8 @@ class ResumableDistributedSampler(Sampler[int]):
         self._rules = {"length": self._length, "seed": seed, "drop_last": drop_last, "shuffle": shuffle, "order": order}
         self.epoch = start_epoch + start_iter // self._share
         self.iter = start_iter % self._share
+        # Epoch of the last ``iter``: a loader reads an epoch to its end ahead of the training.
+        self._last_read = self.epoch
 
     def __len__(self) -> int:
         """Number of samples left in this epoch for this rank; after its end those of the next."""
@@ -81,6 +83,7 @@ class ResumableDistributedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         self._finish_epoch()
+        self._last_read = self.epoch
         look_up = self._order()
         while self.iter < self._share:
             places = np.arange(self.iter, min(self.iter + _BLOCK, self._share)) * self.world_size + self.rank
@@ -93,11 +96,13 @@ class ResumableDistributedSampler(Sampler[int]):
         """The position, for any world size.
 
         Args:
-            consumed: number of samples of this epoch that all ranks together have trained on; default: the number
-                returned, which is more while a loader reads ahead.
+            consumed: number of samples of this epoch that all ranks together have trained on, also if a loader has
+                read all of it already; 0 after its end means the begin of the next one. Default: the number returned,
+                which is more while a loader reads ahead.
         """
         done = self.iter * self.world_size if consumed is None else consumed
-        return {"version": _VERSION, "epoch": self.epoch, "consumed": done, **self._rules}
+        epoch = self._last_read if consumed else self.epoch
+        return {"version": _VERSION, "epoch": epoch, "consumed": done, **self._rules}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the position to that of ``state``.
@@ -114,6 +119,7 @@ class ResumableDistributedSampler(Sampler[int]):
         self.iter = per_rank(state["consumed"], self.world_size)
         self.epoch = state["epoch"]
         self._finish_epoch()
+        self._last_read = self.epoch
 
     def _finish_epoch(self) -> None:
         if self.iter >= self._share:

@@ -190,6 +190,7 @@ class Concat(Transform):
             [
                 *places,
                 *(number for _, one in begun if one for number in one.numbered("later", high=len(self.sources) - 1)),
+                *(len(self.sources) - 1 for part in parts if part.ended),  # they have read all sources
             ]
         )
         states = {}

@@ -23,13 +23,10 @@ class ReadAheadBuffer:
 
     Args:
         samples: reads them from ``source``; an error does not end it.
-
-    Attributes:
-        error: of the source, after which there are no groups.
     """
 
     def __init__(self, source: StreamIterator[Any], samples: Iterator[Any] | None = None) -> None:
-        self.error: Exception | None = None
+        self._error: Exception | None = None
         self._source = source
         self._items = samples or source
         self._position: State | None = None  # before the group that is being read
@@ -39,8 +36,9 @@ class ReadAheadBuffer:
     def group(
         self, limit: int, *, at_least: int = 1, weigh: Callable[[Any], int] = lambda sample: 1
     ) -> SampleGroup | None:
-        """Return the next samples, up to a total weight of ``limit``; None at the end. An error of the source is stored
-        in ``error``. After an interrupt the next call continues."""
+        """Return the next samples, up to a total weight of ``limit``; None if the source ended, or failed, before
+        ``at_least`` samples. After an error there is no further group until ``raise_error`` raised it. After an
+        interrupt the next call continues."""
         if self._position is None:
             self._position = self._source.state()
         weight = sum(map(weigh, self._samples))
@@ -51,12 +49,21 @@ class ReadAheadBuffer:
         except StopIteration:
             self._ended = True
         except Exception as error:  # noqa: BLE001 - raised in its turn
-            self._ended, self.error = True, error
-        group = SampleGroup(self._position, self._samples)
-        if not group.samples:
+            self._ended, self._error = True, error
+        if len(self._samples) < at_least:
             return None
+        group = SampleGroup(self._position, self._samples)
         self._position, self._samples = None, []
         return group
+
+    def raise_error(self) -> None:
+        """Raise the error of the source, if it failed; ``group`` then tries again."""
+        error, self._error = self._error, None
+        if error:
+            self._ended = False
+            if not self._samples:
+                self._position = None  # the source may have gone past the item at fault
+            raise error
 
     def position(self) -> State:
         """The source's position at the beginning of the next group."""

@@ -1,8 +1,8 @@
 """Chooses, for a tokenizer, the fastest encoder that gives the tokenizer's own ids."""
 
+import copy
 import hashlib
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 
+from tplr.concurrency.fork_lock import ForkLock
 from tplr.logging import logger
 from tplr.tokenize.byte_bpe import NotByteBPE, byte_bpe
 from tplr.tokenize.fast import FastEncoder
@@ -65,7 +66,7 @@ class Encoder:
 
 
 _encoders: OrderedDict[str, Encoder] = OrderedDict()
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 def encoder(tokenizer: Any) -> Encoder:
@@ -123,11 +124,11 @@ def _implementation(tokenizer: Any, definition: str | None) -> FastEncoder | HFB
     """The fastest implementation whose ids for ``PROBES`` equal those of calls of the tokenizer."""
     calls = HFCallEncoder(tokenizer)
     if definition is None:
-        return calls
+        return HFCallEncoder(copy.deepcopy(tokenizer))  # later changes to the tokenizer do not reach the encoder
     special_tokens = _special_tokens(calls, HFBatchEncoder(definition, SpecialTokens()))
     hf = HFBatchEncoder(definition, special_tokens)
     if not _agree(calls, hf):
-        return calls
+        return HFCallEncoder(copy.deepcopy(tokenizer))
     try:
         fast = FastEncoder(byte_bpe(definition), hf, special_tokens)
     except NotByteBPE as reason:

@@ -1,7 +1,6 @@
 """Byte-level BPE with array operations or tiktoken, for texts on which these give the tokenizer's own ids."""
 
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -9,6 +8,7 @@ from functools import partial
 import numpy as np
 from tiktoken import Encoding
 
+from tplr.concurrency.fork_lock import ForkLock
 from tplr.logging import logger
 from tplr.resources import available_cores
 from tplr.tokenize.byte_bpe import GPT2_PATTERN, ByteBPE
@@ -84,7 +84,7 @@ class FastEncoder:
         self._prefixes = [re.compile(re.escape(two)) for two in sorted({token[:2] for token in tables.added})]
         self._added = re.compile("|".join(map(re.escape, tables.added)) or r"(?!)")
         self._seen = 0
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._trusted = True
 
     def encode_batch(self, texts: Sequence[str], max_length: int | None = None, *, one_core: bool = False) -> Ragged:

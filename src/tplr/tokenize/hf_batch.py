@@ -1,6 +1,5 @@
 """Encodes with the tokenizer itself: ``tokenizers`` in batches, or calls of a ``transformers`` or other tokenizer."""
 
-import threading
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from tplr.concurrency.fork_lock import ForkLock
 from tplr.tokenize.ragged import Ragged, offsets_of
 from tplr.tokenize.special_tokens import SpecialTokens
 from tplr.tokenize.truncate import can_truncate, encode_truncated
@@ -52,7 +52,7 @@ class HFCallEncoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def encode_batch(self, texts: Sequence[str], max_length: int | None = None, *, one_core: bool = False) -> Ragged:
         """See ``encoder.Encoder``."""
@@ -68,7 +68,7 @@ class CallableEncoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def encode_batch(self, texts: Sequence[str], max_length: int | None = None, *, one_core: bool = False) -> Ragged:
         """See ``encoder.Encoder``."""

@@ -1,11 +1,11 @@
 """Hash table from pre-tokens to token ids, in arrays: one call looks up thousands of pre-tokens."""
 
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from tplr.concurrency.fork_lock import ForkLock
 from tplr.tokenize.pretokenize import PreTokens
 from tplr.tokenize.ragged import Ids, Ragged, offsets_of
 
@@ -43,7 +43,7 @@ class TokenTable:
         self._encode_one = encode_one
         self._tokens, self._ids = tokens, ids
         self._table = self._new_table()
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def _new_table(self) -> "_Table":
         """A table with the tokenizer's tokens: most words of a text are among them."""
@@ -134,7 +134,8 @@ class _Table:
         """The value of one pre-token, in a slot or not; None if it is not kept."""
         if len(pre_token) <= _KEY_BYTES:
             for at in range(4 * slot, 4 * (slot + _PROBES), 4):
-                if self.cells[at] == low and self.cells[at + 1] == high:
+                # Without a value, the slot was half written when this process was forked.
+                if self.cells[at] == low and self.cells[at + 1] == high and self.cells[at + 2]:
                     return self.cells[at + 2]
         return self.others.get(pre_token)
 

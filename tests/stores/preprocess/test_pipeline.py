@@ -15,7 +15,7 @@ import torch
 from tplr.cli import main
 from tplr.errors import ConfigError, DataError
 from tplr.stores.datasets import DatasetFactory
-from tplr.stores.detect import detect_format
+from tplr.stores.detect import JOURNAL, REPORT, detect_format
 from tplr.stores.factory import StoreFactory
 from tplr.stores.preprocess import pipeline
 from tplr.stores.preprocess.config import PipelineConfig
@@ -271,6 +271,17 @@ def test_what_can_not_be_begun_is_said(
     refused("broken.parquet: damaged", [tmp_path / "broken.parquet"], tmp_path / "b")
     monkeypatch.setitem(sys.modules, "h5py", None)
     refused("need h5py", [mixed], tmp_path / "c", config(output={"storage_format": "h5"}))
+
+
+@pytest.mark.parametrize("name", [REPORT, JOURNAL])
+@pytest.mark.parametrize("content", ["", "steps: 3", "[1]", "3", '{"sources": 1}', '{"sources": [], "config": {}}'])
+def test_a_folder_with_a_file_of_another_program_is_refused(
+    mixed: Path, tokenizer_path: Path, tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=r"choose another folder, or remove it"):
+        prepare([mixed], tmp_path, CONFIG, tokenizer_path)
+    assert (tmp_path / name).read_text() == content
 
 
 LONE = "\ud83d and more"

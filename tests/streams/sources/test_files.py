@@ -10,12 +10,13 @@ import cbor2
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from tplr import urls
 from tplr.data import CheckpointableDataset
 from tplr.errors import DataError, StateError
 from tplr.streams.sources import bytes as pieces
-from tplr.streams.testing import check_resume
+from tplr.streams.testing import check_resume, same
 
 files = CheckpointableDataset.from_files
 
@@ -49,6 +50,22 @@ def test_cbor_items_longer_than_a_piece(tmp_path):
     items = [{"id": 1, "b": b"x" * 30}, {"id": 2, "t": ["é", None, 1.5]}, {"id": 3}]
     (tmp_path / "a.cbor").write_bytes(b"".join(map(cbor2.dumps, items)))
     assert check_resume(files(str(tmp_path / "a.cbor"))) == items
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"), [(b"\xa1\x61a\x62\xff\xfe", "at byte 5 is not valid CBOR"), (b"\xa1\x61a\x99\xff", "truncated")],
+    ids=["damaged", "truncated"],
+)  # fmt: skip
+def test_the_rest_of_a_damaged_cbor_file_does_not_count_as_its_end(tmp_path, bad, says):
+    whole = cbor2.dumps({"id": 1})
+    (tmp_path / "a.cbor").write_bytes(whole + bad + (whole * 3 if "valid" in says else b""))
+    with files(str(tmp_path / "a.cbor")).iter() as records:
+        assert next(records) == {"id": 1}
+        state = records.state_dict()
+        for _ in range(3):
+            with pytest.raises(DataError, match=says):
+                next(records)
+            assert same(records.state_dict(), state)
 
 
 def test_bad_lines_are_left_out_counted_and_bounded(tmp_path, caplog):
@@ -135,6 +152,13 @@ def test_an_epoch_of_empty_files_is_the_last(tmp_path):
         (tmp_path / f"{i}.jsonl").write_bytes(b"\n\n")
     assert list(files(f"{tmp_path}/{{0..2}}.jsonl", repeat=True, n_active_shards=2)) == []
     check_resume(files(f"{tmp_path}/{{0..2}}.jsonl", repeat=True))
+
+
+def test_zstd_with_a_long_window(tmp_path):
+    wide = zstandard.ZstdCompressionParameters(window_log=28)  # zstd --long=28
+    packed = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    (tmp_path / "a.jsonl.zst").write_bytes(packed.compress(lines(*range(50))) + packed.flush())
+    assert ids(files(str(tmp_path / "a.jsonl.zst"))) == [*range(50)]
 
 
 @pytest.mark.parametrize("name", ["a.cbor", "a.jsonl.gz", "a.cbor.gz", "a.parquet", "a.jsonl.xz", "a.jsonl.zst"])

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import json
 import logging
 import lzma
 import sys
@@ -10,14 +11,16 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
+import cbor2
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from urllib3.exceptions import HTTPError
 
 from tplr.data import CheckpointableDataset
-from tplr.errors import ConfigError
+from tplr.errors import ConfigError, DataError
 from tplr.streams.sources import others
 from tplr.streams.testing import check_resume
 
@@ -32,6 +35,7 @@ class Handler(BaseHTTPRequestHandler):
     breaks: ClassVar[list[int]] = []
     ranges: ClassVar[list[str]] = []
     ignores_ranges: ClassVar[bool] = False
+    etag: ClassVar[str] = ""
     body: ClassVar[bytes] = JSONL
 
     def do_GET(self) -> None:
@@ -41,6 +45,8 @@ class Handler(BaseHTTPRequestHandler):
         self.ranges.append(asked or "")
         self.send_response(206 if asked else 200)
         self.send_header("Content-Length", str(len(whole) - start))
+        if self.etag:
+            self.send_header("ETag", self.etag)
         if not self.ignores_ranges:
             self.send_header("Accept-Ranges", "bytes")
         if asked:
@@ -80,6 +86,31 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(url):
     assert len(Handler.ranges) >= 3
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "json", "cbor", "parquet", "jsonl.gz", "cbor.gz"])
+def test_after_a_failed_read_the_next_call_tries_again(url, monkeypatch, kind):
+    name, _, packed = kind.partition(".")
+    data = {"json": json.dumps(ROWS).encode(), "cbor": b"".join(map(cbor2.dumps, ROWS)), "parquet": parquet(ROWS)}
+    body = data.get(name, JSONL)
+    monkeypatch.setattr(Handler, "body", gzip.compress(body, 1) if packed else body)
+    monkeypatch.setattr(others, "FIRST_FETCHED", 1100)
+    monkeypatch.setattr(others, "MAX_FETCHED", 1100)
+    Handler.breaks[:] = [0, 4000, 0, 6000]
+    dataset = CheckpointableDataset.from_files(url.replace("a.jsonl", f"a.{kind}"), timeout=0.001)
+    found: list[dict] = []
+    states = []
+    with dataset.iter() as samples:
+        while len(states) < 5:
+            try:
+                found += samples
+                break
+            except (OSError, DataError, HTTPError):
+                states.append((len(found), samples.state_dict()))
+    assert found == ROWS
+    assert states
+    for number, state in states:
+        assert list(dataset.iter(state)) == ROWS[number:]
+
+
 def test_without_ranges_a_resume_reads_from_the_start_and_warns(url, monkeypatch, caplog):
     monkeypatch.setattr(Handler, "ignores_ranges", True)
     dataset = CheckpointableDataset.from_files(url)
@@ -111,6 +142,45 @@ def test_every_kind_with_and_without_ranges(url, monkeypatch, kind, ignores):
     monkeypatch.setattr(Handler, "ignores_ranges", ignores)
     dataset = CheckpointableDataset.from_files(url.replace("a.jsonl", f"a.{kind}"))
     assert check_resume(dataset, places=[0, 700, 2000], limit=2001) == ROWS
+
+
+@pytest.mark.parametrize("ignores", [False, True], ids=["ranges", "no ranges"])
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
+def test_a_resume_refuses_a_file_that_changed(url, monkeypatch, kind, ignores):
+    def serve(rows: list[dict], etag: str) -> None:
+        lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        data = parquet(rows) if kind == "parquet" else lines
+        monkeypatch.setattr(Handler, "body", gzip.compress(data) if kind.endswith("gz") else data)
+        monkeypatch.setattr(Handler, "etag", etag)
+
+    monkeypatch.setattr(Handler, "ignores_ranges", ignores)
+    dataset = CheckpointableDataset.from_files(url.replace("a.jsonl", f"a.{kind}"))
+    for etag, other in (('"1"', '"2"'), ("", "")):  # a server without ETags shows only another size
+        serve(ROWS, etag)
+        with dataset.iter() as samples:
+            assert [next(samples) for _ in range(700)] == ROWS[:700]
+            state = samples.state_dict()
+        assert list(dataset.iter(state)) == ROWS[700:]
+        serve(ROWS if etag else ROWS[:-1], other)
+        with (
+            dataset.iter(state) as samples,
+            pytest.raises(DataError, match=r"the state was saved in a file of version"),
+        ):
+            next(samples)
+
+
+def test_a_resume_refuses_a_file_of_fsspec_that_changed():
+    dataset = CheckpointableDataset.from_files("memory://changing/a.jsonl")
+    with fsspec.open("memory://changing/a.jsonl", "wb") as file:
+        file.write(JSONL)
+    with dataset.iter() as samples:
+        assert [next(samples) for _ in range(700)] == ROWS[:700]
+        state = samples.state_dict()
+    assert list(dataset.iter(state)) == ROWS[700:]
+    with fsspec.open("memory://changing/a.jsonl", "wb") as file:
+        file.write(JSONL[:-200])
+    with dataset.iter(state) as samples, pytest.raises(DataError, match=r"memory://changing/a.jsonl: the state was"):
+        next(samples)
 
 
 def test_schemes_of_fsspec(monkeypatch):

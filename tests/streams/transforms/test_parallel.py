@@ -157,6 +157,56 @@ def test_an_interrupt_loses_nothing(parallel):
     assert before + list(pipeline(rows).iter(state_dict=state)) == list(range(N))
 
 
+class Failing(list):
+    """Fails once at each of some items, like a file on a network share."""
+
+    def __init__(self, items, places) -> None:
+        super().__init__(items)
+        self.places = set(places)
+
+    def __getitem__(self, i):
+        if i in self.places:
+            self.places.remove(i)
+            raise OSError(f"item {i}")
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize("how", ["ordered", "unordered", "tokenize", "tokenize in the caller's thread"])
+def test_after_an_error_of_the_source_the_next_call_tries_again(how):
+    def pipeline(places):
+        source = CheckpointableDataset.from_sequence(Failing([{"id": i} for i in range(N)], places))
+        if "ordered" in how:
+            return source.parallel_map(uneven, 2, 2, ordered=how == "ordered").map(lambda s: s["id"] // 10)
+        source = source.map(lambda s: {"text": str(s["id"])})
+        encoded = source.tokenize(lambda text: {"input_ids": [int(text)]}, parallel=how == "tokenize")
+        return encoded.map(lambda s: s["input_ids"][0])
+
+    def read(samples, found):
+        errors = []
+        while (number := len(found)) < N:
+            try:
+                found += islice(samples, N - number)
+            except OSError as error:
+                errors.append((str(error), samples.state_dict(), list(found)))
+                assert len(errors) <= 3
+        return errors
+
+    with pipeline([0, 21, 22]).iter() as samples:
+        found = []
+        errors = read(samples, found)
+        assert next(samples, None) is None
+    assert sorted(found) == list(range(N))
+    assert [says for says, _, _ in errors] == ["item 0", "item 21", "item 22"]
+    for _, state, before in errors:
+        # The second resume fails among the samples that it reads again and skips.
+        for places in ([], [len(before) // 2]):
+            found = list(before)
+            with pipeline(places).iter(state_dict=state) as samples:
+                for _, again, seen in read(samples, found):
+                    assert sorted([*seen, *pipeline([]).iter(state_dict=again)]) == list(range(N))
+            assert sorted(found) == list(range(N))
+
+
 def test_only_so_many_samples_are_read_ahead():
     read = []
     dataset = SOURCE.map(lambda sample: read.append(1) or sample).parallel_map(uneven, 2, 2)

@@ -1,15 +1,18 @@
 """tokenize gives the results of calling the tokenizer for each sample, with every engine."""
 
 import os
+import random
+import threading
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from tplr.concurrency.workers import WorkerDied
-from tplr.data import CheckpointableDataset
+from tplr.data import CheckpointableDataset, interleave_datasets
 from tplr.errors import DataError, StateError
 from tplr.streams.testing import check_resume, same
 from tplr.streams.transforms import tokenize
@@ -51,6 +54,42 @@ def test_with_the_tokenizers_own_arguments(kwargs):
     tokenizer = make("<s>", "</s>", "<s> $A", pad_token="</s>")
     found = list(SOURCE.tokenize(tokenizer, kwargs))
     assert same(found, [{**sample, **tokenizer(sample["text"], **kwargs)} for sample in TEXTS])
+
+
+def test_pipelines_with_one_tokenizer_and_different_arguments_do_not_disturb_each_other():
+    tokenizer = make("<s>", "</s>")
+    source = CheckpointableDataset.from_sequence([{"text": "word " * 40}] * 500)
+    short, long = (source.tokenize(tokenizer, {"truncation": True, "max_length": n}) for n in (8, 16))
+    with interleave_datasets([short, long]).iter() as samples:
+        lengths = []
+        for sample in samples:
+            lengths.append(len(sample["input_ids"]))
+            assert len(tokenizer(sample["text"])["input_ids"]) == 200  # the program's own calls
+    assert lengths == [8, 16] * 500
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # forked with threads, on purpose
+@pytest.mark.parametrize("side", ["right", "left"], ids=["fast", "called"])
+def test_workers_forked_while_another_pipeline_tokenizes_do_not_hang(side):
+    tokenizer = make(None, "</s>", truncation_side=side)
+    rng = random.Random(1)
+    words = ({"text": " ".join(rng.randbytes(4).hex() for _ in range(500))} for _ in iter(int, 1))
+    loader = DataLoader(SOURCE.tokenize(tokenizer), batch_size=None, num_workers=1, timeout=20)
+    ended = threading.Event()
+
+    def tokenize_new_words() -> None:
+        with CheckpointableDataset.from_iterable(words).tokenize(tokenizer).iter() as samples:
+            while not ended.is_set():
+                next(samples)
+
+    thread = threading.Thread(target=tokenize_new_words)
+    thread.start()
+    try:
+        for _ in range(8):
+            assert len(list(loader)) == len(TEXTS)
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_any_callable_is_a_tokenizer():

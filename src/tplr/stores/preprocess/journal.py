@@ -94,12 +94,19 @@ class Journal:
         path = self._folder / name
         if not path.exists():
             return None
-        value = json.loads(path.read_text())
-        if problem := self._problem(value):
+        try:
+            value = json.loads(path.read_text())
+            problem = self._problem(value)
+            progress = None if problem else Progress.of(value["progress"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path} is not of a preparation, or is damaged ({error!r}): choose another folder, or remove it"
+            ) from error
+        if problem:
             raise ConfigError(
                 f"{self._folder} holds another preparation: {problem}; choose another folder, or remove it"
             )
-        return Progress.of(value["progress"])
+        return progress
 
     def _problem(self, value: dict[str, Any]) -> str | None:
         """Return how the identity in a journal or report differs from this one; None if it does not."""

@@ -166,7 +166,8 @@ def _lines(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]
 
 
 def _json(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
-    for number, record in enumerate(json_elements(pieces, url)[begin.offset :], begin.offset + 1):
+    text = b"".join(iter(pieces.read, b""))
+    for number, record in enumerate(json_elements(text, url)[begin.offset :], begin.offset + 1):
         # The encoder refuses a value that is not an object, and reports its number.
         yield record if isinstance(record, dict) else json.dumps(record).encode(), number, number
 

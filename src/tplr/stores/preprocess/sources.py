@@ -10,7 +10,7 @@ from tplr.errors import DataError, ObjectNotFound
 from tplr.logging import logger
 from tplr.seeds import hash_parts
 from tplr.streams.sources.source_file import SourceFile
-from tplr.urls import local_path
+from tplr.urls import STORE_SCHEMES, local_path
 
 CACHE_BYTES = 2**20
 Source = dict[str, Any]
@@ -41,8 +41,9 @@ class Sources:
 
     @property
     def versions(self) -> list[str]:
-        """Version with which each file is read that is not on this machine."""
-        return ["" if file.scheme == "file" else stamp[1] for file, stamp in zip(self.files, self._stamps, strict=True)]
+        """Version with which each file in a bucket is read."""
+        stamps = zip(self.files, self._stamps, strict=True)
+        return [stamp[1] if file.scheme in STORE_SCHEMES else "" for file, stamp in stamps]
 
     def check_unchanged(self) -> None:
         """Raise DataError if a file was written or removed since."""

@@ -12,11 +12,14 @@ from tplr.errors import DataError
 
 Compression = Literal["gz", "bz2", "xz", "zst"]
 
+# Bytes; the largest window of ``zstd --long``. The library's own limit is 128 MiB.
+_ZSTD_WINDOW = 2**31
+
 _NEW: dict[Compression, Callable[[], Any]] = {
     "gz": lambda: zlib.decompressobj(wbits=31),
     "bz2": bz2.BZ2Decompressor,
     "xz": lzma.LZMADecompressor,
-    "zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+    "zst": lambda: zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj(),
 }
 
 

@@ -27,7 +27,7 @@ class FromFiles(Transform):
 
     Args:
         urls: one or several, with braces (``{00..99}``) and globs (``*``, ``**``; not with http).
-        repeat: endless epochs; ends if an epoch has no record.
+        repeat: endless epochs; ends if the files (in order: those of this share) have no record.
         shuffle_shards: the order of the files differs between epochs, as ``EpochShuffle`` says.
         format: ``auto`` takes it from the names. The suffixes ``.gz``, ``.bz2``, ``.xz`` and ``.zst`` always count.
         n_standby_shards: number of files that are fetched before they join.
@@ -140,7 +140,9 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
         self._root, names = relative_names(self._urls)
         self._names = "\n".join(names)
         self._shuffle = EpochShuffle(len(self._urls), transform.seed if transform.shuffle_shards else None)
-        self._records = 0  # of this epoch; an epoch without any is the last
+        self._records = 0  # of this epoch
+        self._from_start = saved is None  # this iterator reads all of this share's files of the epoch
+        self._empty: set[int] = set()  # places without records in the last epochs, by file and part
         self._active: deque[_Active] = deque()
         self._standby: deque[_Active] = deque()
         share = context.share or Share(0, 1)
@@ -151,7 +153,8 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
         self._places = SharedPlaces(
             len(names) * self._parts, share, transform.repeat, "files", places, shuffled=transform.shuffle_shards
         )
-        self._share_size = len(range(share.index, len(names) * self._parts, share.count))
+        self._share_places = range(share.index, len(names) * self._parts, share.count)
+        self._share_size = len(self._share_places)
         if saved:
             self._records = saved.integer("records")
             self.counts = saved.counts()
@@ -162,8 +165,9 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
     def __next__(self) -> dict[str, Any]:
         active = self._active
         while True:
-            if not active and not self._next_epoch():
-                raise StopIteration
+            while not active:  # after a change of ranks an epoch may have no file left for this one
+                if not self._next_epoch():
+                    raise StopIteration
             shard = active[0].shard
             bad = shard.bad
             try:
@@ -202,16 +206,30 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
 
     def _next_epoch(self) -> bool:
         epoch = self._places.epoch
-        if not self._records and self._places.following() == epoch + 1:
+        if self._places.following() == epoch + 1 and self._has_no_record():
             logger.warning("from_files: an epoch had no record in any of its %d files; it is the last", len(self._urls))
             return False
         if not self._places.advance():
             return False
         if self._places.epoch > epoch:
             self._records = 0
+        self._from_start = self._places.left() == self._share_places
         self._order = self._shuffle.order(self._places.epoch)
         self._fill()
         return True
+
+    def _has_no_record(self) -> bool:
+        """Return whether no later epoch can have a record, because this share has read all its files in vain."""
+        if self._records or not self._from_start:
+            self._empty.clear()
+            return False
+        if not self._transform.shuffle_shards:
+            return True
+        # Another epoch gives this share other files.
+        for place in self._share_places:
+            number, part = divmod(place, self._parts)
+            self._empty.add(self._order[number] * self._parts + part)
+        return len(self._empty) == len(self._urls) * self._parts
 
     def _fill(self) -> None:
         """Activate files up to ``n_active_shards``, and prepare the standby files."""

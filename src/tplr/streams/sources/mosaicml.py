@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from tplr.errors import StateError
+from tplr.errors import DataError, StateError
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.state import StateReader
 
@@ -46,6 +46,7 @@ class _MosaicMLIterator(StreamIterator[Any]):
         if self._saved is not None and not self._ended:
             transform.dataset.load_state_dict(dict(self._saved))
         self._items: Iterator[Any] | None = None
+        self._failed = False  # it raised an error, which ends its generator
 
     def __next__(self) -> Any:
         while not self._ended:
@@ -54,10 +55,18 @@ class _MosaicMLIterator(StreamIterator[Any]):
             try:
                 item = next(self._items)
             except StopIteration:
+                if self._failed:
+                    raise DataError(
+                        f"from_mosaicml: an error after sample {self._index} ended this iterator; resume from the "
+                        f"state with a new StreamingDataset"
+                    ) from None
                 self._ended = not self._transform.repeat or not self._index
                 self._items, self._index = None, 0
                 continue
-            self._index += 1
+            except BaseException:
+                self._failed = True
+                raise
+            self._index, self._failed = self._index + 1, False
             return item
         raise StopIteration
 

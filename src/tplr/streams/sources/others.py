@@ -11,13 +11,16 @@ from tplr.concurrency.workers import Workers
 from tplr.errors import ConfigError
 from tplr.logging import logger
 from tplr.streams.sources.bytes import FIRST_FETCHED, MAX_FETCHED, FetchedPieces
-from tplr.urls import scheme_of
+from tplr.urls import check_version, scheme_of, version_of
 
 _HTTP = ("http", "https")
 _THREADS = 8
 _PAUSE_SECONDS, _LONGEST_PAUSE = 0.5, 20.0
 # Errors that a retry can't fix. All others are retried, because each transport has its own connection errors.
 _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ImportError, ConfigError, ValueError, TypeError)
+# Entries of fsspec's ``info`` that change with a file's content. Others, such as the time of the last access, change
+# without it.
+_TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified")
 
 
 class Threads(AbstractContextManager["Threads", None]):
@@ -34,10 +37,17 @@ class Threads(AbstractContextManager["Threads", None]):
 
 class OtherPieces(FetchedPieces):
     """A file in pieces. After a failure it is opened again at the end of the last piece, for at most ``timeout``
-    seconds. A transport that can't seek reads the file again up to there."""
+    seconds. A transport that can't seek reads the file again up to there.
 
-    def __init__(self, threads: Threads, url: str, offset: int, timeout: float, ahead: bool) -> None:
+    Raises, when it is read:
+        DataError: the file's version is not ``version``, or changes meanwhile.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self, threads: Threads, url: str, offset: int, version: str, timeout: float, ahead: bool
+    ) -> None:
         super().__init__(self._begin, offset, ahead)
+        self.version = version
         self._threads = threads
         self._url = url
         self._at = offset
@@ -53,7 +63,7 @@ class OtherPieces(FetchedPieces):
         while True:
             try:
                 if self._file is None:
-                    self._file = open_at(self._url, self._at)
+                    self._file, self.version = open_at(self._url, self._at, self.version)
                 data = self._file.read(self._piece)
                 break
             except _FINAL:
@@ -76,9 +86,26 @@ class OtherPieces(FetchedPieces):
             self._file = None
 
 
-def open_at(url: str, offset: int) -> BinaryIO:
-    """Open the file from ``offset`` on, without decompression."""
+def open_version(url: str, version: str) -> tuple[BinaryIO, str]:
+    """Open the file without decompression; return it and its version, empty if unknown.
+
+    Raises:
+        ConfigError: as ``_file_system``.
+        DataError: its version is not ``version``.
+    """
     opened = open_other(url)
+    try:
+        found = _version(url, opened)
+        check_version(url, version, found)
+    except BaseException:
+        opened.close()
+        raise
+    return opened, found
+
+
+def open_at(url: str, offset: int, version: str) -> tuple[BinaryIO, str]:
+    """As ``open_version``, from ``offset`` on."""
+    opened, found = open_version(url, version)
     if offset:
         try:
             opened.seek(offset)
@@ -88,7 +115,7 @@ def open_at(url: str, offset: int) -> BinaryIO:
             opened = open_other(url)
             while offset:
                 offset -= len(opened.read(min(offset, MAX_FETCHED))) or offset
-    return opened
+    return opened, found
 
 
 def open_other(url: str) -> BinaryIO:
@@ -105,11 +132,27 @@ def other_status(url: str) -> tuple[int, str]:
     """Return the size, and the ETag or an equivalent; 0 and empty if unknown."""
     if scheme_of(url) in _HTTP:
         with open_other(url) as file:
-            headers: Mapping[str, str] = cast(Any, file).response.headers
-        size = headers.get("Content-Length", "")
-        return int(size) if size.isdecimal() else 0, headers.get("ETag") or headers.get("Last-Modified", "")
+            return _http_status(file)
     system, path = _file_system(url)
     return system.info(path).get("size") or 0, str(system.ukey(path))
+
+
+def _http_status(file: BinaryIO) -> tuple[int, str]:
+    """As ``other_status``, of a file that was opened just now."""
+    headers: Mapping[str, str] = cast(Any, file).response.headers
+    size = headers.get("Content-Length", "")
+    return int(size) if size.isdecimal() else 0, headers.get("ETag") or headers.get("Last-Modified", "")
+
+
+def _version(url: str, file: BinaryIO) -> str:
+    """Return the version of a file that was opened just now."""
+    if scheme_of(url) in _HTTP:
+        size, tag = _http_status(file)
+    else:
+        system, path = _file_system(url)
+        info = system.info(path)
+        size, tag = info.get("size") or 0, next((str(info[name]) for name in _TAGS if info.get(name)), "")
+    return version_of(size, tag) if size else tag and f":{tag}"
 
 
 def other_matches(url: str) -> list[str]:

@@ -156,6 +156,7 @@ class Json(Records):
         self, pieces: Pieces, url: str, place: int, *, max_bad_fraction: float = 1.0, counts: tuple[int, int] = (0, 0)
     ) -> None:
         self._pieces, self._url = pieces, url
+        self._text: list[bytes] = []  # until all of it is read
         self._elements: list[Any] | None = None
         self.place = place
         self._bad = BadRecords(url, "element", max_bad_fraction, counts[1], whole=not place)
@@ -166,7 +167,10 @@ class Json(Records):
 
     def read(self) -> dict[str, Any]:
         if self._elements is None:
-            self._elements = json_elements(self._pieces, self._url)
+            while piece := self._pieces.read():
+                self._text.append(piece)
+            self._elements = json_elements(b"".join(self._text), self._url)
+            self._text = []
         while self.place < len(self._elements):
             record = self._elements[self.place]
             self.place += 1
@@ -178,9 +182,8 @@ class Json(Records):
         raise StopIteration
 
 
-def json_elements(pieces: Pieces, url: str) -> list[Any]:
+def json_elements(text: bytes, url: str) -> list[Any]:
     """Return the elements of a file with a JSON list; for another value, a list with that value. Raises DataError."""
-    text = b"".join(iter(pieces.read, b""))
     try:
         value = parse_json(text)
     except ValueError as error:
@@ -209,6 +212,7 @@ class Cbor(Records):
                 except (EOFError, cbor2.CBORDecodeEOF):  # since cbor2 6 its own is no EOFError
                     self._held.seek(start)
                 except cbor2.CBORError as error:
+                    self._held.seek(start)  # else the next call would begin within the item, or find the end
                     raise DataError(f"{self._url}: the item at byte {self.place} is not valid CBOR: {error}") from error
                 else:
                     self.place += self._held.tell() - start
@@ -222,14 +226,16 @@ class Cbor(Records):
         held = [self._held.read()]
         size = len(held[0])
         wanted = 2 * size + 1
-        while size < wanted and (piece := self._pieces.read()):
-            held.append(piece)
-            size += len(piece)
+        try:
+            while size < wanted and (piece := self._pieces.read()):
+                held.append(piece)
+                size += len(piece)
+        finally:  # after a failed read the next call continues with these bytes
+            self._held, self._size = io.BytesIO(b"".join(held)), size
         if size == len(held[0]):
             if size:
                 raise DataError(f"{self._url}: ends in the middle of the item at byte {self.place}: it is truncated")
             raise StopIteration
-        self._held, self._size = io.BytesIO(b"".join(held)), size
 
 
 class Parquet(Records):

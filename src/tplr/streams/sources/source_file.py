@@ -9,7 +9,7 @@ from tplr.errors import DataError
 from tplr.streams.iterator import PipelineContext
 from tplr.streams.sources.bytes import InflatedPieces, LocalPieces, Pieces
 from tplr.streams.sources.compression import Compression, compression_of
-from tplr.streams.sources.others import OtherPieces, Threads, open_other, other_matches, other_status
+from tplr.streams.sources.others import OtherPieces, Threads, open_version, other_matches, other_status
 from tplr.urls import (
     STORE_SCHEMES,
     check_version,
@@ -61,7 +61,7 @@ class SourceFile:
 
             pieces = StorePieces(self._stores(), self.url, start, version, self._timeout, self._ahead)
         else:
-            pieces = OtherPieces(self._context.shared(Threads), self.url, start, self._timeout, self._ahead)
+            pieces = OtherPieces(self._context.shared(Threads), self.url, start, version, self._timeout, self._ahead)
         return InflatedPieces(pieces, self.compression, self.url, offset) if self.compression else pieces
 
     def seekable(self, version: str = "") -> tuple[BinaryIO, str]:
@@ -86,13 +86,13 @@ class SourceFile:
 
             file, found = open_ranged(self._stores(), self.url, self._timeout, version)
             return cast(BinaryIO, file), found
-        file = open_other(self.url)
+        file, found = open_version(self.url, version)
         try:
             file.seek(-1, io.SEEK_END)  # a server may ignore ranges, or not tell the length
         except io.UnsupportedOperation:
             file.close()
             return self._copied(version)
-        return file, ""
+        return file, found
 
     def status(self) -> FileStatus:
         """Return stored size and version of a file that is not on this machine. Raises StoreError, OSError."""

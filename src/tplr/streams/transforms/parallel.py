@@ -71,9 +71,7 @@ class _ParallelIterator(StreamIterator[Any]):
         super().__init__(source)
         self._transform = transform
         self._buffer = ReadAheadBuffer(source)
-        self._ahead = ReadAhead(
-            iter(self._next_batch, None), self._submit, transform.room, ordered=transform.ordered, lazy=True
-        )
+        self._ahead = self._read_ahead(transform.room)
         self._workers: Workers | None = None
         self._first = saved.integer("done", high=MAX_GROUP) if saved else 0  # all samples before it are returned
         self._also = set(saved.integers("also")) if saved else set[int]()  # returned before an earlier one
@@ -132,9 +130,13 @@ class _ParallelIterator(StreamIterator[Any]):
             self._resize(batch.job.seconds / len(batch.samples))
             self._batch = batch
             return batch
-        if error := self._buffer.error:
-            raise error
+        self._ahead = self._read_ahead(self._ahead.depth)  # reads on if this end is an error
+        self._buffer.raise_error()
         return None
+
+    def _read_ahead(self, depth: int) -> "ReadAhead[_Batch, Any]":
+        ordered = self._transform.ordered
+        return ReadAhead(iter(self._next_batch, None), self._submit, depth, ordered=ordered, lazy=True)
 
     def _resize(self, seconds: float) -> None:
         """Choose the size of the next batches for samples that take ``seconds`` each."""

@@ -1,5 +1,6 @@
 """tokenize: encodes texts in batches, while samples pass one by one."""
 
+import copy
 import json
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ class Encode:
         self._mask = "attention_mask" in columns
         self._is_ours = is_ours
         self._encoder: Encoder | None = None  # created at the first text, as that takes part of a second
+        self._private: Any = None  # likewise
         self._in_batches = is_ours and _ALIKE_IN_BATCHES.issuperset(kwargs)
 
     def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -53,10 +55,11 @@ class Encode:
             return self._fast(texts)
         if not texts:
             return []
+        tokenizer = self._callable()
         if self._in_batches:
-            columns = self._tokenizer(list(texts), **self._kwargs)
+            columns = tokenizer(list(texts), **self._kwargs)
             return [{name: columns[name][i] for name in columns} for i in range(len(texts))]
-        return [dict(self._tokenizer(text, **self._kwargs)) for text in texts]
+        return [dict(tokenizer(text, **self._kwargs)) for text in texts]
 
     def describe(self) -> str:
         """Return the tokenizer's fingerprint and its arguments as text."""
@@ -73,7 +76,16 @@ class Encode:
         return [{"input_ids": row, "attention_mask": ones[: len(row)]} for row in rows]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_encoder": None}
+        return {**vars(self), "_encoder": None, "_private": None}
+
+    def _callable(self) -> Any:
+        """Return the tokenizer to call: a copy of one of ``transformers``, whose truncation and padding are state that
+        each call sets. Calls by another pipeline or by the program would change them in the middle of this call."""
+        if not any(base.__module__.startswith("transformers.") for base in type(self._tokenizer).__mro__):
+            return self._tokenizer
+        if self._private is None:
+            self._private = copy.deepcopy(self._tokenizer)
+        return self._private
 
     def _engine(self) -> "Encoder":
         if self._encoder is None:
@@ -108,7 +120,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         super().__init__(source)
         self._transform = transform
         self._buffer = ReadAheadBuffer(source, map(self._checked, source))
-        self._ahead = ReadAhead(iter(self._next_batch, None), self._submit, transform.room, lazy=True)
+        self._ahead = self._read_ahead()
         self._skip = (
             saved.integer("done", high=MAX_GROUP) if saved else 0
         )  # samples returned before the state: read, but not encoded
@@ -157,9 +169,12 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
             if error is None:  # otherwise each text is encoded alone, which finds the one at fault
                 batch.columns = future.result()
             return batch
-        if self._buffer.error:
-            raise self._buffer.error
+        self._ahead = self._read_ahead()  # reads on if this end is an error
+        self._buffer.raise_error()
         return None
+
+    def _read_ahead(self) -> "ReadAhead[_Batch, list[Any]]":
+        return ReadAhead(iter(self._next_batch, None), self._submit, self._transform.room, lazy=True)
 
     def _next_batch(self) -> _Batch | None:
         """The next samples; None at the end."""
@@ -170,7 +185,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         group = self._buffer.group(
             self._characters, at_least=self._skip + 1, weigh=lambda sample: len(sample[column]) + TEXT_WEIGHT
         )
-        if group is None or len(group.samples) <= self._skip:
+        if group is None:
             return None
         self._characters = min(2 * self._characters, MAX_CHARACTERS)
         done, self._skip = self._skip, 0
