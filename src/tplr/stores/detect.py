@@ -72,6 +72,10 @@ def natural(path: PurePath | str) -> list[list[tuple[int, int, str]]]:
     """Sort key that compares numbers by value: ``shard_9999`` before ``shard_10000``, ``data_2`` before ``data_10``."""
     parts = PurePath(path).parts
     return [
-        [(0, int(piece), piece) if piece.isdecimal() else (1, 0, piece) for piece in re.split(r"([0-9]+)", part) if piece]
+        [
+            (0, int(piece), piece) if piece.isdecimal() else (1, 0, piece)
+            for piece in re.split(r"([0-9]+)", part)
+            if piece
+        ]
         for part in parts
     ]
