@@ -97,8 +97,10 @@ def published(text: str) -> Cells:
 
 
 def table(cells: Cells) -> list[str]:
-    """Return lines of Markdown: a row for each figure, a column for each scheme and vocabulary."""
+    """Return lines of Markdown: a row for each figure, a column for each scheme and vocabulary, by scheme."""
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    schemes = list(dict.fromkeys(column.partition(",")[0] for column in columns))
+    columns.sort(key=lambda column: schemes.index(column.partition(",")[0]))
     lines = [f"| {' | '.join(['figure', *columns, 'target'])} |", f"|{'---|' * (len(columns) + 2)}"]
     for name, row in cells.items():
         lines.append(f"| {' | '.join([name, *(row.get(column, '-') for column in columns), bounds(name)])} |")
