@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from convergence_grid import Grid
 
+from tplr.localnet.corpus import EOS, trained_tokenizer
 from tplr.localnet.dataset import prepared_corpus
 from tplr.pages.packing import batches
 from tplr.pages.texts import text_files
 
 CACHE = Path(__file__).parents[2] / ".cache" / "tplr"
-END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_CHARACTERS = 50_000_000
 DOCUMENTS_AT_ONCE = 1000
 
@@ -44,8 +44,6 @@ def _localnet(grid: Grid) -> np.ndarray:
 
 def _folders(grid: Grid, text: Sequence[Path]) -> np.ndarray:
     """Each different text once, in the order of the hashes, by a tokenizer that is trained on a part of them."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     paths = [path for folder in text for path in text_files(folder)[0]]
     by_hash: dict[bytes, Path] = {}
     for path in paths:
@@ -59,17 +57,10 @@ def _folders(grid: Grid, text: Sequence[Path]) -> np.ndarray:
     def document(digest: bytes) -> str:
         return by_hash[digest].read_text(encoding="utf-8", errors="ignore")
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     whole = sum(path.stat().st_size for path in by_hash.values())
     part = ordered[:: max(1, whole // TOKENIZER_CHARACTERS)]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=grid.vocab, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(map(document, part), trainer)
-    end, ids = tokenizer.token_to_id(END_OF_TEXT), []
+    tokenizer = trained_tokenizer(map(document, part), grid.vocab)
+    end, ids = tokenizer.token_to_id(EOS), []
     for start in range(0, len(ordered), DOCUMENTS_AT_ONCE):
         some = [*map(document, ordered[start : start + DOCUMENTS_AT_ONCE])]
         ids += [np.array([*one.ids, end], np.int32) for one in tokenizer.encode_batch(some)]

@@ -1,5 +1,6 @@
 """An update of a past window is fetched with its first bytes, from any bucket that has it."""
 
+import asyncio
 import hashlib
 import time
 
@@ -105,6 +106,19 @@ async def test_a_decision_in_a_slow_bucket_is_read_by_who_looks_again(world: Wor
     assert time.monotonic() - began < agreed.PATIENCE_SECONDS + 0.4
     assert await bob.get_included(W) == included
     assert time.monotonic() - began < agreed.PATIENCE_SECONDS + 1.0
+
+
+async def test_a_cancelled_look_leaves_no_request(world: World) -> None:
+    await world.pass_window()
+    await publish_decision([world[LEADER]], included_set(GatherResult(window=W, updates=(), skipped={}), "1"))
+    world.server.faults.add(f"^GET .*{decision_key(W, '1')}", Delay(3600), times=None)
+    look = asyncio.create_task(world[BOB].get_included(W))
+    await asyncio.sleep(agreed.PATIENCE_SECONDS / 2)
+    asked = [task for task in asyncio.all_tasks() if "DecisionReader._ask" in repr(task.get_coro())]
+    look.cancel()
+    await asyncio.sleep(0.2)
+    assert asked
+    assert all(task.done() for task in asked)
 
 
 async def test_a_bucket_that_never_answers_delays_each_look_and_is_asked_again(

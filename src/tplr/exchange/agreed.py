@@ -127,7 +127,8 @@ class DecisionReader:
     async def look(self) -> Value | None:
         """Return the decided value, or None if nothing is decided or the decision can't be read now.
 
-        Waits for ``PATIENCE_SECONDS`` at most. Slower requests go on, up to ``DECISION_SECONDS``, for the next call.
+        Waits for ``PATIENCE_SECONDS`` at most. Without a decision, slower requests go on for the next call, up to
+        ``DECISION_SECONDS``; if this call is cancelled, they are, too.
 
         Raises:
             PayloadError: electors without valid decisions leave no majority.
@@ -138,6 +139,7 @@ class DecisionReader:
         asked = enough(electors, unseen, [*self._seen]) or list(electors.uids)
         await self._ask_all(asked, PATIENCE_SECONDS)
         if (value := self._decided()) is not None:
+            self._cancel()
             return value
         if self._refused and not electors.outweighs(uid for uid in electors.uids if uid not in self._refused):
             raise next(iter(self._refused.values()))
@@ -171,9 +173,18 @@ class DecisionReader:
             if uid not in self._asking:
                 self._asking[uid] = asyncio.create_task(self._ask(uid))
         if tasks := [self._asking[uid] for uid in uids]:
-            done, _ = await asyncio.wait(tasks, timeout=timeout)
+            try:
+                done, _ = await asyncio.wait(tasks, timeout=timeout)
+            except asyncio.CancelledError:
+                self._cancel()
+                raise
             for task in done:
                 task.result()
+
+    def _cancel(self) -> None:
+        """Cancel the requests that still run."""
+        for task in self._asking.values():
+            task.cancel()
 
     async def _ask(self, uid: int) -> None:
         self._missed[uid] += 1

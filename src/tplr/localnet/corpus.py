@@ -116,6 +116,17 @@ def shuffled(rows: list[str]) -> list[str]:
 
 
 def _train_tokenizer(folder: Path, configs: dict[str, list[str]], vocab_size: int) -> None:
+    rows = [row for rows in configs.values() for row in rows]
+    every = -(-len(rows) * PIECE_CHARACTERS // TOKENIZER_CHARACTERS)
+    tokenizer = trained_tokenizer(rows[::every], vocab_size)
+    atomic_write(folder / "tokenizer.json", tokenizer.to_str().encode())
+    # As PreTrainedTokenizerFast.save_pretrained writes it, without importing transformers.
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "clean_up_tokenization_spaces": False}
+    atomic_write(folder / "tokenizer_config.json", json.dumps(settings, indent=1).encode())
+
+
+def trained_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Return a byte-level BPE tokenizer trained on ``texts``, with the end-of-text token ``EOS``."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -125,10 +136,5 @@ def _train_tokenizer(folder: Path, configs: dict[str, list[str]], vocab_size: in
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    rows = [row for rows in configs.values() for row in rows]
-    every = -(-len(rows) * PIECE_CHARACTERS // TOKENIZER_CHARACTERS)
-    tokenizer.train_from_iterator(rows[::every], trainer)
-    atomic_write(folder / "tokenizer.json", tokenizer.to_str().encode())
-    # As PreTrainedTokenizerFast.save_pretrained writes it, without importing transformers.
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "clean_up_tokenization_spaces": False}
-    atomic_write(folder / "tokenizer_config.json", json.dumps(settings, indent=1).encode())
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer

@@ -155,9 +155,10 @@ async def _begin(multipart: S3Multipart, key: str) -> _Begun:
     for older in mine[:-1]:
         with contextlib.suppress(ObjectNotFound):  # listed, but aborted since then by a lifecycle rule
             await multipart.abort(key, older.upload_id)
-    for newest in mine[-1:]:
+    if mine:
+        newest = mine[-1].upload_id
         with contextlib.suppress(ObjectNotFound):
-            return _Begun(newest.upload_id, await multipart.parts(key, newest.upload_id))
+            return _Begun(newest, await multipart.parts(key, newest))
     return _Begun(await multipart.create(key, metadata=PART_RULE), {})
 
 
