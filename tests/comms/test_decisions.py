@@ -1,7 +1,10 @@
 """Decisions that a node has read: how many it keeps, and which ones it drops."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from tplr.chain.manager import REMEMBERED_WINDOWS
 from tplr.comms.decisions import Decisions
@@ -56,3 +59,27 @@ async def test_what_is_read_again_is_remembered_and_the_rest_is_bounded() -> Non
     before = node.requests
     assert await included(node, NOW - 1) == 1
     assert node.requests == before
+
+
+async def test_who_begins_to_read_a_decision_does_not_hide_that_another_has_found_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second task waits for the chain until the first has the decision that voids a window."""
+    node, read = Node(), asyncio.Event()
+    await node.get_decision(VOIDED)
+    reader = await node._decision_reader(VOIDED + 2)
+
+    async def late(window: int) -> Any:
+        await read.wait()
+        return reader
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node, "_decision_reader", late)
+        second = asyncio.create_task(node.get_decision(VOIDED + 2))
+        await asyncio.sleep(0)
+    await node.get_decision(VOIDED + 2)
+    assert node.is_voided(VOIDED)
+    requests = node.requests
+    read.set()
+    await second
+    assert (node.is_voided(VOIDED), node.requests) == (True, requests)

@@ -19,6 +19,11 @@ from tplr.testing.s3server import Delay
 AGGREGATE = state_key("aggregator", W, 0, "1")
 
 
+def requests() -> list[asyncio.Task[None]]:
+    """Return the requests for decisions that run."""
+    return [task for task in asyncio.all_tasks() if "DecisionReader._ask" in repr(task.get_coro())]
+
+
 async def test_the_start_of_an_update_comes_from_whoever_answers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its aggregate, else from its miner's bucket; two that hang are given up, one after the other."""
     leader, alice, bob = world.nodes
@@ -114,11 +119,37 @@ async def test_a_cancelled_look_leaves_no_request(world: World) -> None:
     world.server.faults.add(f"^GET .*{decision_key(W, '1')}", Delay(3600), times=None)
     look = asyncio.create_task(world[BOB].get_included(W))
     await asyncio.sleep(agreed.PATIENCE_SECONDS / 2)
-    asked = [task for task in asyncio.all_tasks() if "DecisionReader._ask" in repr(task.get_coro())]
+    asked = requests()
     look.cancel()
     await asyncio.sleep(0.2)
     assert asked
     assert all(task.done() for task in asked)
+
+
+async def test_a_look_that_ends_leaves_the_requests_that_another_waits_for(world: World) -> None:
+    """Whether it is cancelled, or has found the decision while a later look asks again."""
+    await world.pass_window()
+    bob, included = world[BOB], included_set(GatherResult(window=W, updates=(), skipped={}), "1")
+    await publish_decision([world[LEADER]], included)
+    world.server.faults.add(f"^GET .*{decision_key(W, '1')}", Delay(agreed.PATIENCE_SECONDS / 2), times=None)
+    looks = [asyncio.create_task(bob.get_included(W)) for _ in range(3)]
+    await asyncio.sleep(agreed.PATIENCE_SECONDS / 4)
+    assert len(requests()) == 1
+    looks[0].cancel()
+    assert await asyncio.gather(*looks[1:]) == [included] * 2
+    assert not requests()
+
+
+async def test_who_looks_just_when_another_has_found_the_decision_finds_it_too(world: World) -> None:
+    await world.pass_window()
+    included = included_set(GatherResult(window=W, updates=(), skipped={}), "1")
+    await publish_decision([world[LEADER]], included)
+    reader = await world[BOB]._decision_reader(W)
+    first = asyncio.create_task(reader.look())
+    while not reader._seen:  # noqa: ASYNC110 - the step of the loop between the request's end and the caller's
+        await asyncio.sleep(0)
+    values = await asyncio.gather(reader.look(), first)
+    assert [value.included for value in values if value] == [included] * 2
 
 
 async def test_a_bucket_that_never_answers_delays_each_look_and_is_asked_again(

@@ -54,9 +54,10 @@ class Decisions(NodeBuckets):
 
     async def get_decision(self, window: int) -> Value | None:
         """Return the value decided with a window; arguments, None and errors as ``get_included``."""
-        known = self._decisions.get(window)
-        if known is None:
-            known = await self._decision_reader(window)
+        if window not in self._decisions:
+            reader = await self._decision_reader(window)
+            self._decisions.setdefault(window, reader)  # Another task may have begun, or found the decision, meanwhile.
+        known = self._decisions[window]
         self._remember_decision(window, known)
         if isinstance(known, Value):
             return known

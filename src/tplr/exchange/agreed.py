@@ -111,7 +111,10 @@ class ElectionResult(NamedTuple):
 
 
 class DecisionReader:
-    """Reads the decision of one window, repeatedly if needed; a document that was read is not read again."""
+    """Reads the decision of one window, repeatedly if needed; a document that was read is not read again.
+
+    Several tasks may look at once: they share the requests, which end with the last of them.
+    """
 
     def __init__(self, reader: BallotReader, store_of: Callable[[int], ObjectStore | None], window: int) -> None:
         """``store_of``: the bucket that an elector has now; called before each request."""
@@ -123,16 +126,19 @@ class DecisionReader:
         self._missed: Counter[int] = Counter()
         self._refused: dict[int, PayloadError] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}
+        self._waiting = 0
 
     async def look(self) -> Value | None:
         """Return the decided value, or None if nothing is decided or the decision can't be read now.
 
         Waits for ``PATIENCE_SECONDS`` at most. Without a decision, slower requests go on for the next call, up to
-        ``DECISION_SECONDS``; if this call is cancelled, they are, too.
+        ``DECISION_SECONDS``; if this call is cancelled and no other one waits, they are, too.
 
         Raises:
             PayloadError: electors without valid decisions leave no majority.
         """
+        if (value := self._decided()) is not None:
+            return value
         electors = self._reader.electors
         # Electors that did not answer before are asked last.
         unseen = sorted((uid for uid in electors.uids if uid not in self._seen), key=lambda uid: self._missed[uid])
@@ -173,18 +179,23 @@ class DecisionReader:
             if uid not in self._asking:
                 self._asking[uid] = asyncio.create_task(self._ask(uid))
         if tasks := [self._asking[uid] for uid in uids]:
+            self._waiting += 1
             try:
                 done, _ = await asyncio.wait(tasks, timeout=timeout)
             except asyncio.CancelledError:
+                self._waiting -= 1
                 self._cancel()
                 raise
+            self._waiting -= 1
             for task in done:
                 task.result()
 
     def _cancel(self) -> None:
-        """Cancel the requests that still run."""
-        for task in self._asking.values():
-            task.cancel()
+        """Cancel the requests that still run, if no caller waits for them."""
+        if not self._waiting:
+            for task in self._asking.values():
+                task.cancel()
+            self._asking.clear()
 
     async def _ask(self, uid: int) -> None:
         self._missed[uid] += 1
