@@ -263,6 +263,6 @@ async def r2(r2_place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     root.mkdir()
     store = r2_place.connections.store(make_bucket())
     yield R2(server, store, S3Store(replace(store.client, limits=HASTY)), root, requests)
-    names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # pyright: ignore
+    names = {repr(task.get_coro()) for task in asyncio.all_tasks()}
     assert not {name for name in names if "for_each" in name or "transfer" in name}
     r2_place.empty()
