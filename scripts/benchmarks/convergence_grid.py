@@ -26,7 +26,8 @@ class Grid:
     muon_grouped: tuple[tuple[int, int], ...] = ((128, 1),)  # the same, of ``muon-grouped``
     tuned: str = ""  # the grid whose best rates serve methods without trials here; "": all have trials here
     trials: tuple[str, ...] = ()  # with ``tuned``: the methods that have trials here all the same
-    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of a grid without trials, by method
+    # By method, what is tried here instead of TRIALS; a single one needs no trial.
+    rates: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
     heads: int = 4
 
     @property
@@ -58,9 +59,22 @@ for peers in (8, 16):  # twice and four times the batch, and the tokens; nothing
         tuned="reduced" if peers == 8 else "reduced-8",
         trials=("adamw", "diloco", "muon-grouped") if peers == 8 else (),
     )
-# The full grid's model, peers and tokens for some methods, in hours: with rates that were found for the reduced one.
-GRIDS["full-untuned"] = replace(
-    GRIDS["full"], seeds=3, sparse=((256, 1),), muon_sparse=((88, 1), (256, 1)), tuned="reduced-8"
+# The full grid's model, peers and tokens in hours instead of a day: three methods have a few trials around the rates
+# found for the reduced one, the others have these rates.
+GRIDS["larger"] = replace(
+    GRIDS["full"],
+    seeds=3,
+    sparse=((256, 1),),
+    muon_sparse=((88, 1), (256, 1)),
+    tuned="reduced-8",
+    rates={
+        "adamw": [{"lr": 8e-3}, {"lr": 4e-3}],
+        "diloco": [{"lr": 4e-3, "outer": outer} for outer in (0.2, 0.3)] + [{"lr": 2e-3, "outer": 0.3}],
+        "muon-grouped": [
+            {"lr": lr, "outer": outer, "decay": 0.95, "momentum": 0.9}
+            for lr, outer in ((1.6e-2, 1.4), (1.6e-2, 1.0), (8e-3, 1.4))
+        ],
+    },
 )
 # Half as many exchanges of updates twice as large, for the same tokens.
 GRIDS["reduced-20-steps"] = replace(
@@ -74,15 +88,15 @@ GRIDS["gpu"] = Grid(
     inner_steps=10, rounds=611, demo_batches=2, seeds=3,
     sparse=((256, 2),), muon_sparse=((256, 1),),
     rates={
-        "adamw": PUBLISHED,
-        "muon": PUBLISHED,
-        "diloco": PUBLISHED | {"outer": 0.7},
-        "averaging": PUBLISHED | {"outer": 1.0},
-        "muon-averaging": PUBLISHED | {"outer": 1.0},
-        "sparseloco": PUBLISHED | {"outer": 1.0, "decay": 0.95},
-        "muon-sparseloco": PUBLISHED | {"outer": 1.0, "decay": 0.95, "momentum": 0.9},
-        "muon-grouped": PUBLISHED | {"outer": 1.0, "decay": 0.95, "momentum": 0.9},
-        "demo": {"lr": 1e-3, "decay": 0.999},
+        "adamw": [PUBLISHED],
+        "muon": [PUBLISHED],
+        "diloco": [PUBLISHED | {"outer": 0.7}],
+        "averaging": [PUBLISHED | {"outer": 1.0}],
+        "muon-averaging": [PUBLISHED | {"outer": 1.0}],
+        "sparseloco": [PUBLISHED | {"outer": 1.0, "decay": 0.95}],
+        "muon-sparseloco": [PUBLISHED | {"outer": 1.0, "decay": 0.95, "momentum": 0.9}],
+        "muon-grouped": [PUBLISHED | {"outer": 1.0, "decay": 0.95, "momentum": 0.9}],
+        "demo": [{"lr": 1e-3, "decay": 0.999}],
     },
 )  # fmt: skip
 # SparseLoCo's rates are found there and used for all its cells.
@@ -127,10 +141,16 @@ def trials(name: str) -> list[Cell]:
     borrowed = trials(grid.tuned) if grid.tuned else []
     return borrowed + [
         Cell(name, "tune", method, *places.get(method, (0, 0)), json.dumps(settings), TUNING_SEED)
-        for method, all_settings in TRIALS.items()
+        for method, all_settings in _tried(grid).items()
         for settings in all_settings
-        if not grid.rates and (not grid.tuned or method in grid.trials)
     ]
+
+
+def _tried(grid: Grid) -> Mapping[str, Sequence[Mapping[str, float]]]:
+    """The settings that are compared on this grid, by method."""
+    if grid.rates:
+        return {method: several for method, several in grid.rates.items() if len(several) > 1}
+    return {method: TRIALS[method] for method in (grid.trials if grid.tuned else TRIALS)}
 
 
 def finals(name: str, best: Mapping[str, str]) -> list[Cell]:
@@ -152,7 +172,7 @@ def sparse_places(grid: Grid) -> dict[str, tuple[tuple[int, int], ...]]:
 def best_settings(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, str]:
     """Return each method's settings: of its best trial on this grid, or as the grid says; others are left out."""
     borrowed = best_settings(rows, GRIDS[name].tuned) if GRIDS[name].tuned else {}
-    borrowed |= {method: json.dumps(rates) for method, rates in GRIDS[name].rates.items()}
+    borrowed |= {method: json.dumps(rates[0]) for method, rates in GRIDS[name].rates.items() if len(rates) == 1}
     tuned: dict[str, list[Mapping[str, str]]] = {}
     for row in rows:
         if row["grid"] == name and row["purpose"] == "tune":
