@@ -68,8 +68,8 @@ GRIDS["larger"] = replace(
     muon_sparse=((88, 1), (256, 1)),
     tuned="reduced-8",
     rates={
-        "adamw": [{"lr": 8e-3}, {"lr": 4e-3}],
-        "diloco": [{"lr": 4e-3, "outer": outer} for outer in (0.2, 0.3)] + [{"lr": 2e-3, "outer": 0.3}],
+        "adamw": [{"lr": lr} for lr in (8e-3, 4e-3)],
+        "diloco": [{"lr": lr, "outer": outer} for lr, outer in ((4e-3, 0.2), (4e-3, 0.3), (4e-3, 0.4), (2e-3, 0.3))],
         "muon-grouped": [
             {"lr": lr, "outer": outer, "decay": 0.95, "momentum": 0.9}
             for lr, outer in ((1.6e-2, 1.4), (1.6e-2, 1.0), (8e-3, 1.4))
