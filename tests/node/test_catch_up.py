@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import shutil
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -17,6 +18,7 @@ from tplr.node.replay import load_state, reading_state
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
+from tplr.testing.s3server import Delay
 from tplr.training.fingerprint import digest
 from tplr.training.model import build_model
 
@@ -248,6 +250,38 @@ async def test_rolls_back_when_the_set_came_late_and_differs(scene, killed: bool
                 await run.advance(replica)
                 assert run.agrees(replica)
             assert [event["window"] for event in run.events_of("rolled_back")] == [whole.window]
+
+
+async def test_a_rollback_leaves_no_checkpoint_of_the_wrong_model_whose_save_had_not_ended(scene) -> None:
+    """The save ends, and its checkpoint is due, when the rollback waits for it."""
+    async with scene() as run:
+        stage, written = run.stage, threading.Event()
+        await run.record()
+        async with stage.replica(stage.setup("validator"), run.leader) as elector:
+            await stage.drive(elector.open(START))
+            await run.advance(elector)
+            whole = await run.record()
+            save = elector.train_state.save
+
+            def late(*args):
+                written.wait(30)
+                return save(*args)
+
+            elector.train_state.save = late
+            alone = GatherResult(window=whole.window, updates=whole.updates[:1], skipped={})
+            await elector.gather()
+            await stage.drive(elector.apply(alone))
+            stage.server.faults.add("^PUT .*checkpoint-.*shard", Delay(1.0), times=2)
+            advance = asyncio.create_task(run.advance(elector))
+            await stage.until(lambda: stage.of("rolled_back", "validator"))
+            await asyncio.sleep(0.1)
+            written.set()
+            await advance
+            assert digest(elector.train_state.parameters) == digest(run.recording.train_state.parameters)
+            await elector.wait_for_save()
+            await stage.until(lambda: stage.of("checkpoint", "validator"))
+        async with run.opened() as replica:
+            assert replica.window == START + 2  # it has used the checkpoint
 
 
 async def test_without_a_wait_for_sets_a_node_applies_its_own_and_the_leaders_report_corrects_it(scene) -> None:

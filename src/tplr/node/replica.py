@@ -99,8 +99,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         self._publishing: asyncio.Task[None] | None = None
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stop_publishing()
-        await self.wait_for_save()
+        await self._stop_saving()
         await self._prefetch.__aexit__()
 
     def register(self, name: str, stateful: Stateful) -> None:
@@ -272,8 +271,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
     async def _roll_back_from(self, divergence: Divergence) -> None:
         """Return to this node's last saved state before the divergence, or to a checkpoint."""
         self._context.telemetry.emit("rolled_back", window=divergence.window)
-        await self._stop_publishing()
-        await self.wait_for_save()
+        await self._stop_saving()
         await asyncio.to_thread(self.train_state.snapshots.forget_after, divergence.window)
         saved = await asyncio.to_thread(self.train_state.saved)
         before = self.train_state.start_window if saved is None else saved.window
@@ -306,7 +304,9 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         self._context.telemetry.emit("problem", text=f"{reason}: waiting for a later checkpoint")
         await asyncio.sleep(self._hparams.blocks_per_window * self._context.clock.block_time)
 
-    async def _stop_publishing(self) -> None:
+    async def _stop_saving(self) -> None:
+        """Wait until the background save is written, and cancel the publishing that its end may have begun."""
+        await self.wait_for_save()
         if self._publishing:
             self._publishing.cancel()
             await asyncio.wait([self._publishing])
