@@ -18,7 +18,7 @@ from tplr.node.replay import load_state, reading_state
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
-from tplr.testing.s3server import Delay
+from tplr.testing.s3server import Delay, Status
 from tplr.training.fingerprint import digest
 from tplr.training.model import build_model
 
@@ -317,6 +317,24 @@ async def test_a_lost_window_is_reported_and_skipped_to_the_next_checkpoint(scen
             assert run.agrees(replica)
         assert run.events_of("restored")[0]["window"] == START + 5
         assert [event["window"] for event in run.events_of("applied")] == [START + 5]
+
+
+async def test_a_node_that_skips_windows_asks_no_more_for_their_updates(scene) -> None:
+    """Those of the next windows, which no bucket gives, were prefetched; live, no later window replaces them."""
+    async with scene(gradient_retention_windows=2) as run:
+        await run.record(1, included=False, aggregate=False, report=False, updates=False)
+        await run.record(4, aggregate=False)
+        for name in ("miner-1", "miner-2"):
+            bucket = run.stage.setup(name).account.name
+            run.stage.server.faults.add(f"^(GET|HEAD) /{bucket}/gradient", Status(503, "SlowDown"), times=None)
+        async with run.opened() as replica:
+            ahead = asyncio.create_task(run.advance(replica))
+            await run.stage.until(lambda: run.events_of("problem"))
+            await run.recording.checkpoint()
+            await run.record()
+            await ahead
+            assert run.events_of("restored")[0]["window"] == START + 5
+            await run.stage.until(lambda: not [one for one in asyncio.all_tasks() if "WindowUpdates.of" in repr(one)])
 
 
 async def test_windows_without_updates_are_no_steps_neither_from_the_start_nor_from_a_checkpoint(scene) -> None:
