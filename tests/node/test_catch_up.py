@@ -284,6 +284,28 @@ async def test_a_rollback_leaves_no_checkpoint_of_the_wrong_model_whose_save_had
             assert replica.window == START + 2  # it has used the checkpoint
 
 
+async def test_what_a_node_applied_before_a_checkpoint_is_not_compared_any_more(scene) -> None:
+    """It comes back with a window whose set differs, and from which the checkpoint's model does not follow."""
+    async with scene() as run:
+        await run.record()
+        async with run.opened() as replica:
+            await run.advance(replica)
+            whole = await run.record()
+            await replica.gather()
+            await run.stage.drive(
+                replica.apply(GatherResult(window=whole.window, updates=whole.updates[:1], skipped={}))
+            )
+        await run.record(3)
+        await run.recording.checkpoint()
+        await run.record()
+        async with run.opened() as replica:
+            assert replica.window == START + 5
+            await run.advance(replica)
+            assert run.agrees(replica)
+        assert run.events_of("rolled_back") == []
+        assert [event["window"] for event in run.events_of("applied")] == [START, START + 1, START + 5]
+
+
 async def test_without_a_wait_for_sets_a_node_applies_its_own_and_the_leaders_report_corrects_it(scene) -> None:
     async with scene(manifest_timeout_seconds=0) as run:
         await run.record()

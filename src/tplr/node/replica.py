@@ -143,6 +143,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
                 )
                 continue
             self.window = checkpoint.window
+            self._agreement.forget()
             self._prefetch.clear()  # of windows that are skipped, whose updates may never be found
             logger.info("checkpoint of window %d by uid %d restored", checkpoint.window, checkpoint.uid)
             self._context.telemetry.emit("restored", window=checkpoint.window, peer=checkpoint.uid)
