@@ -341,6 +341,28 @@ async def test_a_lost_window_is_reported_and_skipped_to_the_next_checkpoint(scen
         assert [event["window"] for event in run.events_of("applied")] == [START + 5]
 
 
+async def test_a_skipped_window_may_contain_the_update_that_was_sent_before_a_restart(scene) -> None:
+    """So the error feedback, which contains it, too, is reset, as by a checkpoint that is loaded at the start."""
+    async with scene(gradient_retention_windows=2) as run:
+        await run.record()
+        async with run.opened() as replica:
+            outer = replica.train_state.outer
+            work = {name: torch.randn(one.shape) for name, one in replica.train_state.parameters.items()}
+            outer.pack(work, step=0, window=START, uid=3, pages_digest="0" * 64, batches=1)
+            await run.advance(replica)
+        await run.record(1, included=False, aggregate=False, report=False, updates=False)
+        await run.record(2)
+        async with run.opened() as replica:
+            assert (replica.window, replica.train_state.outer.state_dict()["window"]) == (START + 1, START)
+            ahead = asyncio.create_task(run.advance(replica))
+            await run.stage.until(lambda: run.events_of("problem"))
+            await run.recording.checkpoint()
+            await run.record()
+            await ahead
+            assert run.events_of("restored")[0]["window"] == START + 4
+            assert replica.train_state.outer.state_dict()["window"] is None
+
+
 async def test_a_node_that_skips_windows_asks_no_more_for_their_updates(scene) -> None:
     """Those of the next windows, which no bucket gives, were prefetched; live, no later window replaces them."""
     async with scene(gradient_retention_windows=2) as run:

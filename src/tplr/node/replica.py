@@ -120,10 +120,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             self.window = saved.window
             logger.info("saved state restored: next window to apply is %d", self.window)
         newer_than = start_window if saved is None else saved.window + self._hparams.checkpoint_frequency
-        if await self._take_checkpoint(newer_than=newer_than):
-            # A skipped window may contain this node's last update: treat it as applied.
-            await self._with_model(self.train_state.own_applied, self.window - 1)
-        elif saved is None:
+        if not await self._take_checkpoint(newer_than=newer_than) and saved is None:
             await self._set_first_weights()
 
     async def _take_checkpoint(self, *, newer_than: int) -> bool:
@@ -142,6 +139,9 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
                     "checkpoint of window %d by uid %d not used: %s", checkpoint.window, checkpoint.uid, error
                 )
                 continue
+            if checkpoint.window > self.window:
+                # A skipped window may contain this node's last update: treat it as applied.
+                await self._with_model(self.train_state.own_applied, checkpoint.window - 1)
             self.window = checkpoint.window
             self._agreement.forget()
             self._prefetch.clear()  # of windows that are skipped, whose updates may never be found
