@@ -284,6 +284,27 @@ async def test_a_rollback_leaves_no_checkpoint_of_the_wrong_model_whose_save_had
             assert replica.window == START + 2  # it has used the checkpoint
 
 
+async def test_checkpoints_that_could_not_be_withdrawn_in_a_rollback_are_before_the_next_is_published(scene) -> None:
+    """Otherwise the wrong one would stay: a checkpoint that is there is not replaced."""
+    async with scene() as run:
+        stage = run.stage
+        await run.record()
+        async with stage.replica(stage.setup("validator"), run.leader) as elector:
+            await stage.drive(elector.open(START))
+            await run.advance(elector)
+            whole = await run.record()
+            await elector.gather()
+            await stage.drive(elector.apply(GatherResult(window=whole.window, updates=whole.updates[:1], skipped={})))
+            await stage.until(lambda: stage.of("checkpoint", "validator"))
+            bucket = stage.setup("validator").account.name
+            stage.server.faults.add(f"^GET /{bucket}[?].*prefix=checkpoint", Status(403, "AccessDenied"), times=1)
+            await run.advance(elector)
+            assert stage.of("rolled_back", "validator")
+            await stage.until(lambda: len(stage.of("checkpoint", "validator")) == 2)
+        async with run.opened() as replica:
+            assert replica.window == START + 2  # it has used the checkpoint
+
+
 async def test_what_a_node_applied_before_a_checkpoint_is_not_compared_any_more(scene) -> None:
     """It comes back with a window whose set differs, and from which the checkpoint's model does not follow."""
     async with scene() as run:

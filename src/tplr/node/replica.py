@@ -97,6 +97,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         self.times = WindowTime()
         self._saving: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
+        self._wrong_after: int | None = None  # own checkpoints of later windows are to be withdrawn
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop_saving()
@@ -274,13 +275,15 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         """Return to this node's last saved state before the divergence, or to a checkpoint."""
         self._context.telemetry.emit("rolled_back", window=divergence.window)
         await self._stop_saving()
-        await asyncio.to_thread(self.train_state.snapshots.forget_after, divergence.window)
-        saved = await asyncio.to_thread(self.train_state.saved)
+        saved = await asyncio.to_thread(self.train_state.saved, until=divergence.window)
         before = self.train_state.start_window if saved is None else saved.window
+        self._wrong_after = before if self._wrong_after is None else min(before, self._wrong_after)
+        # First in the bucket: after a kill, the states on disk show the divergence again.
         try:
-            await self._context.comms.withdraw_checkpoints(before)
+            await self._withdraw_wrong()
         except StoreError as error:
-            logger.warning("own checkpoints after window %d not withdrawn: %s", before, error)
+            logger.warning("own checkpoints after window %d not withdrawn: %s", self._wrong_after, error)
+        await asyncio.to_thread(self.train_state.snapshots.forget_after, divergence.window)
         if divergence.local_state_failed and await self._take_checkpoint(newer_than=self.train_state.start_window):
             return
         if saved is not None:
@@ -312,6 +315,12 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         if self._publishing:
             self._publishing.cancel()
             await asyncio.wait([self._publishing])
+
+    async def _withdraw_wrong(self) -> None:
+        """Delete this node's checkpoints of a model that it has rolled back. Raises StoreError."""
+        if self._wrong_after is not None:
+            await self._context.comms.withdraw_checkpoints(self._wrong_after)
+            self._wrong_after = None
 
     # Save and publish
 
@@ -368,6 +377,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
     async def _publish(self, window: int, folder: Path) -> None:
         await failpoint("publishing")
         try:
+            await self._withdraw_wrong()  # a checkpoint that is there is not replaced
             manifest = await self._context.comms.publish_checkpoint(folder)
             await failpoint("published")
             size = sum(shard.size for shard in manifest.shards)
