@@ -2,17 +2,21 @@
 
 import asyncio
 import contextlib
+import hashlib
 import shutil
 import threading
 from collections.abc import AsyncIterator
 
 import pytest
 import torch
+from deciding import publish_decision
+from included import included_set
 from recording import Recording
 
 from tplr.chain.ledger import Ledger
 from tplr.errors import ConfigError
-from tplr.exchange.gather import GatherResult
+from tplr.exchange.aggregates import assemble
+from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import load_state, reading_state
 from tplr.node.replica import NodeContext, Replica
@@ -303,6 +307,27 @@ async def test_checkpoints_that_could_not_be_withdrawn_in_a_rollback_are_before_
             await stage.until(lambda: len(stage.of("checkpoint", "validator")) == 2)
         async with run.opened() as replica:
             assert replica.window == START + 2  # it has used the checkpoint
+
+
+@pytest.mark.parametrize("where", ["aggregate", "elector"])
+async def test_a_set_with_an_object_that_is_no_update_is_not_waited_for(scene, where: str, caplog) -> None:
+    """Wherever that object is found: every node applies the updates that it finds itself."""
+    async with scene() as run:
+        garbage = bytes(run.recording.train_state.spec.expected_size)
+        found = await run.record(included=False, aggregate=False, report=False)
+        one, other = found.updates
+        forged = GatheredUpdate(one.uid, None, hashlib.sha256(garbage).hexdigest(), len(garbage))
+        included = included_set(GatherResult(window=START, updates=(forged, other), skipped={}), "1")
+        leader = run.leader.comms
+        await publish_decision([leader], included)
+        if where == "aggregate":
+            await leader.put_aggregate(included, assemble(included, [garbage, other.update.body]))
+        else:
+            await leader.put_witnessed(START, one.uid, garbage)
+        async with run.opened() as replica:
+            await asyncio.wait_for(run.advance(replica), 30)
+        assert run.events_of("applied")[-1]["included"] == []  # no miner committed in time
+        assert "the included set can't be applied; keeping this node's own set" in caplog.text
 
 
 async def test_what_a_node_applied_before_a_checkpoint_is_not_compared_any_more(scene) -> None:
