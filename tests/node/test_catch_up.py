@@ -16,6 +16,7 @@ from recording import Recording
 from tplr.chain.ledger import Ledger
 from tplr.errors import ConfigError
 from tplr.exchange.aggregates import assemble
+from tplr.exchange.checkpoints import fetch_manifest
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import load_state, reading_state
@@ -228,6 +229,37 @@ async def test_a_node_with_states_of_another_run_of_later_windows_saves_and_resu
         async with run.opened() as replica:
             assert replica.window == run.recording.window
             assert run.agrees(replica)
+
+
+class Scores:
+    """A part of a validator's state: sealed evidence, which is large on a full subnet."""
+
+    def state_dict(self) -> dict[str, str]:
+        return {"evidence": "sealed" * 300_000}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        assert state == self.state_dict()
+
+
+async def test_a_checkpoint_contains_nothing_of_the_electors_own_records(scene) -> None:
+    """They may be sealed, and would make its manifest larger than others accept."""
+    async with scene() as run:
+        stage = run.stage
+        await run.record(2)
+        async with stage.replica(stage.setup("validator"), run.leader) as elector:
+            elector.register("scores", Scores())
+            await stage.drive(elector.open(START))
+            await run.advance(elector)
+            await stage.until(lambda: stage.of("checkpoint", "validator"))
+            checkpoint = (await run.newcomer.comms.checkpoints())[0]
+            assert "sealed" not in str((await fetch_manifest(checkpoint)).values)
+        async with run.opened() as replica:
+            assert replica.window == START + 2  # it has used the checkpoint
+        # On the elector's disk they are.
+        async with stage.replica(stage.setup("validator"), run.leader) as elector:
+            elector.register("scores", Scores())
+            await stage.drive(elector.open(START))
+            assert elector.window == START + 2
 
 
 @pytest.mark.parametrize("killed", [False, True])

@@ -22,7 +22,7 @@ from tplr.node.agreement import Agreement, Divergence
 from tplr.node.failpoints import failpoint
 from tplr.node.model_lock import ModelLock
 from tplr.node.state import SavedState
-from tplr.node.train_state import Stateful, TrainState
+from tplr.node.train_state import PARTS, Stateful, TrainState
 from tplr.node.window_time import WindowTime
 from tplr.node.windows import WindowUpdates, majority_report
 from tplr.schemas import Reason
@@ -378,7 +378,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         await failpoint("publishing")
         try:
             await self._withdraw_wrong()  # a checkpoint that is there is not replaced
-            manifest = await self._context.comms.publish_checkpoint(folder)
+            manifest = await self._context.comms.publish_checkpoint(folder, without=[PARTS])
             await failpoint("published")
             size = sum(shard.size for shard in manifest.shards)
             logger.info("checkpoint of window %d published, %.1f MB", window, size / 1e6)
