@@ -22,7 +22,7 @@ from tplr.exchange.snapshot import (
     shard_head,
     write_manifest,
 )
-from tplr.keys import checkpoint_prefix, parse_window_key
+from tplr.keys import checkpoint_prefix, parse_window_key, version_at
 from tplr.logging import logger
 from tplr.storage import ObjectStore, discard_download, download_file, etag_of, upload_file
 from tplr.storage.many import delete_many, list_objects
@@ -76,8 +76,8 @@ async def publish(
     """
     manifest = await asyncio.to_thread(read_manifest, folder)
     window, prefix = manifest.window, Checkpoint(store, manifest.window, signer).prefix
-    if manifest.version != signer.run.version:
-        raise StateError(f"{folder}: of version {manifest.version}, the run has version {signer.run.version}")
+    if manifest.version != (version := version_at(signer.run.version, window)):
+        raise StateError(f"{folder}: of version {manifest.version}, the run has version {version}")
     values = {name: value for name, value in manifest.values.items() if name not in without}
     manifest = manifest.model_copy(update={"values": values}).sealed()
     stored = {info.key for info in await list_objects(store, prefix)}
