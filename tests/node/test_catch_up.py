@@ -16,7 +16,7 @@ from recording import Recording
 from tplr.chain.ledger import Ledger
 from tplr.errors import ConfigError
 from tplr.exchange.aggregates import assemble
-from tplr.exchange.checkpoints import fetch_manifest
+from tplr.exchange.checkpoints import fetch_manifest, publish
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import load_state, reading_state
@@ -499,6 +499,23 @@ async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_olde
         async with run.opened() as replica:
             assert "differs from the one that most electors report" in caplog.text
             assert replica.window == START + 2
+
+
+async def test_no_more_checkpoints_of_an_elector_are_downloaded_than_an_honest_one_keeps(scene, caplog) -> None:
+    """Each download is the whole model, and only after it the model turns out to be another one."""
+    async with scene(checkpoints_kept=1) as run:
+        leader, train_state = run.leader.comms, run.recording.train_state
+        for _ in range(5):
+            await run.record()
+            with torch.no_grad():
+                train_state.global_step -= 1
+                saved = train_state.save(run.recording.window, {})
+                train_state.global_step += 1
+            await publish(leader.own_store, saved.folder, signer=leader.signer, keep_last=100)
+        async with run.opened() as replica:
+            assert replica.window == START
+        refused = [one for one in caplog.messages if "differs from the one that most electors report" in one]
+        assert [one.split()[3] for one in refused] == [str(START + 5), str(START + 4)]
 
 
 async def test_a_checkpoint_of_weights_that_are_no_numbers_is_refused_and_an_older_one_taken(scene, caplog) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -126,10 +127,15 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
 
     async def _take_checkpoint(self, *, newer_than: int) -> bool:
         """Restore the first valid checkpoint of a window above ``newer_than``; return whether there was one."""
+        tried: Counter[int] = Counter()
         for checkpoint in await self._context.comms.checkpoints():
             # A checkpoint of a future window would move this node ahead of the clock.
             if not newer_than < checkpoint.window <= self._context.clock.window:
                 continue
+            # Each is a download of the whole model; an honest elector has no more, also while it publishes one.
+            if tried[checkpoint.uid] > self._hparams.checkpoints_kept:
+                continue
+            tried[checkpoint.uid] += 1
             try:
                 async with self.train_state.fetched(self._context.comms, checkpoint) as fetched:
                     await self._check_model(fetched, by=checkpoint.uid)
