@@ -67,6 +67,28 @@ async def test_a_uid_that_changed_hands_loses_its_bucket(world, node):
     assert (node.get_hotkey(1), node.get_bucket(1)) == ("new", None)
 
 
+async def test_an_answer_that_comes_after_a_newer_one_is_dropped(world, node, monkeypatch):
+    """Two refreshes at a time, and the first one takes longer."""
+    read, been_read, goes_on = node.chain.metagraph, asyncio.Event(), asyncio.Event()
+
+    async def slow(block=None):
+        found = await read(block)
+        been_read.set()
+        await goes_on.wait()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.chain, "metagraph", slow)
+        first = asyncio.create_task(node.refresh())
+        await been_read.wait()
+    world.join("new")
+    await node.refresh()
+    block = node.metagraph.block
+    goes_on.set()
+    await first
+    assert (node.get_hotkey(1), node.metagraph.block) == ("new", block)
+
+
 async def test_buckets_of_a_window_are_those_at_its_end_whenever_they_are_asked_for(world, node, caplog):
     world.join("peer")
     await commit_as(world, "peer", encode_commitment(bucket("a")))

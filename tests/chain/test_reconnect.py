@@ -168,6 +168,38 @@ async def test_a_slow_read_at_a_living_node_is_waited_for(world, impatience, mon
     await chain.close()
 
 
+async def test_a_read_that_is_cancelled_leaves_those_that_wait_for_the_same_metadata(world, tmp_path, monkeypatch):
+    """The SDK's calls share one download of a new runtime's metadata: no other call ends as if it were cancelled."""
+    chain = await world.connect("me", world.node.url)
+    manager = chain._substrate.raw._runtimes
+    download, asked, answered = manager._download_metadata, asyncio.Event(), asyncio.Event()
+
+    async def late(*args):
+        asked.set()
+        await answered.wait()
+        return await download(*args)
+
+    monkeypatch.setattr(manager, "_download_metadata", late)
+    for cancelled in (0, 1):  # the call that downloads, and one that waits for it
+        monkeypatch.setenv("BITTENSOR_RUNTIME_CACHE_DIR", str(tmp_path / f"runtimes-{cancelled}"))
+        manager._codecs._data.clear()
+        manager._head_codec = None
+        asked.clear()
+        answered.clear()
+        calls = [asyncio.create_task(chain.metagraph())]
+        await asyncio.wait_for(asked.wait(), 5)
+        calls += [asyncio.create_task(chain.metagraph()) for _ in range(2)]
+        await asyncio.sleep(0.2)
+        calls[cancelled].cancel()
+        await asyncio.sleep(0.1)
+        answered.set()
+        ended = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+        assert isinstance(ended.pop(cancelled), asyncio.CancelledError)
+        assert all(isinstance(one, ChainUnavailable) for one in ended), ended
+        assert (await chain.metagraph()).uid_of(chain.hotkey) == 0
+    await chain.close()
+
+
 async def test_a_second_commitment_too_soon_says_the_block(tmp_path):
     async with NodeWorld(tmp_path, commitment_quota=200) as world:
         await world.join("me", stake=100.0, permit=True)

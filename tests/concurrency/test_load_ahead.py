@@ -101,6 +101,19 @@ async def test_waiting_blocks_no_loop_and_a_cancelled_take_takes_nothing():
     await asyncio.to_thread(ahead.close)
 
 
+async def test_who_waits_when_another_task_closes_it_gets_an_error_and_is_not_cancelled():
+    library = Library(7)
+    ahead = LoadAhead(library, [7, 8], depth=1, threads=2)
+    taking = asyncio.create_task(ahead.take_async())
+    await asyncio.sleep(0.01)
+    await asyncio.to_thread(ahead.close)
+    (ended,) = await asyncio.gather(taking, return_exceptions=True)
+    assert isinstance(ended, RuntimeError)
+    assert "closed" in str(ended)
+    with pytest.raises(RuntimeError, match="closed"):
+        ahead.take()
+
+
 def test_a_failure_comes_in_its_turn():
     ahead = LoadAhead(Library(), [1, -2, 3], depth=3, threads=2)
     assert ahead.take() == "value 1"

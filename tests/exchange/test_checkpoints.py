@@ -15,7 +15,7 @@ from tplr.errors import ObjectNotFound, StateError, StoreError, StoreUnavailable
 from tplr.exchange.checkpoints import Checkpoint, discard_fetch, fetch, publish, published, withdraw
 from tplr.exchange.envelope import Signer, canonical
 from tplr.exchange.snapshot import MANIFEST, ShardWriter, SnapshotManifest, SnapshotReader, TensorLayout, write_manifest
-from tplr.keys import checkpoint_prefix
+from tplr.keys import RunVersion, checkpoint_prefix
 from tplr.schemas import Bucket
 from tplr.storage import MemoryStore, ObjectStore, S3Connections, parts
 from tplr.storage.parts import count_parts
@@ -264,6 +264,16 @@ async def test_the_same_checkpoint_is_published_once(tmp_path: Path) -> None:
     await store.put(key, b"of an older version of this package")
     await publish(store, tmp_path / "mine", signer=ME, keep_last=2, replace=True)
     await take(store, tmp_path / "got")
+
+
+async def test_checkpoints_are_published_across_a_change_of_the_runs_rules(tmp_path: Path) -> None:
+    store, author = MemoryStore(), signer(version=RunVersion("1", [(8, "2")]))
+    for window, version in ((7, "1"), (8, "2")):
+        snapshot(tmp_path / version, window, version=version)
+        await publish(store, tmp_path / version, signer=author, keep_last=2)
+        found = await fetch(Checkpoint(store, window, author), tmp_path / f"got {version}", wanted=WANTED)
+        assert found.version == version
+    assert [one.window for one in await published(store, author)] == [8, 7]
 
 
 async def test_a_snapshot_of_another_version_is_not_published(tmp_path: Path) -> None:

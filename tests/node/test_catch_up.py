@@ -2,21 +2,28 @@
 
 import asyncio
 import contextlib
+import hashlib
 import shutil
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 import torch
+from deciding import publish_decision
+from included import included_set
 from recording import Recording
 
 from tplr.chain.ledger import Ledger
 from tplr.errors import ConfigError
-from tplr.exchange.gather import GatherResult
+from tplr.exchange.aggregates import assemble
+from tplr.exchange.checkpoints import fetch_manifest, publish
+from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import load_state, reading_state
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
+from tplr.testing.s3server import Delay, Status
 from tplr.training.fingerprint import digest
 from tplr.training.model import build_model
 
@@ -224,6 +231,37 @@ async def test_a_node_with_states_of_another_run_of_later_windows_saves_and_resu
             assert run.agrees(replica)
 
 
+class Scores:
+    """A part of a validator's state: sealed evidence, which is large on a full subnet."""
+
+    def state_dict(self) -> dict[str, str]:
+        return {"evidence": "sealed" * 300_000}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        assert state == self.state_dict()
+
+
+async def test_a_checkpoint_contains_nothing_of_the_electors_own_records(scene) -> None:
+    """They may be sealed, and would make its manifest larger than others accept."""
+    async with scene() as run:
+        stage = run.stage
+        await run.record(2)
+        async with stage.replica(stage.setup("validator"), run.leader) as elector:
+            elector.register("scores", Scores())
+            await stage.drive(elector.open(START))
+            await run.advance(elector)
+            await stage.until(lambda: stage.of("checkpoint", "validator"))
+            checkpoint = (await run.newcomer.comms.checkpoints())[0]
+            assert "sealed" not in str((await fetch_manifest(checkpoint)).values)
+        async with run.opened() as replica:
+            assert replica.window == START + 2  # it has used the checkpoint
+        # On the elector's disk they are.
+        async with stage.replica(stage.setup("validator"), run.leader) as elector:
+            elector.register("scores", Scores())
+            await stage.drive(elector.open(START))
+            assert elector.window == START + 2
+
+
 @pytest.mark.parametrize("killed", [False, True])
 async def test_rolls_back_when_the_set_came_late_and_differs(scene, killed: bool) -> None:
     async with scene() as run:
@@ -248,6 +286,102 @@ async def test_rolls_back_when_the_set_came_late_and_differs(scene, killed: bool
                 await run.advance(replica)
                 assert run.agrees(replica)
             assert [event["window"] for event in run.events_of("rolled_back")] == [whole.window]
+
+
+async def test_a_rollback_leaves_no_checkpoint_of_the_wrong_model_whose_save_had_not_ended(scene) -> None:
+    """The save ends, and its checkpoint is due, when the rollback waits for it."""
+    async with scene() as run:
+        stage, written = run.stage, threading.Event()
+        await run.record()
+        async with stage.replica(stage.setup("validator"), run.leader) as elector:
+            await stage.drive(elector.open(START))
+            await run.advance(elector)
+            whole = await run.record()
+            save = elector.train_state.save
+
+            def late(*args):
+                written.wait(30)
+                return save(*args)
+
+            elector.train_state.save = late
+            alone = GatherResult(window=whole.window, updates=whole.updates[:1], skipped={})
+            await elector.gather()
+            await stage.drive(elector.apply(alone))
+            stage.server.faults.add("^PUT .*checkpoint-.*shard", Delay(1.0), times=2)
+            advance = asyncio.create_task(run.advance(elector))
+            await stage.until(lambda: stage.of("rolled_back", "validator"))
+            await asyncio.sleep(0.1)
+            written.set()
+            await advance
+            assert digest(elector.train_state.parameters) == digest(run.recording.train_state.parameters)
+            await elector.wait_for_save()
+            await stage.until(lambda: stage.of("checkpoint", "validator"))
+        async with run.opened() as replica:
+            assert replica.window == START + 2  # it has used the checkpoint
+
+
+async def test_checkpoints_that_could_not_be_withdrawn_in_a_rollback_are_before_the_next_is_published(scene) -> None:
+    """Otherwise the wrong one would stay: a checkpoint that is there is not replaced."""
+    async with scene() as run:
+        stage = run.stage
+        await run.record()
+        async with stage.replica(stage.setup("validator"), run.leader) as elector:
+            await stage.drive(elector.open(START))
+            await run.advance(elector)
+            whole = await run.record()
+            await elector.gather()
+            await stage.drive(elector.apply(GatherResult(window=whole.window, updates=whole.updates[:1], skipped={})))
+            await stage.until(lambda: stage.of("checkpoint", "validator"))
+            bucket = stage.setup("validator").account.name
+            stage.server.faults.add(f"^GET /{bucket}[?].*prefix=checkpoint", Status(403, "AccessDenied"), times=1)
+            await run.advance(elector)
+            assert stage.of("rolled_back", "validator")
+            await stage.until(lambda: len(stage.of("checkpoint", "validator")) == 2)
+        async with run.opened() as replica:
+            assert replica.window == START + 2  # it has used the checkpoint
+
+
+@pytest.mark.parametrize("where", ["aggregate", "elector"])
+async def test_a_set_with_an_object_that_is_no_update_is_not_waited_for(scene, where: str, caplog) -> None:
+    """Wherever that object is found: every node applies the updates that it finds itself."""
+    async with scene() as run:
+        garbage = bytes(run.recording.train_state.spec.expected_size)
+        found = await run.record(included=False, aggregate=False, report=False)
+        one, other = found.updates
+        forged = GatheredUpdate(one.uid, None, hashlib.sha256(garbage).hexdigest(), len(garbage))
+        included = included_set(GatherResult(window=START, updates=(forged, other), skipped={}), "1")
+        leader = run.leader.comms
+        await publish_decision([leader], included)
+        if where == "aggregate":
+            await leader.put_aggregate(included, assemble(included, [garbage, other.update.body]))
+        else:
+            await leader.put_witnessed(START, one.uid, garbage)
+        async with run.opened() as replica:
+            await asyncio.wait_for(run.advance(replica), 30)
+        assert run.events_of("applied")[-1]["included"] == []  # no miner committed in time
+        assert "the included set can't be applied; keeping this node's own set" in caplog.text
+
+
+async def test_what_a_node_applied_before_a_checkpoint_is_not_compared_any_more(scene) -> None:
+    """It comes back with a window whose set differs, and from which the checkpoint's model does not follow."""
+    async with scene() as run:
+        await run.record()
+        async with run.opened() as replica:
+            await run.advance(replica)
+            whole = await run.record()
+            await replica.gather()
+            await run.stage.drive(
+                replica.apply(GatherResult(window=whole.window, updates=whole.updates[:1], skipped={}))
+            )
+        await run.record(3)
+        await run.recording.checkpoint()
+        await run.record()
+        async with run.opened() as replica:
+            assert replica.window == START + 5
+            await run.advance(replica)
+            assert run.agrees(replica)
+        assert run.events_of("rolled_back") == []
+        assert [event["window"] for event in run.events_of("applied")] == [START, START + 1, START + 5]
 
 
 async def test_without_a_wait_for_sets_a_node_applies_its_own_and_the_leaders_report_corrects_it(scene) -> None:
@@ -283,6 +417,46 @@ async def test_a_lost_window_is_reported_and_skipped_to_the_next_checkpoint(scen
             assert run.agrees(replica)
         assert run.events_of("restored")[0]["window"] == START + 5
         assert [event["window"] for event in run.events_of("applied")] == [START + 5]
+
+
+async def test_a_skipped_window_may_contain_the_update_that_was_sent_before_a_restart(scene) -> None:
+    """So the error feedback, which contains it, too, is reset, as by a checkpoint that is loaded at the start."""
+    async with scene(gradient_retention_windows=2) as run:
+        await run.record()
+        async with run.opened() as replica:
+            outer = replica.train_state.outer
+            work = {name: torch.randn(one.shape) for name, one in replica.train_state.parameters.items()}
+            outer.pack(work, step=0, window=START, uid=3, pages_digest="0" * 64, batches=1)
+            await run.advance(replica)
+        await run.record(1, included=False, aggregate=False, report=False, updates=False)
+        await run.record(2)
+        async with run.opened() as replica:
+            assert (replica.window, replica.train_state.outer.state_dict()["window"]) == (START + 1, START)
+            ahead = asyncio.create_task(run.advance(replica))
+            await run.stage.until(lambda: run.events_of("problem"))
+            await run.recording.checkpoint()
+            await run.record()
+            await ahead
+            assert run.events_of("restored")[0]["window"] == START + 4
+            assert replica.train_state.outer.state_dict()["window"] is None
+
+
+async def test_a_node_that_skips_windows_asks_no_more_for_their_updates(scene) -> None:
+    """Those of the next windows, which no bucket gives, were prefetched; live, no later window replaces them."""
+    async with scene(gradient_retention_windows=2) as run:
+        await run.record(1, included=False, aggregate=False, report=False, updates=False)
+        await run.record(4, aggregate=False)
+        for name in ("miner-1", "miner-2"):
+            bucket = run.stage.setup(name).account.name
+            run.stage.server.faults.add(f"^(GET|HEAD) /{bucket}/gradient", Status(503, "SlowDown"), times=None)
+        async with run.opened() as replica:
+            ahead = asyncio.create_task(run.advance(replica))
+            await run.stage.until(lambda: run.events_of("problem"))
+            await run.recording.checkpoint()
+            await run.record()
+            await ahead
+            assert run.events_of("restored")[0]["window"] == START + 5
+            await run.stage.until(lambda: not [one for one in asyncio.all_tasks() if "WindowUpdates.of" in repr(one)])
 
 
 async def test_windows_without_updates_are_no_steps_neither_from_the_start_nor_from_a_checkpoint(scene) -> None:
@@ -325,6 +499,23 @@ async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_olde
         async with run.opened() as replica:
             assert "differs from the one that most electors report" in caplog.text
             assert replica.window == START + 2
+
+
+async def test_no_more_checkpoints_of_an_elector_are_downloaded_than_an_honest_one_keeps(scene, caplog) -> None:
+    """Each download is the whole model, and only after it the model turns out to be another one."""
+    async with scene(checkpoints_kept=1) as run:
+        leader, train_state = run.leader.comms, run.recording.train_state
+        for _ in range(5):
+            await run.record()
+            with torch.no_grad():
+                train_state.global_step -= 1
+                saved = train_state.save(run.recording.window, {})
+                train_state.global_step += 1
+            await publish(leader.own_store, saved.folder, signer=leader.signer, keep_last=100)
+        async with run.opened() as replica:
+            assert replica.window == START
+        refused = [one for one in caplog.messages if "differs from the one that most electors report" in one]
+        assert [one.split()[3] for one in refused] == [str(START + 5), str(START + 4)]
 
 
 async def test_a_checkpoint_of_weights_that_are_no_numbers_is_refused_and_an_older_one_taken(scene, caplog) -> None:

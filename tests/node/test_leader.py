@@ -388,6 +388,25 @@ async def test_a_decided_list_that_the_bucket_refuses_is_published_later(opened:
         assert await run.renew(leader) is None
 
 
+async def test_a_list_that_is_published_after_a_later_one_is_not_the_present_one(opened: Opened) -> None:
+    """Its miners would be compared with those of the earlier list, and a list without a change would be proposed."""
+    async with opened(**STRICT, manifest_timeout_seconds=1.0) as run:
+        leader, of_both = run.leader(), {"probation": (4,), "initial_selection": False, "sync_window": run.window}
+        first = PeerList(peers=(1, 2), first_effective_window=run.window + MARGIN, **of_both)
+        later = PeerList(peers=(1, 2, 3), first_effective_window=run.window + MARGIN + 1, **of_both)
+        run.measured({1: 0.5, 2: 0.5, 3: 0.5})
+        run.active = (1, 2, 3)
+        await run.upload()
+        put = f"PUT /{run.bucket('validator')}/peers_{first.first_effective_window}"
+        run.fails(put, Status(403, "AccessDenied"), times=2)
+        for one in (first, later):
+            await leader.decided(one)
+        assert await run.lists() == {later.first_effective_window: later}
+        await run.pass_window()
+        assert await run.renew(leader) == first
+        assert leader.wish is None
+
+
 # --- earned places ------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ from tplr.training.schemes import local_training
 WINDOW = 5
 
 
-TROUBLE = ["", "commit", "late commit", "update", "late update"]
+TROUBLE = ["", "commit", "late commit", "commit stamped late", "update", "late update"]
 
 
 def tiny_hparams(scheme: Scheme = "demo", **constants: int) -> HParams:
@@ -60,12 +60,14 @@ class Bucket:
         self.answers = asyncio.Event()  # to nothing before it
         self.answers.set()
 
-    async def put_commit(self, window: int, sha256: str) -> None:
+    async def put_commit(self, window: int, sha256: str) -> SimpleNamespace:
         await self.answers.wait()
         if self._trouble == "commit":
             raise StoreUnavailable("scripted")
         if self._trouble == "late commit":
             self._clock.window += 1
+        # The next window has begun, and this node has not seen its first block yet.
+        return SimpleNamespace(last_modified=1001.0 if self._trouble == "commit stamped late" else 999.0)
 
     async def put_update(self, window: int, body: bytes) -> SimpleNamespace:
         if self._trouble == "update":

@@ -91,10 +91,21 @@ async def test_half_of_the_stake_does_not_stop_anybody() -> None:
         await watch(Directory(announced | {2: software(2, spec=3, since=5)}), range(30, 40))
 
 
+@pytest.mark.parametrize("claim", [{"spec": 2, "since": 0}, {"spec": 3, "since": 0}, {"spec": 2, "since": 2**40}])
+async def test_the_window_of_an_announced_change_is_that_of_the_majority(claim: dict[str, int]) -> None:
+    """No validator with less than half of the stake can move it, or choose the text."""
+    announced: dict[int, Software | Exception] = {uid: software(uid, spec=2, since=20) for uid in (0, 1)}
+    others = announced | {2: software(2, package="0.0.1", **claim)}
+    [event] = await watch(Directory(others), range(10, 20))
+    assert (event["since"], event["network_package"]) == (20, package_version("tplr"))
+    with pytest.raises(Outdated, match="from window 20 on"):
+        await watch(Directory(others), range(18, 25))
+
+
 async def test_a_newer_package_is_a_hint() -> None:
     newer: dict[int, Software | Exception] = {0: software(0, package="9.0"), 1: software(1, package="10.0.1")}
     [event] = await watch(Directory(newer), range(30))
-    assert event["network_package"] == "9.0"  # the minimum version of more than half of the stake
+    assert event["network_package"] == "9.0"  # the newest version that more than half of the stake have, or newer
     assert await watch(Directory({0: software(0, package="0.0.9"), 1: software(1)}), range(30)) == []
 
 

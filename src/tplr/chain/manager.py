@@ -125,12 +125,15 @@ class ChainManager:
         return next(iter(self.validators()), None)
 
     async def refresh(self) -> None:
-        """Read metagraph and commitments of one block.
+        """Read metagraph and commitments of one block; values of a later block, if there are any, are kept.
 
         Raises:
             ChainUnavailable: the previous values are kept.
         """
-        self._metagraph, self.commitments = await self._directory(None)
+        metagraph, buckets = await self._directory(None)
+        # Another refresh may have been faster, and a node of the chain may lag.
+        if self._metagraph is None or metagraph.block >= self._metagraph.block:
+            self._metagraph, self.commitments = metagraph, buckets
 
     async def buckets_in(self, window: int) -> dict[int, Bucket]:
         """Return the buckets by uid at the end of ``window``, which are equal for every node at any time.

@@ -554,7 +554,11 @@ async def _dial(rotated: Sequence[str], archive: Sequence[str], seconds: float) 
 async def _owned(call: Awaitable[T]) -> T:
     """Await a call of the SDK, and retrieve the error of the connection that the SDK may open for it.
 
-    The SDK never awaits the task of a connection, so asyncio would log each one that ends with an error.
+    The SDK never awaits the task of a connection, so asyncio would log each one that ends with an error. Its calls
+    share the download of a runtime's metadata: if one of them is cancelled, the others would end as if they were, too.
+
+    Raises:
+        ConnectionError: another call was cancelled.
     """
     task = asyncio.ensure_future(call)
     try:
@@ -564,6 +568,10 @@ async def _owned(call: Awaitable[T]) -> T:
                 session.remove_done_callback(_retrieve)  # a connection serves many calls, and needs one callback
                 session.add_done_callback(_retrieve)
         return await task
+    except (asyncio.CancelledError, asyncio.InvalidStateError) as error:
+        if (this := asyncio.current_task()) and this.cancelling():
+            raise
+        raise ConnectionError("a call that shared a request with this one was cancelled") from error
     finally:
         task.cancel()
 

@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -108,12 +108,15 @@ class CheckpointExchange(NodeBuckets):
             momentum = await asyncio.to_thread(read_checkpoint, Path(folder), manifest, model, holders)
         return LoadedCheckpoint(found.uid, manifest.window, manifest.start_window, manifest.global_step, momentum)
 
-    async def publish_checkpoint(self, folder: Path, *, local: bool = False, replace: bool = False) -> SnapshotManifest:
+    async def publish_checkpoint(
+        self, folder: Path, *, local: bool = False, replace: bool = False, without: Collection[str] = ()
+    ) -> SnapshotManifest:
         """Publish the snapshot in ``folder`` as this node's checkpoint, as ``checkpoints.publish``.
 
         Args:
             local: publish in the node's local folder instead of the bucket.
             replace: replace another checkpoint of that window.
+            without: names of values that are not published.
         """
         return await checkpoints.publish(
             self.local_store(self.uid) if local else self.checkpoints_store,
@@ -121,6 +124,7 @@ class CheckpointExchange(NodeBuckets):
             signer=self.signer,
             keep_last=self._hparams.checkpoints_kept,
             replace=replace,
+            without=without,
             concurrency=self._resources.checkpoint_parts,
         )
 

@@ -16,9 +16,9 @@ from tplr.schemas import ObjectInfo
 class UpdateExchange(NodeBuckets):
     """Packed updates in the buckets of their miners."""
 
-    async def put_commit(self, window: int, sha256: str) -> None:
+    async def put_commit(self, window: int, sha256: str) -> ObjectInfo:
         """Publish the hash of this node's update of a window; call it before the window ends."""
-        await updates.put_commit(self.own_store, window, self.uid, sha256, self._version)
+        return await updates.put_commit(self.own_store, window, self.uid, sha256, self._version)
 
     async def put_update(self, window: int, body: bytes) -> ObjectInfo:
         """Publish this node's update; gives up after ``time_window_delta_seconds``, when it is too late to count."""

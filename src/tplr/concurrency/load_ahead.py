@@ -38,7 +38,10 @@ class LoadAhead(Generic[K, V]):
         return len(self._results)
 
     def take(self) -> V:
-        """Return the next value; block until it is loaded. Raises the error of its load, at every call."""
+        """Return the next value; block until it is loaded.
+
+        Raises the error of its load, at every call; RuntimeError if it was not loaded before ``close``.
+        """
         return self._taken(self._results[0].result())
 
     async def take_async(self) -> V:
@@ -93,7 +96,7 @@ class _Loader(Generic[K, V]):
         with contextlib.suppress(asyncio.CancelledError), self._runner:
             self._runner.run(self._main())
         while self._jobs:
-            self._jobs.popleft()[1].cancel()
+            self._jobs.popleft()[1].set_exception(_closed())
 
     def stop(self) -> None:
         """May be called from any thread, any number of times."""
@@ -122,11 +125,16 @@ class _Loader(Generic[K, V]):
                 self._jobs.popleft()[1].set_exception(error)
 
 
+def _closed() -> RuntimeError:
+    # Not a cancellation: the task that waits for the value was not cancelled.
+    return RuntimeError("closed while the value was loaded, or before")
+
+
 async def _load(load: Callable[[K], Awaitable[V]], key: K, result: "Future[V]") -> None:
     try:
         result.set_result(await load(key))
     except asyncio.CancelledError:
-        result.cancel()
+        result.set_exception(_closed())
         raise
     except Exception as error:  # noqa: BLE001 - raised by ``take`` of this key alone
         result.set_exception(error)

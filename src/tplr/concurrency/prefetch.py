@@ -31,10 +31,14 @@ class Prefetch(AbstractAsyncContextManager["Prefetch[K, V]", None], Generic[K, V
         self._dropped: set[asyncio.Task[V]] = set()
 
     async def __aexit__(self, *_: object) -> None:
-        for key in [*self._tasks]:
-            self._drop(key)
+        self.clear()
         while self._dropped:
             await asyncio.wait(self._dropped)
+
+    def clear(self) -> None:
+        """Cancel the loads that are not taken."""
+        for key in [*self._tasks]:
+            self._drop(key)
 
     def start(self, key: K) -> None:
         """Start to load ``key``, unless that has started already."""

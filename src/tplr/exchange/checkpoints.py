@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from tplr.exchange.snapshot import (
     shard_head,
     write_manifest,
 )
-from tplr.keys import checkpoint_prefix, parse_window_key
+from tplr.keys import checkpoint_prefix, parse_window_key, version_at
 from tplr.logging import logger
 from tplr.storage import ObjectStore, discard_download, download_file, etag_of, upload_file
 from tplr.storage.many import delete_many, list_objects
@@ -57,6 +57,7 @@ async def publish(
     signer: Signer,
     keep_last: int,
     replace: bool = False,
+    without: Collection[str] = (),
     concurrency: int = PARTS_AT_ONCE,
 ) -> SnapshotManifest:
     """Upload a snapshot as a checkpoint of its window, signed; then delete all but the signer's ``keep_last`` newest.
@@ -65,6 +66,7 @@ async def publish(
 
     Args:
         replace: replace a different checkpoint of that window. Without it, the first one stays.
+        without: names of values that are not published.
         concurrency: number of parts that are sent at once.
 
     Raises:
@@ -74,8 +76,10 @@ async def publish(
     """
     manifest = await asyncio.to_thread(read_manifest, folder)
     window, prefix = manifest.window, Checkpoint(store, manifest.window, signer).prefix
-    if manifest.version != signer.run.version:
-        raise StateError(f"{folder}: of version {manifest.version}, the run has version {signer.run.version}")
+    if manifest.version != (version := version_at(signer.run.version, window)):
+        raise StateError(f"{folder}: of version {manifest.version}, the run has version {version}")
+    values = {name: value for name, value in manifest.values.items() if name not in without}
+    manifest = manifest.model_copy(update={"values": values}).sealed()
     stored = {info.key for info in await list_objects(store, prefix)}
     name = prefix + MANIFEST
     if replace and name in stored and not await holds_document(store, name, manifest, window=window, author=signer):

@@ -26,10 +26,10 @@ COMMIT_DEADLINE_SECONDS = 30.0
 STORE_CLOCK_SECONDS = 2.0
 
 
-async def put_commit(store: ObjectStore, window: int, uid: int, sha256: str, version: str) -> None:
+async def put_commit(store: ObjectStore, window: int, uid: int, sha256: str, version: str) -> ObjectInfo:
     """Publish the hash of an update; call it before the window ends."""
     commit = _SinglePut(store, commit_key(window, uid, version), b"", {HASH_FIELD: sha256})
-    await with_retry(commit.attempt, deadline_seconds=COMMIT_DEADLINE_SECONDS)
+    return await with_retry(commit.attempt, deadline_seconds=COMMIT_DEADLINE_SECONDS)
 
 
 async def put_update(

@@ -65,6 +65,10 @@ class Agreement:
         self._applied = {window: mine for window, mine in self._applied.items() if window >= oldest}
         self._redone = {window for window in self._redone if window >= oldest}
 
+    def forget(self) -> None:
+        """Drop all records: the present model does not follow from these windows."""
+        self._applied = {}
+
     async def first_divergence(self) -> Divergence | None:
         """Return the first divergence, or None. The records of that window and of all later ones are then dropped.
 

@@ -288,7 +288,9 @@ class Leader:
     async def _post(self, document: PeerList) -> None:
         await self._comms.post_peer_list(document)
         if document.first_effective_window > self._clock.window:
-            self._published, self._places = document, self._hotkeys(document)
+            # Decided lists may be published out of order.
+            if not self._published or self._published.first_effective_window < document.first_effective_window:
+                self._published, self._places = document, self._hotkeys(document)
         else:
             self._published = None  # this node was offline: the newest list may be another elector's
         logger.info(

@@ -246,7 +246,7 @@ class Miner:
         Raises:
             StoreError: the bucket refused the hash or the update.
         """
-        await self._comms.put_commit(window, hashlib.sha256(body).hexdigest())
+        commit = await self._comms.put_commit(window, hashlib.sha256(body).hexdigest())
         await failpoint("committed")
         if self._clock.window > window:
             return "the update was not ready before the window's end"
@@ -263,6 +263,8 @@ class Miner:
         except ChainUnavailable as error:
             logger.warning("uploaded; deadline check unavailable: %s", error)
             return None
+        if self._hparams.require_commit and (late := commit.last_modified - bounds.start) > 0:
+            return f"the hash was published {late:.0f} s after the window's end"
         while (verdict := bounds.judge(info.last_modified)) is Reason.TOO_EARLY:
             # The store's clock is behind the chain's.
             await asyncio.sleep(bounds.start - info.last_modified)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from tplr.node.agreement import Agreement, Divergence
 from tplr.node.failpoints import failpoint
 from tplr.node.model_lock import ModelLock
 from tplr.node.state import SavedState
-from tplr.node.train_state import Stateful, TrainState
+from tplr.node.train_state import PARTS, Stateful, TrainState
 from tplr.node.window_time import WindowTime
 from tplr.node.windows import WindowUpdates, majority_report
 from tplr.schemas import Reason
@@ -97,10 +98,10 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         self.times = WindowTime()
         self._saving: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
+        self._wrong_after: int | None = None  # own checkpoints of later windows are to be withdrawn
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stop_publishing()
-        await self.wait_for_save()
+        await self._stop_saving()
         await self._prefetch.__aexit__()
 
     def register(self, name: str, stateful: Stateful) -> None:
@@ -121,18 +122,20 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             self.window = saved.window
             logger.info("saved state restored: next window to apply is %d", self.window)
         newer_than = start_window if saved is None else saved.window + self._hparams.checkpoint_frequency
-        if await self._take_checkpoint(newer_than=newer_than):
-            # A skipped window may contain this node's last update: treat it as applied.
-            await self._with_model(self.train_state.own_applied, self.window - 1)
-        elif saved is None:
+        if not await self._take_checkpoint(newer_than=newer_than) and saved is None:
             await self._set_first_weights()
 
     async def _take_checkpoint(self, *, newer_than: int) -> bool:
         """Restore the first valid checkpoint of a window above ``newer_than``; return whether there was one."""
+        tried: Counter[int] = Counter()
         for checkpoint in await self._context.comms.checkpoints():
             # A checkpoint of a future window would move this node ahead of the clock.
             if not newer_than < checkpoint.window <= self._context.clock.window:
                 continue
+            # Each is a download of the whole model; an honest elector has no more, also while it publishes one.
+            if tried[checkpoint.uid] > self._hparams.checkpoints_kept:
+                continue
+            tried[checkpoint.uid] += 1
             try:
                 async with self.train_state.fetched(self._context.comms, checkpoint) as fetched:
                     await self._check_model(fetched, by=checkpoint.uid)
@@ -143,7 +146,12 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
                     "checkpoint of window %d by uid %d not used: %s", checkpoint.window, checkpoint.uid, error
                 )
                 continue
+            if checkpoint.window > self.window:
+                # A skipped window may contain this node's last update: treat it as applied.
+                await self._with_model(self.train_state.own_applied, checkpoint.window - 1)
             self.window = checkpoint.window
+            self._agreement.forget()
+            self._prefetch.clear()  # of windows that are skipped, whose updates may never be found
             logger.info("checkpoint of window %d by uid %d restored", checkpoint.window, checkpoint.uid)
             self._context.telemetry.emit("restored", window=checkpoint.window, peer=checkpoint.uid)
             return True
@@ -272,15 +280,16 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
     async def _roll_back_from(self, divergence: Divergence) -> None:
         """Return to this node's last saved state before the divergence, or to a checkpoint."""
         self._context.telemetry.emit("rolled_back", window=divergence.window)
-        await self._stop_publishing()
-        await self.wait_for_save()
-        await asyncio.to_thread(self.train_state.snapshots.forget_after, divergence.window)
-        saved = await asyncio.to_thread(self.train_state.saved)
+        await self._stop_saving()
+        saved = await asyncio.to_thread(self.train_state.saved, until=divergence.window)
         before = self.train_state.start_window if saved is None else saved.window
+        self._wrong_after = before if self._wrong_after is None else min(before, self._wrong_after)
+        # First in the bucket: after a kill, the states on disk show the divergence again.
         try:
-            await self._context.comms.withdraw_checkpoints(before)
+            await self._withdraw_wrong()
         except StoreError as error:
-            logger.warning("own checkpoints after window %d not withdrawn: %s", before, error)
+            logger.warning("own checkpoints after window %d not withdrawn: %s", self._wrong_after, error)
+        await asyncio.to_thread(self.train_state.snapshots.forget_after, divergence.window)
         if divergence.local_state_failed and await self._take_checkpoint(newer_than=self.train_state.start_window):
             return
         if saved is not None:
@@ -306,10 +315,18 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         self._context.telemetry.emit("problem", text=f"{reason}: waiting for a later checkpoint")
         await asyncio.sleep(self._hparams.blocks_per_window * self._context.clock.block_time)
 
-    async def _stop_publishing(self) -> None:
+    async def _stop_saving(self) -> None:
+        """Wait until the background save is written, and cancel the publishing that its end may have begun."""
+        await self.wait_for_save()
         if self._publishing:
             self._publishing.cancel()
             await asyncio.wait([self._publishing])
+
+    async def _withdraw_wrong(self) -> None:
+        """Delete this node's checkpoints of a model that it has rolled back. Raises StoreError."""
+        if self._wrong_after is not None:
+            await self._context.comms.withdraw_checkpoints(self._wrong_after)
+            self._wrong_after = None
 
     # Save and publish
 
@@ -366,7 +383,8 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
     async def _publish(self, window: int, folder: Path) -> None:
         await failpoint("publishing")
         try:
-            manifest = await self._context.comms.publish_checkpoint(folder)
+            await self._withdraw_wrong()  # a checkpoint that is there is not replaced
+            manifest = await self._context.comms.publish_checkpoint(folder, without=[PARTS])
             await failpoint("published")
             size = sum(shard.size for shard in manifest.shards)
             logger.info("checkpoint of window %d published, %.1f MB", window, size / 1e6)

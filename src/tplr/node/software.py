@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version as package_version
+from typing import Any
 
 from tplr.errors import Outdated, PayloadError, StoreError
 from tplr.keys import RunVersion
@@ -95,16 +96,21 @@ class SoftwareWatch:
 def newer_software(
     own: Software, others: Iterable[Software], stakes: Mapping[int, float]
 ) -> tuple[str, Software] | None:
-    """Return a text on what to do and the lowest newer software of validators with more than half of all stake.
+    """Return a text on what to do and the newest software that validators with more than half of all stake have.
 
-    None if validators with more than half of the stake do not run newer software than ``own``.
+    None if validators with more than half of the stake do not run newer software than ``own``. Validators
+    with less than half can't move the window of an announced change of the rules.
 
     Args:
         others: documents of validators.
         stakes: of all uids with a permit.
     """
     others = list(others)
-    rules = _most([one for one in others if one.spec_version > own.spec_version], stakes)
+
+    def by_rules(one: Software) -> tuple[Any, ...]:
+        return one.spec_version, -one.since, _parts(one)
+
+    rules = _most([one for one in others if one.spec_version > own.spec_version], stakes, by_rules)
     if rules is not None:
         text = (
             f"from window {rules.since} on, the network follows version {rules.spec_version} of the rules, "
@@ -112,17 +118,24 @@ def newer_software(
             "restart"
         )
         return text, rules
-    package = _most([one for one in others if _parts(one) > _parts(own)], stakes)
+    package = _most([one for one in others if _parts(one) > _parts(own)], stakes, _parts)
     if package is not None:
         return f"the network runs package {package.package}, this node {own.package}: upgrade it", package
     return None
 
 
-def _most(newer: Sequence[Software], stakes: Mapping[int, float]) -> Software | None:
-    """Return the lowest version in ``newer`` if the authors of all of them have more than half of the stake."""
-    found = sorted(newer, key=lambda one: (one.spec_version, _parts(one), one.uid))
-    if sum(stakes.get(one.uid, 0.0) for one in found) * 2 > sum(stakes.values()):
-        return found[0]
+def _most(
+    newer: Sequence[Software], stakes: Mapping[int, float], key: Callable[[Software], tuple[Any, ...]]
+) -> Software | None:
+    """Return the greatest by ``key`` that authors with more than half of the stake have or exceed; None without one.
+
+    So authors with less than half of the stake can't choose it.
+    """
+    agreed = 0.0
+    for one in sorted(newer, key=key, reverse=True):
+        agreed += stakes.get(one.uid, 0.0)
+        if agreed * 2 > sum(stakes.values()):
+            return one
     return None
 
 

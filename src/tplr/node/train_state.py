@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 STATE_FORMAT = 6  # of the saved state; states of another format are skipped
 # Share of the step along this node's own update that stands in for the undecided set (docs/benchmarks/overlap.md).
 EXPECTED_SHARE = 0.25
+PARTS = "parts"  # name of the role's values in a snapshot; a checkpoint has none, as they may be sealed scores
 SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
 
 
@@ -380,7 +381,7 @@ class TrainState:
             "run": self.run,
             "outer": {key: value for key, value in outer.items() if key != "tensors"},
             "local": {key: value for key, value in local.items() if key != "tensors"},
-            "parts": dict(stateful),
+            PARTS: dict(stateful),
         }
         return self.snapshots.begin(
             window=window,
@@ -401,7 +402,7 @@ class TrainState:
         """Load everything of a snapshot. Raises StateError."""
         self._restore(saved.folder)
         for name, one in self.stateful.items():
-            one.load_state_dict(saved.values["parts"][name])
+            one.load_state_dict(saved.values[PARTS][name])
 
     @command
     def _restore(self, folder: Path) -> None:

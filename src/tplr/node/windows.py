@@ -188,18 +188,18 @@ class WindowUpdates:
         try:
             if found.keys() != wanted.keys():
                 found |= await self._aggregated(included)
+            if missing := sorted(wanted.keys() - found.keys()):
+                late = await self._comms.gather_updates(missing, window, self.spec, sha256s=wanted, patient=True)
+                found |= {one.uid: one for one in late.updates}
+                found |= await self._witnessed(included, wanted.keys() - found.keys())
+                if lost := sorted(wanted.keys() - found.keys()):
+                    text = f"window {window}: uids {lost} are in its included set, and their updates are unavailable"
+                    if silent := [uid for uid in lost if late.skipped.get(uid) is Reason.UNAVAILABLE]:
+                        raise StoreError(f"{text}: the buckets of uids {silent} do not answer")
+                    raise WindowLost(text)
         except PayloadError as error:
             logger.error("the included set of window %d can't be applied: %s", window, error)
             return None
-        if missing := sorted(wanted.keys() - found.keys()):
-            late = await self._comms.gather_updates(missing, window, self.spec, sha256s=wanted, patient=True)
-            found |= {one.uid: one for one in late.updates}
-            found |= await self._witnessed(included, wanted.keys() - found.keys())
-            if lost := sorted(wanted.keys() - found.keys()):
-                text = f"window {window}: uids {lost} are in its included set, and their updates are unavailable"
-                if silent := [uid for uid in lost if late.skipped.get(uid) is Reason.UNAVAILABLE]:
-                    raise StoreError(f"{text}: the buckets of uids {silent} do not answer")
-                raise WindowLost(text)
         skipped = {int(uid): reason for uid, reason in included.skipped.items()}
         updates = tuple(found[uid] for uid in sorted(found))
         return GatherResult(window=window, updates=updates, skipped=skipped, published=True)
