@@ -83,6 +83,34 @@ def test_missing_file_and_broken_json_say_what_to_do(tmp_path: Path) -> None:
             load_hparams(unreadable)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"batch_size": 4, "batch_size": 8}', "is not JSON: key 'batch_size' is given twice"),
+        ('{"model": {"vocab_size": 4, "vocab_size": 4}}', "is not JSON: key 'vocab_size' is given twice"),
+        ("[" * 100_000, "is not JSON: it is nested too deeply"),
+        ('{"batch_size": ' + "9" * 5000 + "}", "is not JSON: Exceeds the limit"),
+    ],
+)
+def test_what_json_leaves_open_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "hparams.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_hparams(path)
+
+
+def test_comments_may_have_one_name(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text('{"_": "one", "_": "two", ' + path.read_text()[1:])
+    assert load_hparams(path).version == "1"
+
+
+@pytest.mark.parametrize("key", ["eval_lr_factor", "power_normalisation", "time_window_delta_seconds"])
+def test_numbers_are_finite(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is inf: Input should be a finite number"):
+        load_hparams(written(tmp_path, **{key: float("inf")}))
+
+
 def test_unknown_activation_is_named(tmp_path: Path) -> None:
     model = json.loads(SMALL.read_text())["model"] | {"hidden_act": "silly"}
     with pytest.raises(ConfigError, match=r"hidden_act is 'silly'; expected one of .*silu"):
