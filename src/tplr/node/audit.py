@@ -405,6 +405,11 @@ class Auditor:
         sampled = [int(uid) for uid, seen in report.observations.items() if seen.sampled]
         held_out = await self._data_loader.held_out(self.window, hotkey, sampled)
         same("held-out pages", report.held_out_pages, held_out.digest)
+        gone = sorted({*measured}.difference(one.uid for one in updates))
+        if gone and self._hparams.sparseloco and included.keys().isdisjoint(measured):
+            # Norm caps and scale follow from the included updates, or from all if there are none.
+            self._leave_open(f"products and losses not verified: they depend on the updates of uids {gone}")
+            return
         batches = sample_batches(held_out, seed, self._hparams)
         await asyncio.to_thread(self._train_state.set_caps, list(included.values()) or updates)
         if report.alignment:
@@ -447,7 +452,8 @@ class Auditor:
     async def _updates_of(self, uids: Iterable[int], included: Mapping[int, Update]) -> list[Update]:
         """Return the updates of these uids, ascending; those outside the included set are read from their buckets.
 
-        Deleted or replaced updates are left out: no other miner's products depend on them.
+        Deleted or replaced updates are left out. Other miners' products depend on them only if no included one is
+        measured.
         """
         missing = [uid for uid in uids if uid not in included]
         more = await self._comms.gather_updates(missing, self.window, self._train_state.outer.spec, patient=True)
