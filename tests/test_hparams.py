@@ -52,6 +52,8 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
         ({"gradient_retention_windows": 3}, "gradient_retention_windows 3 is below 4: recent_windows 3"),
         ({"windows_per_weights": 61}, "gradient_retention_windows 100 is below 101: with sealed_scores, nobody could"),
         ({"profile": "documented"}, "probation_windows: the documented profile has no probation, set it to 0"),
+        ({"probation_windows": 21}, "pay_windows 20 is below 21: no miner could earn a place on the peer list"),
+        ({"pay_windows": 1}, "pay_windows 1 is below 2: no miner could earn a place on the peer list"),
         ({"batch_size": "8"}, "batch_size is '8'"),
         ({"model": {}}, "model.hidden_size is missing"),
         ({"data": "store"}, "data is 'store': give the group 'store'"),

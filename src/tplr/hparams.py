@@ -375,6 +375,12 @@ class HParams(_Strict):
             )
         if self.profile == "documented" and self.probation_windows:
             problems.append("probation_windows: the documented profile has no probation, set it to 0")
+        needed = max(2, self.probation_windows)
+        if self.probation_windows and self.pay_windows < needed:
+            problems.append(
+                f"pay_windows {self.pay_windows} is below {needed}: no miner could earn a place on the peer list, for "
+                f"which as many windows must be measured (probation_windows {self.probation_windows})"
+            )
         needed = self.windows_per_weights + 2 * self.pay_windows
         if self.sealed_scores and self.gradient_retention_windows < needed:
             problems.append(
