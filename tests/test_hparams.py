@@ -52,6 +52,8 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
         ({"gradient_retention_windows": 3}, "gradient_retention_windows 3 is below 4: recent_windows 3"),
         ({"windows_per_weights": 61}, "gradient_retention_windows 100 is below 101: with sealed_scores, nobody could"),
         ({"profile": "documented"}, "probation_windows: the documented profile has no probation, set it to 0"),
+        ({"probation_windows": 21}, "pay_windows 20 is below 21: no miner could earn a place on the peer list"),
+        ({"pay_windows": 1}, "pay_windows 1 is below 2: no miner could earn a place on the peer list"),
         ({"batch_size": "8"}, "batch_size is '8'"),
         ({"model": {}}, "model.hidden_size is missing"),
         ({"data": "store"}, "data is 'store': give the group 'store'"),
@@ -81,6 +83,34 @@ def test_missing_file_and_broken_json_say_what_to_do(tmp_path: Path) -> None:
     for unreadable in (tmp_path, tmp_path / "binary.json"):
         with pytest.raises(ConfigError, match="can't read"):
             load_hparams(unreadable)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"batch_size": 4, "batch_size": 8}', "is not JSON: key 'batch_size' is given twice"),
+        ('{"model": {"vocab_size": 4, "vocab_size": 4}}', "is not JSON: key 'vocab_size' is given twice"),
+        ("[" * 100_000, "is not JSON: it is nested too deeply"),
+        ('{"batch_size": ' + "9" * 5000 + "}", "is not JSON: Exceeds the limit"),
+    ],
+)
+def test_what_json_leaves_open_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "hparams.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_hparams(path)
+
+
+def test_comments_may_have_one_name(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text('{"_": "one", "_": "two", ' + path.read_text()[1:])
+    assert load_hparams(path).version == "1"
+
+
+@pytest.mark.parametrize("key", ["eval_lr_factor", "power_normalisation", "time_window_delta_seconds"])
+def test_numbers_are_finite(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is inf: Input should be a finite number"):
+        load_hparams(written(tmp_path, **{key: float("inf")}))
 
 
 def test_unknown_activation_is_named(tmp_path: Path) -> None:

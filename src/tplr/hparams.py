@@ -23,7 +23,7 @@ Precision = Literal["float32", "bfloat16"]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 # Model types that tests cover (train, pack, apply, evaluate), and the key of each type's activation function.
@@ -375,6 +375,12 @@ class HParams(_Strict):
             )
         if self.profile == "documented" and self.probation_windows:
             problems.append("probation_windows: the documented profile has no probation, set it to 0")
+        needed = max(2, self.probation_windows)
+        if self.probation_windows and self.pay_windows < needed:
+            problems.append(
+                f"pay_windows {self.pay_windows} is below {needed}: no miner could earn a place on the peer list, for "
+                f"which as many windows must be measured (probation_windows {self.probation_windows})"
+            )
         needed = self.windows_per_weights + 2 * self.pay_windows
         if self.sealed_scores and self.gradient_retention_windows < needed:
             problems.append(
@@ -461,17 +467,22 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
     """Read and check a hparams file.
 
     Raises:
-        ConfigError: the file is missing or not JSON, or keys are unknown, missing or wrong; lists all problems.
+        ConfigError: the file is missing or not JSON, or keys are unknown, missing or wrong; lists all problems. A key
+            must not be repeated.
     """
     path = Path(path)
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_duplicates)
     except FileNotFoundError as error:
         raise ConfigError(f"hparams: no file {path}; start in the project's folder or give --hparams FILE") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"hparams: can't read {path}: {error}") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"hparams: {path} line {error.lineno} is not JSON: {error.msg}") from error
+    except RecursionError as error:
+        raise ConfigError(f"hparams: {path} is not JSON: it is nested too deeply") from error
+    except ValueError as error:
+        raise ConfigError(f"hparams: {path} is not JSON: {error}") from error
     if isinstance(raw, dict):
         # Keys that start with an underscore are comments.
         raw = {key: value for key, value in raw.items() if not key.startswith("_")}
@@ -479,6 +490,14 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
         return HParams.model_validate(raw)
     except ValidationError as error:
         raise ConfigError([f"hparams: {path}: {_explain(problem)}" for problem in error.errors()]) from error
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of these pairs. Raises ValueError for a repeated key, of which JSON would use the last one."""
+    keys = [key for key, _ in pairs if not key.startswith("_")]
+    if repeated := sorted({key for key in keys if keys.count(key) > 1}):
+        raise ValueError(f"key {repeated[0]!r} is given twice")
+    return dict(pairs)
 
 
 def _explain(problem: Mapping[str, Any]) -> str:

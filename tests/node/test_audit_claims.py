@@ -1,6 +1,7 @@
 """A validator's claims about miners' objects are compared with these; deleted objects do not incriminate it."""
 
 import asyncio
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -47,18 +48,19 @@ def world(lived: World) -> Iterator[World]:
         store._objects.update(objects)
 
 
+async def audit(world: World, tmp_path: Path) -> tuple[Difference | None, str]:
+    """Audit all windows; return the difference, and the unverified claims."""
+    train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
+    train_state.start_window = START_WINDOW
+    loader, comms = cast(Any, world.data_loader), cast(Any, world.comms)
+    auditor = Auditor(train_state, START_WINDOW, loader, comms, world.hparams, validator=VALIDATOR)
+    return await auditor.audit(LAST), "\n".join(auditor.unverified)
+
+
 @pytest.fixture
 def audited(world: World, tmp_path: Path):
     """Audits all windows; returns the difference, and the unverified claims."""
-
-    async def audit() -> tuple[Difference | None, str]:
-        train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
-        train_state.start_window = START_WINDOW
-        loader, comms = cast(Any, world.data_loader), cast(Any, world.comms)
-        auditor = Auditor(train_state, START_WINDOW, loader, comms, world.hparams, validator=VALIDATOR)
-        return await auditor.audit(LAST), "\n".join(auditor.unverified)
-
-    return audit
+    return functools.partial(audit, world, tmp_path)
 
 
 async def says(world: World, uid: int, **lie: object) -> None:
@@ -231,6 +233,20 @@ async def test_an_update_that_is_deleted_makes_nobody_a_liar(world: World, audit
     found, _ = await audited()
     assert found is not None
     assert found.what == "products"
+
+
+async def test_so_does_one_that_set_the_norm_caps_of_a_run_s_first_windows(tmp_path: Path) -> None:
+    """While no update is included, caps and scale follow from all updates, so products are not verified without one."""
+    hparams = small(profile("sparseloco"), pages_per_window=1, evaluation_sequences=8, uids_per_window=2)
+    world = World(
+        hparams.model_copy(update={"probation_windows": 50}), [Honest(n) for n in (1, 2, 4, 8, 8)], measures_loss=False
+    )
+    await world.run(LAST)
+    assert await audit(world, tmp_path) == (None, "")
+    delete(world, 3, "gradient")
+    found, believed = await audit(world, tmp_path)
+    assert found is None
+    assert "products and losses not verified: they depend on the updates of uids [3]" in believed
 
 
 async def test_so_does_a_commit(world: World, audited) -> None:

@@ -29,6 +29,7 @@ from tplr.page.document import RunDocument
 from tplr.page.sentences import unpack
 from tplr.run.results import result_path, write_result
 from tplr.schemas import (
+    Alignment,
     DocumentedScore,
     Evaluation,
     EvaluationResult,
@@ -261,6 +262,27 @@ async def test_scores_of_numbers_that_no_page_can_hold_are_not_known(scene) -> N
     assert found.windows.count == 3
     assert [miner.outcomes for miner in found.miners] == ["iii", "iii"]
     assert all("numbers that the page can't store" in found.windows.sealed[START + at] for at in range(3))
+
+
+async def test_scores_with_more_tests_than_a_window_has_are_not_known(scene) -> None:
+    """Each test of each update takes time, and a report may hold hundreds."""
+    await scene.recording.begin()
+    await scene.record()
+    uids = range(300)
+    tested = PeerObservation(hotkey="somebody", assigned_products=tuple(map(float, uids)))
+    gram = tuple(float(one == other) for one in uids for other in uids[one:])
+    ones = (1.0,) * len(uids)
+    await publish(
+        scene,
+        report(
+            START,
+            observations={str(uid): tested for uid in range(40)},
+            alignment=Alignment(uids=tuple(uids), products=ones, norms=ones, gram=gram),
+            peer_scores={str(uid): PeerScore(hotkey="somebody") for uid in range(40)},
+        ),
+    )
+    found = await scene.write()
+    assert "40 own-pages tests, expected at most uids_per_window" in found.windows.sealed[START]
 
 
 @pytest.mark.parametrize("status", [Status(403, "AccessDenied"), Status(503)], ids=["closed", "silent"])

@@ -1,8 +1,10 @@
 """Manifests are fetched whole, cached on disk per dataset, and refused if they differ from the written ones."""
 
 import asyncio
+import errno
 import fcntl
 import json
+import os
 import sys
 from dataclasses import replace
 
@@ -172,6 +174,17 @@ async def test_a_folder_that_can_not_be_one_costs_only_the_cache(served, tmp_pat
     for _ in range(2):
         assert (await fetch(served, ManifestCache(tmp_path / "file", PLACE))).configs["a"].num_rows == 120
     assert "not cached" in caplog.text
+
+
+async def test_a_file_system_without_locks_costs_only_the_lock(served, cache, monkeypatch, caplog):
+    await put_manifest(served.store)
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert (await fetch(served, cache)).configs["a"].num_rows == 120
+    assert "no lock for the cached manifest" in caplog.text
 
 
 def test_what_is_written_is_read(cache):

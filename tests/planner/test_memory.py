@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tplr.compress.payload import decode_all, parse
 from tplr.node.train_state import TrainState
 from tplr.planner.memory import activations_per_token, device_memory
 from tplr.planner.plan import USABLE
@@ -14,6 +15,7 @@ from tplr.training.alignment import probe_gradient
 from tplr.training.device import DeviceSettings
 from tplr.training.loss import batch_loss
 from tplr.training.model import build_model
+from tplr.training.schemes import outer_scheme
 
 FULL = DeviceSettings(checkpointing="full")
 OFFLOADED = DeviceSettings(checkpointing="full", offload_weights=True, offload_error_feedback=True)
@@ -75,6 +77,19 @@ def test_persistent_kinds_are_the_tensors_of_a_training_state(request, sized, tm
     own = {name: one for name, one in kept.items() if not name.startswith("shared.caps.")}  # 32 bytes each
     assert planned["error feedback"] == _bytes(own)
     assert planned.get("moments", 0) == _bytes(state.local.state_dict(copies=False)["tensors"])
+
+
+@pytest.mark.parametrize("vocabulary", [1024, 37 * 41, 1031])
+def test_the_outer_step_has_room_for_the_entries_of_all_peers(sized, sparseloco, vocabulary):
+    """Chunks are divisors of a tensor's shape, so an odd vocabulary has more of them, and a prime one sends more."""
+    hparams = sized(sparseloco, **SHAPES["every head its own keys"] | {"vocab_size": vocabulary})
+    parameters = {name: one.detach() for name, one in build_model(hparams).named_parameters()}
+    outer = outer_scheme(parameters, hparams)
+    body = outer.pack(parameters, step=0, window=1, uid=1, pages_digest="0" * 64, batches=1)
+    update = parse(body, outer.spec, window=1, uid=1)
+    held = decode_all([update] * hparams.max_topk_peers, [outer.spec.tensors["lm_head.weight"]])
+    planned = device_memory(Workload.of(hparams), "miner", DeviceSettings(), ranks=1, on_cpu=True).device
+    assert planned["largest tensor"] >= 8 * vocabulary * 256 + sum(one.numel() * one.element_size() for one in held)
 
 
 def test_a_validator_has_room_for_the_backward_pass_that_aligns_updates(sized, sparseloco):

@@ -141,6 +141,14 @@ def test_who_is_outsized_is_not_for_a_majority_on_probation_to_say(observation, 
     assert Board(HPARAMS).see(with_norms(evidence(0, {**start, **crowd}), tiny)).struck == {}
 
 
+def test_who_is_outsized_is_not_for_a_tiny_included_update_to_say(observation, evidence) -> None:
+    """Otherwise the only listed miner could keep all others off the list, by honest updates of tiny norm."""
+    waiting = {uid: observation(uid, listed=False, included=False, probation=True) for uid in UIDS[1:]}
+    seen = evidence(0, {1: observation(1), **waiting})
+    assert Board(HPARAMS).see(with_norms(seen, {1: 1e-3})).struck == {}
+    assert Board(HPARAMS).see(with_norms(seen, {1: 1e-3, 2: 31.0})).struck == {2: ("outsized",)}
+
+
 def test_a_window_of_another_scale_before_anybody_is_listed_changes_little(observation, evidence) -> None:
     """Tiny steps of a majority make all products of a window at a run's start a hundred times as large."""
     start = {uid: observation(uid, listed=False, included=False, probation=True) for uid in UIDS}

@@ -7,6 +7,8 @@ import torch
 from tplr.compress import inner_products
 from tplr.compress.payload import build, decode_all, parse
 from tplr.errors import TrainingError
+from tplr.schemas import PRODUCT_LIMIT, published
+from tplr.scoring.credit import gram_of
 from tplr.training.alignment import align, probe_gradient
 from tplr.training.evaluation import baseline, sequence_losses, trial_step_applied
 from tplr.training.fingerprint import digest
@@ -113,6 +115,28 @@ def test_updates_that_are_only_measured_change_no_scale(model, outer, updates, b
     np.testing.assert_allclose(found.products[: len(updates)], alone.products, rtol=1e-9)
     if size < 1 or outer.name == "demo":
         assert align(outer, gradient, crowd, step=1, seed=0).products[0] != pytest.approx(alone.products[0], rel=1e-3)
+
+
+def test_a_tiny_applied_update_leaves_the_other_steps_comparable(model, outer, updates, batches):
+    """Published products are limited. A longer step is shortened, so that angles between steps stay as they are."""
+    gradient = probe_gradient(model, batches(5), "float32").tensors
+    kept = {name: updates[0].coefficients(name) for name in outer.spec.tensors}
+    sent = {name: (places, 1e-18 * values) for name, (places, values) in kept.items()}
+    tiny = parse(
+        build(sent, outer.spec, window=3, uid=1, pages_digest="0" * 64, batches=4), outer.spec, window=3, uid=1
+    )
+    outer.set_caps([tiny], step=1)
+    found = align(outer, gradient, [tiny, *updates], step=1, seed=0, applied=[1])
+    assert max(map(abs, (*found.gram, *found.products))) < PRODUCT_LIMIT
+
+    def cosines(alignment):
+        gram = gram_of(alignment)
+        length = np.sqrt(np.diag(gram))
+        return np.column_stack([gram / np.outer(length, length), np.array(alignment.products) / length])
+
+    limited = found._replace(products=published(found.products), gram=published(found.gram))
+    alone = align(outer, gradient, [tiny, *updates], step=1, seed=0, applied=[one.uid for one in updates])
+    np.testing.assert_allclose(cosines(limited)[1:, 1:], cosines(alone)[1:, 1:], rtol=1e-4, atol=1e-7)
 
 
 def test_a_gradient_that_is_not_finite_measures_nobody(model, outer, updates, batches):

@@ -30,6 +30,7 @@ from tplr.node.observer import NO_PROBATION, sample_batches
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
 from tplr.schemas import VALID, DebugReport, LossChange, Reason, ScoreReport
+from tplr.scoring.board import check_tests
 from tplr.scoring.profiles import score_board
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
 from tplr.training.evaluation import Baseline
@@ -405,6 +406,11 @@ class Auditor:
         sampled = [int(uid) for uid, seen in report.observations.items() if seen.sampled]
         held_out = await self._data_loader.held_out(self.window, hotkey, sampled)
         same("held-out pages", report.held_out_pages, held_out.digest)
+        gone = sorted({*measured}.difference(one.uid for one in updates))
+        if gone and self._hparams.sparseloco and included.keys().isdisjoint(measured):
+            # Norm caps and scale follow from the included updates, or from all if there are none.
+            self._leave_open(f"products and losses not verified: they depend on the updates of uids {gone}")
+            return
         batches = sample_batches(held_out, seed, self._hparams)
         await asyncio.to_thread(self._train_state.set_caps, list(included.values()) or updates)
         if report.alignment:
@@ -447,7 +453,8 @@ class Auditor:
     async def _updates_of(self, uids: Iterable[int], included: Mapping[int, Update]) -> list[Update]:
         """Return the updates of these uids, ascending; those outside the included set are read from their buckets.
 
-        Deleted or replaced updates are left out: no other miner's products depend on them.
+        Deleted or replaced updates are left out. Other miners' products depend on them only if no included one is
+        measured.
         """
         missing = [uid for uid in uids if uid not in included]
         more = await self._comms.gather_updates(missing, self.window, self._train_state.outer.spec, patient=True)
@@ -476,6 +483,8 @@ class Auditor:
             return
         board, (_, seed) = score_board(self._hparams), await self._seed()
         with _consistent():
+            for one in (*earlier, report):
+                check_tests(one.observations, self._hparams)
             board.resume(earlier)
             if report.alignment:
                 pool = {uid: report.observations[str(uid)].hotkey for uid in report.alignment.uids}

@@ -86,6 +86,9 @@ class ManifestCache:
                     break
                 except BlockingIOError:
                     await asyncio.sleep(_LOCK_POLL_SECONDS)
+                except OSError as error:  # a network's file system may have no locks
+                    logger.warning("no lock for the cached manifest: %s", error)
+                    break
             yield
 
     def _open_lock(self) -> BinaryIO:

@@ -95,8 +95,7 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     vocabulary, rows = hparams.model.vocab_size, min(tokens, settings.loss_rows)
     device["loss"] = 10 * rows * vocabulary + (4 * vocabulary * hparams.model.hidden_size if backward else 0)
     # The owner of the largest tensor: its whole weights and float64 sums of a row block; peers' entries of it.
-    entries = load.largest // hparams.target_chunk**2 * hparams.topk_compression
-    device["largest tensor"] = 2 * FLOAT32 * load.largest + 12 * entries * hparams.max_topk_peers
+    device["largest tensor"] = 2 * FLOAT32 * load.largest + 12 * load.most_sent * hparams.max_topk_peers
     if not on_cpu:
         device["context"] = int(CONTEXT)
     moved = {"error feedback": settings.offload_error_feedback, "weights before": settings.offload_weights}

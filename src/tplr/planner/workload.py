@@ -25,6 +25,7 @@ class Workload:
             B), torchtitan and nanochat; a causal kernel computes half of it. Recomputation does not count.
         tokens: number of tokens that a miner trains on in a window.
         update_bytes: size of a packed update.
+        most_sent: number of entries of one tensor in an update; of the tensor with the most.
         muon: the part of ``tensors`` that Muon steps.
         muon_flops: FLOPs of Muon's matrix products in all inner steps of a window.
     """
@@ -35,6 +36,7 @@ class Workload:
     flops_per_token: float
     tokens: int
     update_bytes: int
+    most_sent: int
     muon: tuple[str, ...] = ()
     muon_flops: float = 0.0
 
@@ -62,6 +64,7 @@ class Workload:
             flops_per_token=6.0 * matmul + attention,
             tokens=_tokens(hparams, tokens_per_page),
             update_bytes=spec.expected_size,
+            most_sent=max(one.grid.chunks * one.k for one in spec.tensors.values()),
             muon=tuple(muon),
             muon_flops=float(inner_steps * sum(newton_schulz_flops(name, shape) for name, shape in muon.items())),
         )

@@ -5,19 +5,20 @@ struck miner is also removed from the peer list. A miner without a timely update
 counts as absent, like an honest miner that crashed.
 """
 
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tplr.schemas import OUT_OF_SYNC, UNREAD, VALID, Evidence, PeerObservation, Reason
 
-# An update whose norm exceeds this multiple of the included updates' median is no gradient of this model.
+# An update whose norm exceeds this multiple of the usual one is no gradient of this model.
 NORM_LIMIT = 30.0
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Input of the rules: the observation, and the update's norm over the median of the included ones, if known."""
+    """Input of the rules: the observation, and the update's norm over the usual one, if known."""
 
     observation: PeerObservation
     norm_ratio: float | None
@@ -72,16 +73,20 @@ BY_CODE = {rule.code: rule for rule in RULES}
 
 
 def norm_ratios(evidence: Evidence) -> dict[int, float]:
-    """Return each measured update's norm over the median of the included ones; empty if that is 0 or none is included.
+    """Return each measured update's norm over the usual one; empty if that is 0 or no update is included.
 
-    Updates on probation do not affect the median, because anybody can send any number of them.
+    The usual norm is the median of the included updates, or the lower quartile of all if that is larger: a few included
+    updates of tiny norm do not make all others outsized. Updates on probation count no further, because anybody can
+    send any number of them.
     """
     if evidence.alignment is None:
         return {}
     norms = dict(zip(evidence.alignment.uids, evidence.alignment.norms, strict=True))
     included = [norm for uid, norm in norms.items() if (one := evidence.observations.get(str(uid))) and one.included]
-    median = statistics.median_low(included) if included else 0.0
-    return {uid: norm / median for uid, norm in norms.items()} if median > 0 else {}
+    if not included:
+        return {}
+    usual = max(statistics.median_low(included), sorted(norms.values())[math.ceil(len(norms) / 4) - 1])
+    return {uid: norm / usual for uid, norm in norms.items()} if usual > 0 else {}
 
 
 def strikes(evidence: Evidence, *, max_behind: int) -> dict[int, tuple[str, ...]]:

@@ -34,6 +34,9 @@ TINY = 1e-30
 # Lower bound of the squared scale, as a share of the largest ``<d, d>``. Otherwise a majority of tiny steps could make
 # a window count like many.
 SMALLEST = 1e-4
+# Longest step, in units of the scale. If all applied updates are tiny, the others are far longer, and published numbers
+# are limited (``schemas.published``), which would change the angles between their steps.
+LONGEST = 1e4
 
 
 class Alignment(NamedTuple):
@@ -43,7 +46,7 @@ class Alignment(NamedTuple):
         uids: ascending.
         products: ``<g, d> / (|g| * scale)`` of each update. ``scale`` is the root of the median ``<d, d>`` of the
             applied updates, so a product is about the cosine. Updates that are only measured do not affect the scale,
-            because anybody can send any number of them.
+            because anybody can send any number of them. A step d longer than ``LONGEST`` times it is shortened to that.
         norms: L2 norm of all values of each update, as sent.
         gram: ``<d_i, d_j> / scale**2``: the upper triangle with the diagonal, row by row.
     """
@@ -205,10 +208,11 @@ def _normalised(uids: Sequence[int], sums: _Sums, applied: Collection[int]) -> A
     usual = squares[np.isin(uids, list(applied)) & (squares > 0)]
     usual = usual if len(usual) else squares[squares > 0]
     scale = math.sqrt(max(np.median(usual), SMALLEST * usual.max())) if len(usual) else 1.0
+    factors = 1 / np.maximum(scale, np.sqrt(squares) / LONGEST)
     upper = np.triu_indices(len(uids))
     return Alignment(
         tuple(uids),
-        tuple((sums.products / (max(math.sqrt(sums.gradient), TINY) * scale)).tolist()),
+        tuple((sums.products / max(math.sqrt(sums.gradient), TINY) * factors).tolist()),
         tuple(np.sqrt(sums.norms).tolist()),
-        tuple((sums.gram[upper] / scale**2).tolist()),
+        tuple((sums.gram * factors[:, None] * factors)[upper].tolist()),
     )
