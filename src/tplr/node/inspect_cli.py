@@ -51,6 +51,8 @@ def main(command: str, request: Request, surroundings: Surroundings | None = Non
     setup_logging(debug=request.network.debug)
     try:
         return asyncio.run(_main(command, request, surroundings or this_environment))
+    except BrokenPipeError:  # of standard output
+        raise
     except (TplrError, OSError) as error:
         logger.error("%s", error)
         return UNKNOWN
