@@ -262,3 +262,8 @@ async def test_a_key_that_everybody_gets_must_not_write(world: World, tmp_path: 
     status, said = await world.init("--replace", "--link", "chat=http://example.org")
     assert status == 2
     assert "links.chat" in said
+    status, said = await world.init("--replace", env=world.owner | {"R2_AGGREGATOR_READ_SECRET_ACCESS_KEY": "to%ken"})
+    assert status == 2
+    assert "aggregator.read_secret_access_key: String should match" in said
+    assert "Traceback" not in said
+    assert "to%ken" not in said
