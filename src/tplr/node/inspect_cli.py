@@ -108,6 +108,10 @@ async def _audit(request: Request, network: NetworkReader) -> int:
             auditor = Auditor(train_state, window, data_loader, network.comms, hparams, validator=validator)
             found = await auditor.audit(request.window, scores_from=window if request.all else None)
     compared = f"included sets and fingerprints, and the scores of {'all' if request.all else 'the last'}"
+    agrees = f"AGREES: validator {validator}, windows {window} to {request.window}: {compared}"
+    believed = [f"BELIEVED: {text}" for text in auditor.unverified]
+    lines = [f"DIFFERS: {found}" if found else agrees, *believed]
+    print("\n".join(map(printable, lines)))  # noqa: T201
     if request.record:
         stamp = AuditStamp(
             first=window,
@@ -117,8 +121,4 @@ async def _audit(request: Request, network: NetworkReader) -> int:
             text=str(found) if found else compared,
         )
         await asyncio.to_thread(append_stamp, request.record, stamp)
-    agrees = f"AGREES: validator {validator}, windows {window} to {request.window}: {compared}"
-    believed = [f"BELIEVED: {text}" for text in auditor.unverified]
-    lines = [f"DIFFERS: {found}" if found else agrees, *believed]
-    print("\n".join(map(printable, lines)))  # noqa: T201
     return DIFFERS if found else AGREES
