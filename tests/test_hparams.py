@@ -168,3 +168,19 @@ def test_upgrades_must_ascend(tmp_path: Path, wrong: list[tuple[int, int]]) -> N
     changes = [{"window": window, "spec_version": version} for window, version in wrong]
     with pytest.raises(ConfigError, match="upgrades: windows and spec_version must ascend"):
         load_hparams(written(tmp_path, upgrades=changes))
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000])
+def test_a_strangers_giant_value_is_one_problem(tmp_path: Path, value: str) -> None:
+    (tmp_path / "hparams.json").write_text(f'{{"spec_version": {value}')
+    with pytest.raises(ConfigError, match=r"hparams\.json is not JSON"):
+        load_hparams(tmp_path / "hparams.json")
+
+
+def test_a_strangers_key_does_not_command_the_terminal(tmp_path: Path) -> None:
+    path = written(tmp_path, **{"a\x1b[31m": 1})
+    with pytest.raises(ConfigError) as caught:
+        load_hparams(path)
+    assert caught.value.problems == (
+        f"hparams: {path}: a\\x1b[31m is not a known key; remove it or correct its spelling",
+    )

@@ -14,6 +14,7 @@ from tplr import migration
 from tplr.errors import ConfigError, HubUnavailable
 from tplr.keys import RunVersion
 from tplr.seeds import Profile
+from tplr.untrusted import printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -472,6 +473,8 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
         raise ConfigError(f"hparams: can't read {path}: {error}") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"hparams: {path} line {error.lineno} is not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or thousands of brackets
+        raise ConfigError(f"hparams: {path} is not JSON: {error}") from error
     if isinstance(raw, dict):
         # Keys that start with an underscore are comments.
         raw = {key: value for key, value in raw.items() if not key.startswith("_")}
@@ -482,7 +485,7 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
 
 
 def _explain(problem: Mapping[str, Any]) -> str:
-    where = ".".join(map(str, problem["loc"])) or "the file"
+    where = printable(".".join(map(str, problem["loc"]))) or "the file"
     if problem["type"] == "extra_forbidden":
         if where in migration.HPARAMS:
             return f"{where} is an old key; write instead: {migration.HPARAMS[where]} ({migration.GUIDE} lists all)"
