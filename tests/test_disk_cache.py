@@ -1,11 +1,13 @@
 """The checked disk cache: damaged entries are not returned, its size is bounded, the least recently used go first."""
 
+import errno
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from tplr import disk_cache
 from tplr.disk_cache import DiskCache
 from tplr.seeds import hash_parts
 
@@ -134,3 +136,44 @@ def test_threads_share_one(tmp_path):
         thread.join()
     assert not wrong
     assert sum(file.stat().st_size - 32 for file in tmp_path.glob("*/*.bin")) <= 8000 + 4 * 400
+
+
+def test_a_file_that_is_removed_while_it_is_read_is_read(tmp_path, monkeypatch):
+    cache = cached(tmp_path)
+    cache.write(KEYS[0], content(0))
+    digest = disk_cache._digest
+
+    def removed(key: str, found: bytes) -> bytes:
+        cache.path(KEYS[0]).unlink()
+        return digest(key, found)
+
+    monkeypatch.setattr(disk_cache, "_digest", removed)
+    assert cache.read(KEYS[0]) == content(0)
+    assert cache.read(KEYS[0]) is None
+
+
+def test_a_folder_that_can_only_be_read_is_used(tmp_path, monkeypatch, caplog):
+    """Files of another account, or on a file system that is mounted read-only: their times can't be set."""
+    cached(tmp_path).write(KEYS[0], content(0))
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refused)
+    cache = cached(tmp_path)
+    assert cache.read(KEYS[0]) == content(0)
+    assert cache.read(KEYS[0], 3, 5) == content(0)[3:5]
+    assert not caplog.messages
+
+
+def test_what_can_not_be_removed_costs_only_room(tmp_path):
+    cache = cached(tmp_path, max_bytes=40_000)
+    strange = (cache.path(KEYS[0]), cache.path(KEYS[1]).with_suffix(".old.tmp"))
+    for path in strange:
+        (path / "inside").mkdir(parents=True)
+        os.utime(path, (1, 1))
+    for i in range(2, 30):
+        cache.write(KEYS[i], content(i, 4000))
+    assert all(path.exists() for path in strange)
+    assert cache.read(KEYS[29]) == content(29, 4000)
+    assert cache.read(KEYS[2]) is None

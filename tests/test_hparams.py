@@ -198,3 +198,12 @@ def test_upgrades_must_ascend(tmp_path: Path, wrong: list[tuple[int, int]]) -> N
     changes = [{"window": window, "spec_version": version} for window, version in wrong]
     with pytest.raises(ConfigError, match="upgrades: windows and spec_version must ascend"):
         load_hparams(written(tmp_path, upgrades=changes))
+
+
+def test_a_strangers_key_does_not_command_the_terminal(tmp_path: Path) -> None:
+    path = written(tmp_path, **{"a\x1b[31m": 1})
+    with pytest.raises(ConfigError) as caught:
+        load_hparams(path)
+    assert caught.value.problems == (
+        f"hparams: {path}: a\\x1b[31m is not a known key; remove it or correct its spelling",
+    )

@@ -69,7 +69,8 @@ class DiskCache:
                         return None
                     self._checked.add(key)
                     content = content[start:stop]
-            os.utime(path)
+                with contextlib.suppress(OSError):  # another account's file, or a read-only file system
+                    os.utime(file.fileno())
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -99,7 +100,7 @@ class DiskCache:
         """
         files: list[_CachedFile] = []
         for path in self._folder.glob("??/*"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 status = path.stat()
                 if path.suffix != ".tmp":
                     files.append(_CachedFile(status.st_mtime_ns, max(status.st_size - _DIGEST_BYTES, 0), path))
@@ -109,7 +110,10 @@ class DiskCache:
         for file in sorted(files):
             if excess <= 0:
                 break
-            file.path.unlink(missing_ok=True)
+            try:
+                file.path.unlink(missing_ok=True)
+            except OSError:  # another account's: the next ones go instead
+                continue
             self._checked.discard(file.path.stem)
             excess -= file.size
 

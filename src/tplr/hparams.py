@@ -14,6 +14,7 @@ from tplr import migration
 from tplr.errors import ConfigError, HubUnavailable
 from tplr.keys import RunVersion
 from tplr.seeds import Profile
+from tplr.untrusted import printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -501,7 +502,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _explain(problem: Mapping[str, Any]) -> str:
-    where = ".".join(map(str, problem["loc"])) or "the file"
+    where = printable(".".join(map(str, problem["loc"]))) or "the file"
     if problem["type"] == "extra_forbidden":
         if where in migration.HPARAMS:
             return f"{where} is an old key; write instead: {migration.HPARAMS[where]} ({migration.GUIDE} lists all)"

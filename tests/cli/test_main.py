@@ -1,7 +1,12 @@
 """The command line: its subcommands, their usage, and the exit status of a wrong command line."""
 
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +95,60 @@ def test_the_list_of_commands_imports_no_other_package():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "{'tplr'}", done.stderr
+
+
+@pytest.fixture
+def many_records(tmp_path):
+    """A file whose records, shown, exceed what a pipe holds."""
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(f'{{"text": "{"long " * 20} {number}"}}\n' for number in range(2000)))
+    return path
+
+
+@pytest.mark.parametrize("samples", ["1", "2000"])
+def test_a_reader_that_ends_ends_the_command_in_silence(many_records, samples):
+    """Such as ``head``: with status 141, as a shell shows an end by SIGPIPE."""
+    command = [sys.executable, "-m", "tplr.cli", "data", "peek", many_records, "--samples", samples]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/texts.jsonl"
+        command = [sys.executable, "-m", "tplr.cli", "data", "peek", url]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = server.accept()  # and no answer
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            try:
+                _, told = process.communicate(timeout=30)
+            finally:
+                process.kill()
+            connection.close()
+    assert process.returncode == 130
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--disk", "inf"], "--disk inf: expected"),
+        (["--host-memory", "inf"], "--host-memory inf: expected"),
+        (["--block-time", "inf"], "--block-time inf: expected"),
+        (["--ranks", "9" * 20], "--ranks 99999999999999999999: expected"),
+        (["--picture", "/proc/nowhere/picture.svg"], "can't write /proc/nowhere/picture.svg"),
+    ],
+)
+def test_what_a_plan_can_not_compute_or_write_is_one_line(options, problem, capsys):
+    hparams = Path(__file__).parents[2] / "hparams-demo.json"
+    try:
+        status = main(["plan", "--hparams", str(hparams), "--gpu", "h100", *options])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    assert problem in capsys.readouterr().err

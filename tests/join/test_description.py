@@ -61,6 +61,8 @@ def test_its_variables_are_those_of_every_node(run: RunDescription) -> None:
         (("format = 1", 'format = 1\ns3_endpoint = "http://user@host/x"'), "s3_endpoint: expected http"),
         (("format = 1", "format = "), "is not TOML"),
         (("format = 1", "format = " + "[" * 5000), "is not TOML"),
+        (("format = 1", "format = " + "1" * 5000), "is not TOML"),
+        (("format = 1", 'format = 1\n"a\\u001b[31m" = 1'), r"a\\x1b\[31m: Extra inputs are not permitted"),
         (("format = 1", "#" * 70000 + "\nformat = 1"), "expected at most 65536 bytes"),
     ],
 )

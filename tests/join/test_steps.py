@@ -160,6 +160,13 @@ async def test_a_dry_run_shows_the_costs_and_writes_nothing(world: World, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_an_aggregator_needs_no_gpu(world: World, tmp_path: Path) -> None:
+    asked = ("--folder", tmp_path, "--role", "aggregator", "--device", "cuda")
+    status, said = await world.join(*asked, command=DRY_RUN)
+    assert status == 0, said
+    assert "An aggregator has no model" in said
+
+
 async def test_saved_states_of_the_same_node_make_room_for_the_next_ones(tmp_path: Path, monkeypatch) -> None:
     """A node that joins again to change an option needs no more space than before."""
     (tmp_path / "hparams.json").write_text(json.dumps(scheme_constants("sparseloco")))
@@ -262,3 +269,8 @@ async def test_a_key_that_everybody_gets_must_not_write(world: World, tmp_path: 
     status, said = await world.init("--replace", "--link", "chat=http://example.org")
     assert status == 2
     assert "links.chat" in said
+    status, said = await world.init("--replace", env=world.owner | {"R2_AGGREGATOR_READ_SECRET_ACCESS_KEY": "to%ken"})
+    assert status == 2
+    assert "aggregator.read_secret_access_key: String should match" in said
+    assert "Traceback" not in said
+    assert "to%ken" not in said

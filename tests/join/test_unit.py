@@ -2,8 +2,10 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,12 @@ def test_what_systemd_expands_is_escaped(tmp_path: Path) -> None:
     [command] = re.findall("^ExecStart=(.*)$", text, re.M)
     assert command == '/bin/true --name "a \\"b\\" 100%%" --path "/x y/$$HOME;z"'
     assert "Description=a 100%% test\n" in text
+
+
+def test_each_part_of_a_command_stays_one_part(tmp_path: Path) -> None:
+    made = replace(unit(tmp_path), command=["/bin/true", "--archive", "", "--path", "/a\tb"])
+    [command] = re.findall("^ExecStart=(.*)$", made.text(), re.M)
+    assert shlex.split(command) == made.command
 
 
 @needs_systemd

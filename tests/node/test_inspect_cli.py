@@ -142,3 +142,19 @@ async def test_an_audit_prints_what_it_believes(stage, command, capsys, monkeypa
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("DIFFERS: window 7: weights: published 1, found 2" if found else "AGREES: validator")
     assert second == f"BELIEVED: window {WINDOW}: steps behind of uids [3] not verified"
+
+
+async def test_a_result_that_can_not_be_recorded_is_printed(
+    stage, command, capsys, caplog, monkeypatch, tmp_path
+) -> None:
+    """An audit may take hours."""
+
+    async def audit(*_: object, **__: object) -> None:
+        return None
+
+    monkeypatch.setattr(Auditor, "audit", audit)
+    validator = (await stage.context(stage.setup("validator"))).comms
+    await validator.post_start_window(WINDOW)
+    assert await command("audit", "--window", WINDOW, "--record", tmp_path / "nowhere" / "audits.jsonl") == UNKNOWN
+    assert capsys.readouterr().out.startswith("AGREES: validator")
+    assert "No such file" in caplog.text

@@ -1,5 +1,8 @@
 """Event files of the operator's own nodes, while they grow."""
 
+import pytest
+
+from tplr.errors import ConfigError
 from tplr.node.window_time import PHASES
 from tplr.page.own_events import OwnEvents
 from tplr.telemetry import Telemetry
@@ -24,3 +27,26 @@ def test_events_are_read_as_they_come(tmp_path) -> None:
         assert first["validator"].held_out == {7: 8.4}
         emit("trained", window=9, loss=8.0)
     assert {node.name: node for node in own.read()}["miner-1"].training_loss == {7: 8.5, 9: 8.0}
+
+
+def test_events_from_before_a_rotation_count(tmp_path) -> None:
+    path = tmp_path / "miner-1.jsonl"
+    with JsonlListener(path, max_bytes=250) as listener:
+        emit = Telemetry(role="miner", uid=4, listeners=(listener,)).emit
+        for window in range(4):
+            emit("trained", window=window, loss=8.0)
+        own = OwnEvents([path])
+        assert list(own.read()[0].training_loss) == [0, 1, 2, 3]
+        for window in range(4, 7):
+            emit("trained", window=window, loss=8.0)
+    assert list(own.read()[0].training_loss) == list(range(7))
+
+
+@pytest.mark.parametrize(
+    "line", ["5", "[]", "{}", '{"event": "trained", "role": "miner", "uid": 1}', '{"first": 1, "agrees": true}']
+)
+def test_a_file_without_a_nodes_events_is_named(tmp_path, line) -> None:
+    path = tmp_path / "audits.jsonl"
+    path.write_text(f"{line}\n")
+    with pytest.raises(ConfigError, match=r"--read-events .*audits.jsonl: "):
+        OwnEvents([path]).read()

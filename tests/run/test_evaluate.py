@@ -7,6 +7,7 @@ import re
 import socket
 import sys
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,28 @@ def test_wrong_arguments_are_one_error(recorded, tplr, tmp_path, caplog, words, 
     assert tplr("eval", "--local", recorded.folder, "--results", "results", *words) == 2
     assert problem in caplog.text
     assert not (tmp_path / "results").exists()
+
+
+async def test_a_result_belongs_to_one_run(recorded, tmp_path):
+    """Two runs of one version may share a folder of results."""
+    async with open_finished(recorded.folder) as network:
+        for _ in range(2):
+            await evaluate_window(network, recorded.last, plan(tmp_path))
+        assert len([*tmp_path.iterdir()]) == 1
+        other = replace(network, arguments=replace(network.arguments, netuid=4))
+        await evaluate_window(other, recorded.last, plan(tmp_path))
+    assert len([*tmp_path.iterdir()]) == 2
+
+
+async def test_a_result_belongs_to_the_definitions_of_its_tasks(recorded, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate, "run_tasks", lambda *_, **__: {})
+    include, results = tmp_path / "include", tmp_path / "results"
+    include.mkdir()
+    async with open_finished(recorded.folder) as network:
+        for text, count in (("one", 1), ("one", 1), ("another", 2)):
+            (include / "sums.yaml").write_text(text)
+            await evaluate_window(network, recorded.last, plan(results, tasks=("sums",), include=include))
+            assert len([*results.iterdir()]) == count
 
 
 def test_tasks_without_the_extra_say_what_to_install(recorded, tplr, caplog, monkeypatch):

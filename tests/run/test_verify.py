@@ -3,12 +3,14 @@
 import json
 
 import pytest
+from safetensors.torch import load_file
 
+from tplr.exchange.snapshot import TensorLayout
 from tplr.hparams import load_hparams
 from tplr.run.card import CARD, render_card
 from tplr.run.folder import HPARAMS, file_hashes
 from tplr.run.record import RECORD, ExportRecord, read_record
-from tplr.run.weights import SINGLE_FILE
+from tplr.run.weights import INDEX, SINGLE_FILE, write_weights
 from tplr.schemas import TaskResult
 
 
@@ -65,6 +67,64 @@ def test_other_weights_with_their_own_hashes_are_found(exported, verified):
     status, found = verified(exported)
     assert (status, len(found)) == (1, 1)
     assert f"{SINGLE_FILE}: model.norm.weight is not the run's tensor after window 7" in found[0]
+
+
+def test_a_strangers_file_name_does_not_command_the_terminal(exported, verified):
+    (exported / "more\x1b[31m").write_text("more")
+    assert verified(exported) == (1, ["DIFFERS: more\\x1b[31m: not named in run.json"])
+
+
+def hashed_again(folder):
+    """Let the record name the folder's files as they are."""
+    rewrite(folder, files={name: found for name, found in file_hashes(folder).items() if name not in (RECORD, CARD)})
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda folder: edit(folder / "config.json", rms_norm_eps=0.1), "config.json"),
+        (lambda folder: edit(folder / "config.json", auto_map={"AutoModelForCausalLM": "model.Model"}), "config.json"),
+        (lambda folder: edit(folder / "generation_config.json", eos_token_id=7), "generation_config.json"),
+        (lambda folder: edit(folder / "tokenizer.json", pre_tokenizer=None), "tokenizer.json"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "tokenizer_config.json"),
+        (lambda folder: edit(folder / HPARAMS, init_seed=7), HPARAMS),
+        (lambda folder: (folder / "model.py").write_text("import os"), "model.py"),
+        (lambda folder: (folder / SINGLE_FILE).rename(folder / "model-1.safetensors"), "model-1.safetensors"),
+        (lambda folder: (folder / INDEX).write_text('{"weight_map": {}}'), INDEX),
+    ],
+)
+def test_other_settings_with_their_own_hashes_are_found(exported, verified, change, what):
+    """A folder with the run's tensors may still compute something else."""
+    change(exported)
+    hashed_again(exported)
+    status, found = verified(exported)
+    assert status == 1
+    assert [line for line in found if line.startswith(f"DIFFERS: {what}: ")]
+
+
+def test_settings_of_another_version_are_named_and_no_difference(exported, verified):
+    edit(exported / "config.json", transformers_version="5.0.0", a_new_default=1)
+    hashed_again(exported)
+    status, found = verified(exported)
+    assert status == 0
+    assert found[0].startswith("NOT CHECKED: config.json: ")
+
+
+def test_the_index_of_several_files_is_checked(exported, verified):
+    tensors = load_file(exported / SINGLE_FILE)
+    (exported / SINGLE_FILE).unlink()
+    layouts = {name: TensorLayout.of(one) for name, one in tensors.items()}
+    first, *_ = write_weights(exported, tensors, layouts, max_bytes=50_000)
+    hashed_again(exported)
+    assert verified(exported)[0] == 0
+    index = json.loads((exported / INDEX).read_text())
+    edit(exported / INDEX, weight_map=index["weight_map"] | {"model.norm.weight": first})
+    hashed_again(exported)
+    assert verified(exported) == (1, [f"DIFFERS: {INDEX}: does not name the file of each tensor"])
 
 
 @pytest.mark.parametrize(

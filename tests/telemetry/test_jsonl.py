@@ -1,5 +1,7 @@
 """Events in a file: only whole lines, across restarts and kills."""
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,48 @@ def test_unwritable_place_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="give a file in a writable folder"):
         JsonlListener(tmp_path / "file" / "events.jsonl")
+
+
+def test_a_file_that_was_moved_away_is_written_again(tmp_path: Path) -> None:
+    """At the next rotation; until then events are in the file that was moved, as with every open file."""
+    path = tmp_path / "events.jsonl"
+    with JsonlListener(path, max_bytes=100) as listener:
+        listener({"event": "a", "number": 0})
+        path.replace(tmp_path / "kept.jsonl")
+        for number in range(1, 10):
+            listener({"event": "a", "number": number})
+    files = (tmp_path / "kept.jsonl", rotated(path), path)
+    assert [event["number"] for file in files for event in read_events(file)[0]] == list(range(10))
+
+
+def test_a_file_that_can_not_be_opened_again_costs_events_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as on a disk without a free inode."""
+    path = tmp_path / "events.jsonl"
+    with JsonlListener(path, max_bytes=30) as listener:
+        listener({"event": "a", "number": 0})
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", lambda *_, **__: os.close(os.open("/nowhere", os.O_RDONLY)))
+            listener({"event": "a", "number": 1})
+            listener({"event": "a", "number": 2})
+        listener({"event": "a", "number": 3})
+    assert caplog.messages == [f"events are lost: can't write {path}: No such file or directory"]
+    assert [event["number"] for event in read_events(path)[0]] == [3]
+
+
+def test_an_event_of_which_a_part_was_written_does_not_take_the_next_one_along(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "events.jsonl"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with JsonlListener(path) as listener:
+        listener({"event": "a", "number": 0})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, hard))
+        try:
+            listener({"event": "a", "number": 1})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert [text for text in caplog.messages if "events are lost" in text]
+        listener({"event": "a", "number": 2})
+    assert [event["number"] for event in read_events(path)[0]] == [0, 2]

@@ -1,6 +1,8 @@
 """``tplr``: one command with a subcommand for each task; ``tplr --help`` lists them."""
 
 import argparse
+import os
+import select
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -33,10 +35,39 @@ COMMANDS = {
 TAKE_NODE_ARGUMENTS = ("node", "inspect", "doctor", "watch", "page", "export", "generate", "evaluate", "replay")
 
 
+INTERRUPTED, UNREAD = 130, 141  # as a shell shows the ends by SIGINT and SIGPIPE
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line ``argv`` (default: that of the process); return the exit status."""
-    args = parse_arguments(sys.argv[1:] if argv is None else argv)
-    return args.run(args)
+    """Run the command line ``argv`` (default: that of the process); return the exit status.
+
+    It is 130 after Ctrl-C, and 141 if the reader of standard output has ended, such as ``head``.
+    """
+    try:
+        args = parse_arguments(sys.argv[1:] if argv is None else argv)
+        status = args.run(args)
+        if _unread():
+            sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        if not _unread():
+            raise
+        # The interpreter flushes the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
+
+
+def _unread() -> bool:
+    """Return whether standard output is a pipe or a socket whose reader has ended."""
+    try:
+        output = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # none, replaced, or closed
+        return False
+    poll = select.poll()
+    poll.register(output, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:

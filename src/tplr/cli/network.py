@@ -115,6 +115,8 @@ def run_reported(function: Callable[[], int], *, debug: bool = False) -> int:
     setup_logging(debug=debug)
     try:
         return function()
+    except BrokenPipeError:  # of standard output
+        raise
     except (TplrError, OSError, ExceptionGroup) as error:
         while isinstance(error, ExceptionGroup):  # the first failure of several concurrent reads
             error = error.exceptions[0]

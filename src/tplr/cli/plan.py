@@ -1,12 +1,15 @@
 """``tplr plan``: memory, disk, traffic, price and timeline of a run on a host, before it starts."""
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tplr.planner import Host
+
+MAX_RANKS, MAX_NUMBER = 1024, 1e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tplr.errors import ConfigError
+    from tplr.errors import ConfigError, StateError
     from tplr.files import atomic_write
     from tplr.hparams import load_hparams
     from tplr.planner import make_plan
@@ -71,8 +74,12 @@ def run(args: argparse.Namespace) -> int:
         for mode in MODES
     }
     Console().print(report(plan, peaks))
-    if args.picture:
-        atomic_write(args.picture, draw(plan.timeline, f"{args.hparams.name} on {host.name}").encode())
+    try:
+        if args.picture:
+            atomic_write(args.picture, draw(plan.timeline, f"{args.hparams.name} on {host.name}").encode())
+    except StateError as error:
+        sys.stderr.write(f"tplr plan: {error}\n")
+        return 2
     return 1 if plan.problems else 0
 
 
@@ -84,9 +91,10 @@ def _host(args: argparse.Namespace) -> "Host":
     from tplr.planner.host import ACCELERATORS, GIB, Host
 
     problems = [
-        f"--{name.replace('_', '-')} {value}: expected a number above 0"
+        f"--{name.replace('_', '-')} {value}: expected a number above 0, at most {most:g}"
         for name in ("ranks", "host_memory", "disk", "down", "up", "mfu", "readers", "page_tokens", "block_time")
-        if (value := getattr(args, name)) is not None and not value > 0
+        if (value := getattr(args, name)) is not None
+        and not 0 < value <= (most := MAX_RANKS if name == "ranks" else MAX_NUMBER)
     ]
     if args.gpu not in ("here", "cpu", *ACCELERATORS):
         problems.append(f"--gpu {args.gpu}: expected here, cpu, {', '.join(ACCELERATORS)}")

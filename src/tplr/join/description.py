@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tplr.config import DATASET_SUBFOLDER, Kind, checked_endpoint
 from tplr.errors import ConfigError
+from tplr.untrusted import printable
 
 MAX_BYTES = 2**16  # maximum size of the description
 MAX_HPARAMS_BYTES = 2**20
@@ -120,12 +121,12 @@ def load_description(path: Path) -> RunDescription:
     """
     try:
         found = RunDescription.model_validate(tomllib.loads(_read(path, MAX_BYTES).decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
-        # The value is not shown, because it is untrusted and may not be printable.
-        problems = [f"{path}: {'.'.join(map(str, one['loc'])) or 'file'}: {one['msg']}" for one in error.errors()]
-        raise ConfigError(problems) from None
+        # The value is not shown, because it is untrusted; keys and messages may not be printable.
+        told = [f"{'.'.join(map(str, one['loc'])) or 'file'}: {one['msg']}" for one in error.errors()]
+        raise ConfigError([f"{path}: {printable(one)}" for one in told]) from None
+    except (ValueError, RecursionError) as error:  # ValueError: not TOML, not UTF-8, or a number of thousands of digits
+        raise ConfigError(f"{path} is not TOML: {error}") from None
     digest = hparams_digest(path.parent / found.hparams.file)
     if digest != found.hparams.sha256:
         raise ConfigError(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -10,7 +11,7 @@ from tplr.config import Environment, Kind
 from tplr.errors import ConfigError
 from tplr.files import atomic_writer
 from tplr.hparams import load_hparams
-from tplr.join.description import DatasetBucket, HparamsFile, PublicBucket, RunDescription, hparams_digest
+from tplr.join.description import RunDescription, hparams_digest
 from tplr.storage import S3Connections
 from tplr.storage.probe import ProbeResult, probe_access
 
@@ -34,27 +35,28 @@ def describe(
     environment = Environment.read()
     load_hparams(hparams)
     shared: tuple[Kind, ...] = ("aggregator", "checkpoints")
-    buckets: dict[Kind, PublicBucket] = {}
+    buckets: dict[Kind, dict[str, Any]] = {}
     for kind in shared:
         if environment.configured(kind):
             buckets[kind] = _public(environment, kind)
     dataset = environment.dataset()
     try:
-        found = RunDescription(
-            format=1,
-            name=name,
-            netuid=netuid,
-            network=network,
-            first_window=first_window,
-            s3_endpoint=environment.endpoint,
-            hparams=HparamsFile(file=hparams.name, sha256=hparams_digest(hparams)),
-            dataset=DatasetBucket(**_public(environment, "dataset").model_dump(), subfolder=dataset.subfolder),
-            aggregator=buckets.get("aggregator"),
-            checkpoints=buckets.get("checkpoints"),
-            links=dict(links),
+        found = RunDescription.model_validate(
+            {
+                "format": 1,
+                "name": name,
+                "netuid": netuid,
+                "network": network,
+                "first_window": first_window,
+                "s3_endpoint": environment.endpoint,
+                "hparams": {"file": hparams.name, "sha256": hparams_digest(hparams)},
+                "dataset": {**_public(environment, "dataset"), "subfolder": dataset.subfolder},
+                **buckets,
+                "links": dict(links),
+            }
         )
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, one['loc']))} {one['input']!r}: {one['msg']}" for one in error.errors()]
+        problems = [f"{_given(one)}: {one['msg']}" for one in error.errors()]
         raise ConfigError(problems) from None
     asyncio.run(_try_keys(Environment(found.variables()), ["dataset", *buckets]))
     return found
@@ -76,18 +78,27 @@ def write(description: RunDescription, path: Path, *, hparams: Path, replace: bo
         raise ConfigError(f"{path} exists: give --replace, or another --out") from None
 
 
-def _public(environment: Environment, kind: Kind) -> PublicBucket:
-    """Return a bucket of ``environment`` without its write keys; for a dataset with replicas, the first one."""
+def _given(problem: Mapping[str, Any]) -> str:
+    """Return the name of a wrong value and, unless it is a key, the value."""
+    name = ".".join(map(str, problem["loc"]))
+    return name if name.endswith(("access_key", "access_key_id")) else f"{name} {problem['input']!r}"
+
+
+def _public(environment: Environment, kind: Kind) -> dict[str, Any]:
+    """Return the values of ``PublicBucket`` of a bucket of ``environment``; of a dataset's replicas, the first one's.
+
+    Without the write keys.
+    """
     record = environment.record(kind)
     record = record.get("multiple", [record])[0]
     keys = record["credentials"]["read"]
-    return PublicBucket(
-        account_id=record.get("account_id"),
-        bucket_name=record["name"],
-        jurisdiction=record.get("jurisdiction"),
-        read_access_key_id=str(keys["access_key_id"]),
-        read_secret_access_key=str(keys["secret_access_key"]),
-    )
+    return {
+        "account_id": record.get("account_id"),
+        "bucket_name": record["name"],
+        "jurisdiction": record.get("jurisdiction"),
+        "read_access_key_id": str(keys["access_key_id"]),
+        "read_secret_access_key": str(keys["secret_access_key"]),
+    }
 
 
 async def _try_keys(environment: Environment, kinds: list[Kind]) -> None:

@@ -110,10 +110,11 @@ def join(path: Path, answers: Answers, questions: Questions, process: Mapping[st
 
 def _show_costs(run: RunDescription, path: Path, answers: Answers, folder: Path, console: Console) -> bool:
     """Print a node's needs and costs on this machine; return whether it fits."""
-    hparams, device = load_hparams(path.parent / run.hparams.file), check_device(answers.device)
+    hparams = load_hparams(path.parent / run.hparams.file)
     if answers.role == "aggregator":
         console.print("An aggregator has no model; its requirements are in docs/costs.md.")
         return True
+    device = check_device(answers.device)
     here = Host.here(device, folder, ranks=answers.ranks, down=answers.down * 1e6, up=answers.up * 1e6)
     # The saved states of a node that has run here make room for its next ones.
     states = (folder / "state").glob(f"{run.netuid}-*-{answers.role}")

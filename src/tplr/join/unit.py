@@ -177,7 +177,7 @@ def _argument(part: str) -> str:
 def _quoted(part: str) -> str:
     """A word of a list."""
     plain = _escaped(part)
-    if not any(one in plain for one in " '\"\\;"):
+    if plain and not any(one in plain for one in " \t'\"\\;"):
         return plain
     return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
 

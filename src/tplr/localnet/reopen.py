@@ -1,4 +1,7 @@
-"""Opens a localnet for readers: uses its running storage server, or starts one for the duration of the block."""
+"""Opens a localnet for readers: uses its running storage server, or starts one for the duration of the block.
+
+Several commands may read a finished run at once; each has a server of its own.
+"""
 
 import argparse
 import json
@@ -80,7 +83,7 @@ async def _storage(run: Path, keys: Mapping[str, Any]) -> AsyncIterator[str]:
     """Yield the endpoint of the run's storage: the localnet's own server while it runs, else a server started here."""
     async with AsyncExitStack() as stack:
         try:
-            endpoint = (await stack.enter_async_context(serve(run / "storage", keys))).endpoint
+            endpoint = (await stack.enter_async_context(serve(run / "storage", keys, shared=True))).endpoint
         except FolderInUse:
             facts = json.loads((run / READY_FILE).read_text())
             endpoint = f"http://{facts['host']}:{facts['port']}"

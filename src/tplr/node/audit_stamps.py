@@ -28,16 +28,27 @@ class AuditStamp(BaseModel):
 
 
 def append_stamp(path: Path, stamp: AuditStamp) -> None:
-    """Add a line. Blocks. Raises OSError."""
-    with path.open("a") as file:
-        file.write(f"{stamp.model_dump_json()}\n")
+    """Add a line; a line that a full disk cut off is removed. Blocks. Raises OSError."""
+    with path.open("ab+") as file:
+        file.seek(0)
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if content.startswith(b'{"first":', end):
+            file.truncate(end)
+        file.write(f"{stamp.model_dump_json()}\n".encode())
         file.flush()
         os.fsync(file.fileno())
 
 
 def read_stamps(path: Path) -> list[AuditStamp]:
-    """Read all stamps of a file, in order. Blocks. Raises ConfigError for a file of another format, and OSError."""
+    """Read all stamps of a file, in order; its last line may be incomplete. Blocks.
+
+    Raises:
+        ConfigError: the file has another format.
+        OSError: it can't be read.
+    """
     try:
-        return [AuditStamp.model_validate_json(line) for line in path.read_text().splitlines()]
+        lines = path.read_bytes().split(b"\n")  # other ends of lines may be part of a text
+        return [AuditStamp.model_validate_json(line) for line in lines[:-1]]
     except (ValidationError, UnicodeError) as error:
         raise ConfigError(f"{path}: expected the stamps of tplr audit --record, a JSON object a line") from error

@@ -51,6 +51,8 @@ def main(command: str, request: Request, surroundings: Surroundings | None = Non
     setup_logging(debug=request.network.debug)
     try:
         return asyncio.run(_main(command, request, surroundings or this_environment))
+    except BrokenPipeError:  # of standard output
+        raise
     except (TplrError, OSError) as error:
         logger.error("%s", error)
         return UNKNOWN
@@ -106,6 +108,10 @@ async def _audit(request: Request, network: NetworkReader) -> int:
             auditor = Auditor(train_state, window, data_loader, network.comms, hparams, validator=validator)
             found = await auditor.audit(request.window, scores_from=window if request.all else None)
     compared = f"included sets and fingerprints, and the scores of {'all' if request.all else 'the last'}"
+    agrees = f"AGREES: validator {validator}, windows {window} to {request.window}: {compared}"
+    believed = [f"BELIEVED: {text}" for text in auditor.unverified]
+    lines = [f"DIFFERS: {found}" if found else agrees, *believed]
+    print("\n".join(map(printable, lines)))  # noqa: T201
     if request.record:
         stamp = AuditStamp(
             first=window,
@@ -115,8 +121,4 @@ async def _audit(request: Request, network: NetworkReader) -> int:
             text=str(found) if found else compared,
         )
         await asyncio.to_thread(append_stamp, request.record, stamp)
-    agrees = f"AGREES: validator {validator}, windows {window} to {request.window}: {compared}"
-    believed = [f"BELIEVED: {text}" for text in auditor.unverified]
-    lines = [f"DIFFERS: {found}" if found else agrees, *believed]
-    print("\n".join(map(printable, lines)))  # noqa: T201
     return DIFFERS if found else AGREES

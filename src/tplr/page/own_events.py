@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tplr.errors import ConfigError
 from tplr.node.window_time import PHASES
-from tplr.telemetry.jsonl import START, read_events
+from tplr.telemetry.jsonl import START, read_events, rotated
 
 
 @dataclass
@@ -37,16 +38,24 @@ class NodeEvents:
 
 
 class OwnEvents:
-    """Event files of nodes, each named after its node; read incrementally."""
+    """Event files of nodes, each named after its node, with those before a rotation; read incrementally."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._nodes = {path: NodeEvents(path.stem) for path in sorted(paths)}
         self._offsets = dict.fromkeys(self._nodes, START)
 
     def read(self) -> list[NodeEvents]:
-        """Read new events, and return the events so far of each node with a known uid. Blocks."""
+        """Read new events, and return the events so far of each node with a known uid. Blocks.
+
+        Raises:
+            ConfigError: a line is not a node's event.
+        """
         for path, node in self._nodes.items():
+            before = read_events(rotated(path))[0] if self._offsets[path] == START else []
             events, self._offsets[path] = read_events(path, self._offsets[path])
-            for event in events:
-                node.update(event)
+            try:
+                for event in (*before, *events):
+                    node.update(event)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ConfigError(f"--read-events {path}: not the events of a node: {error!r}") from None
         return [node for node in self._nodes.values() if node.uid is not None]

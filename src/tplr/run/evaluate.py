@@ -18,7 +18,7 @@ from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import chosen_window
 from tplr.node.windows import published_report
 from tplr.run.bits_per_byte import held_out_loss
-from tplr.run.folder import LoadedModel, load_model
+from tplr.run.folder import LoadedModel, file_hashes, load_model
 from tplr.run.harness import run_tasks
 from tplr.run.record import read_record
 from tplr.run.results import read_result, result_path, write_result
@@ -50,10 +50,10 @@ class EvaluationPlan:
     results: Path
     publish: bool
 
-    @property
     def asked(self) -> str:
-        """Text that is equal for two equal evaluations of a model."""
-        return json.dumps([sorted(self.tasks), self.limit, self.batch_size, self.precision])
+        """Return a text that is equal for two equal evaluations of a model. Blocks."""
+        definitions = file_hashes(self.include) if self.include and self.tasks else {}
+        return json.dumps([sorted(self.tasks), self.limit, self.batch_size, self.precision, definitions])
 
 
 async def evaluations(
@@ -95,7 +95,8 @@ async def evaluate_folder(
         raise ConfigError(f"{folder}: of run {record.version}, this network's is {network.hparams.version}")
     loaded = await asyncio.to_thread(load_model, folder, device, torch.float32)
     weights = await asyncio.to_thread(digest, dict(loaded.model.named_parameters()))
-    path = result_path(plan.results, record.version, record.window, f"{weights} {plan.asked}")  # may be rounded
+    asked = await asyncio.to_thread(plan.asked)
+    path = result_path(plan.results, record.version, record.window, f"{weights} {asked}")  # may be rounded
     found = await _done(path) or await _evaluate(network, loaded, (record.window, record.global_step), plan, path)
     return await _published(network, found, plan)
 
@@ -104,7 +105,9 @@ async def evaluate_window(
     network: NetworkReader, window: int, plan: EvaluationPlan, device: torch.device | str = "cpu"
 ) -> EvaluationResult:
     """Evaluate the run's model after a window, or return the existing result. Raises as ``loaded_state``."""
-    path = result_path(plan.results, network.hparams.version, window, plan.asked)
+    run = f"{network.arguments.netuid} {await network.start_window()}"  # another run may have the same version
+    asked = await asyncio.to_thread(plan.asked)
+    path = result_path(plan.results, network.hparams.version, window, f"{run} {asked}")
     if found := await _done(path):
         return await _published(network, found, plan)
     with tempfile.TemporaryDirectory(prefix="tplr-eval-") as scratch:

@@ -55,13 +55,20 @@ def write_model(
     Raises:
         StateError: the disk is full, or a tensor can't be read.
     """
+    write_settings(folder, hparams=hparams, hparams_text=hparams_text, tokenizer=tokenizer, dtype=dtype)
+    write_weights(folder, tensors, layouts, dtype, max_bytes=max_shard_bytes)
+
+
+def write_settings(
+    folder: Path, *, hparams: HParams, hparams_text: bytes, tokenizer: PreTrainedTokenizerFast, dtype: ExportDtype
+) -> None:
+    """Write all files of a model's folder except the weights. Blocks. Arguments and errors as ``write_model``."""
     _write_json(folder / CONFIG, _configuration(hparams, tokenizer, dtype))
     _write_json(folder / GENERATION_CONFIG, {"_from_model_config": True, **_special_tokens(tokenizer)})
     tokenizer.save_pretrained(folder)
     settings = json.loads((folder / TOKENIZER_CONFIG).read_text())
     _write_json(folder / TOKENIZER_CONFIG, settings | {"tokenizer_class": TOKENIZER_CLASS})
     atomic_write(folder / HPARAMS, hparams_text)
-    write_weights(folder, tensors, layouts, dtype, max_bytes=max_shard_bytes)
 
 
 def load_model(folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> LoadedModel:

@@ -1,10 +1,11 @@
 """``tplr export --verify``: recomputes an exported folder from the run's buckets, and reports the differences."""
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,10 +17,11 @@ from tplr.node.network_reader import NetworkReader
 from tplr.run.card import CARD, render_card
 from tplr.run.evaluate import measure_held_out
 from tplr.run.export import gather_facts
-from tplr.run.folder import HPARAMS, file_hashes, load_model
+from tplr.run.folder import CONFIG, HPARAMS, file_hashes, load_model, write_settings
 from tplr.run.record import RECORD, ExportRecord, WindowFacts, read_record
-from tplr.run.weights import TORCH_DTYPES, weight_files
+from tplr.run.weights import INDEX, SINGLE_FILE, TORCH_DTYPES, weight_files
 from tplr.run.window_model import window_model
+from tplr.untrusted import printable
 
 AGREES, DIFFERS = 0, 1
 # Facts that never change; the others are compared window by window, or describe the files.
@@ -34,6 +36,8 @@ LASTING = (
     "dataset",
     "batch_tokens",
 )
+# Values in settings that depend on the exporter's machine, and not on the run.
+LOCAL = ("transformers_version", "is_local", "local_files_only")
 
 
 class Finding(NamedTuple):
@@ -68,11 +72,12 @@ async def verify(network: NetworkReader, folder: Path, source: str, device: torc
             async with window_model(network, source, record.window, Path(scratch), device=device) as model:
                 facts = await gather_facts(network, model, record.dtype, record.files, None)
                 findings += await asyncio.to_thread(lambda: [*_weights(folder, record, model.tensors)])
+        findings += await asyncio.to_thread(lambda: [*_settings(network, folder, record)])
         findings += [*_facts(record, facts)]
         findings += await _evaluations(network, folder, record, device)
         findings += [*await asyncio.to_thread(_card, folder, record)]
     for finding in findings:
-        print(f"{'DIFFERS' if finding.differs else 'NOT CHECKED'}: {finding.text}")  # noqa: T201
+        print(f"{'DIFFERS' if finding.differs else 'NOT CHECKED'}: {printable(finding.text)}")  # noqa: T201
     if any(finding.differs for finding in findings):
         return DIFFERS
     print(f"AGREES: {folder}, window {record.window}: files, weights, facts and card")  # noqa: T201
@@ -92,19 +97,78 @@ def _files(folder: Path, record: ExportRecord) -> Iterator[Finding]:
 
 def _weights(folder: Path, record: ExportRecord, tensors: Mapping[str, torch.Tensor]) -> Iterator[Finding]:
     """Compare the files' tensors with the recomputed ones, one by one."""
-    held: set[str] = set()
+    place: dict[str, str] = {}  # by tensor: the name of its file
     try:
         for path in weight_files(folder):
             with safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118 - not a dictionary
-                    held.add(name)
+                    place[name] = path.name
                     wanted = tensors[name].detach().cpu().to(TORCH_DTYPES[record.dtype]) if name in tensors else None
                     if wanted is None or not torch.equal(file.get_tensor(name), wanted):
                         yield Finding(True, f"{path.name}: {name} is not the run's tensor after window {record.window}")
     except SafetensorError as error:
         yield Finding(True, f"{folder}: {error}")
-    for name in sorted(tensors.keys() - held):
+    for name in sorted(tensors.keys() - place.keys()):
         yield Finding(True, f"{name}: no file holds it")
+    yield from _index(folder, place)
+
+
+def _index(folder: Path, place: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that a program that loads the folder reads each tensor from the file in which it was found."""
+    names = set(place.values())
+    if len(names) > 1 and SINGLE_FILE not in names:
+        index = _json(folder / INDEX)
+        if not isinstance(index, dict) or index.get("weight_map") != place:
+            yield Finding(True, f"{INDEX}: does not name the file of each tensor")
+        return
+    for name in sorted((names | ({INDEX} if (folder / INDEX).exists() else set())) - {SINGLE_FILE}):
+        yield Finding(True, f"{name}: expected {SINGLE_FILE} alone, or files with an index")
+
+
+def _settings(network: NetworkReader, folder: Path, record: ExportRecord) -> Iterator[Finding]:
+    """Compare every other file with the one that an export of this run writes here.
+
+    Values that depend on the exporter's machine are left out. If its version of ``transformers`` is another one, it may
+    have written other files for the same run.
+    """
+    if load_hparams(folder / HPARAMS) != network.hparams:
+        yield Finding(True, f"{HPARAMS}: is not the run's")
+    with tempfile.TemporaryDirectory(prefix="tplr-verify-") as scratch:
+        own = Path(scratch)
+        text, tokenizer = network.arguments.hparams.read_bytes(), network.tokenizer()
+        write_settings(own, hparams=network.hparams, hparams_text=text, tokenizer=tokenizer, dtype=record.dtype)
+        names = {str(path.relative_to(own)) for path in own.rglob("*") if path.is_file()}
+        same_version = _version(own) == _version(folder)
+        for name in sorted(names - {HPARAMS}):
+            if _comparable(own / name) != _comparable(folder / name):
+                by = "" if same_version else f", but transformers {_version(folder)} wrote it, here is {_version(own)}"
+                yield Finding(same_version, f"{name}: is not the run's{by}")
+    known = names | {INDEX, *(path.name for path in weight_files(folder))}
+    for name in sorted(record.files.keys() - known):
+        yield Finding(True, f"{name}: is no file of an export")
+
+
+def _version(folder: Path) -> str:
+    config = _json(folder / CONFIG)
+    return str(config.get("transformers_version"))[:40] if isinstance(config, dict) else "unknown"
+
+
+def _comparable(path: Path) -> object:
+    """Return the content of a file, of JSON without what depends on the exporter's machine; None without a file."""
+    if not path.is_file():
+        return None
+    if path.suffix != ".json":
+        return path.read_bytes()
+    content = _json(path)
+    return {name: one for name, one in content.items() if name not in LOCAL} if isinstance(content, dict) else content
+
+
+def _json(path: Path) -> Any:
+    """Return the content of a JSON file; None if it can't be parsed or does not exist."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _facts(record: ExportRecord, found: ExportRecord) -> Iterator[Finding]:

@@ -1,5 +1,7 @@
 """Events as JSON lines in a file: a node writes them; the live view and analyses read them."""
 
+import contextlib
+import errno
 import json
 import math
 import os
@@ -27,9 +29,9 @@ class JsonlListener:
         self._path = path
         self._max_bytes = max_bytes
         self._healthy = True
-        # An incomplete last line of a killed process must not merge with the first new line.
-        if self._file.tell() and os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n":
-            self._write(b"\n")
+        # An incomplete last line, of a killed process or of a full disk, must not merge with the next one.
+        end = self._file.tell()
+        self._incomplete = bool(end) and os.pread(self._file.fileno(), 1, end - 1) != b"\n"
 
     def __call__(self, event: Event) -> None:
         self._write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
@@ -38,7 +40,11 @@ class JsonlListener:
         try:
             if 0 < self._file.tell() > self._max_bytes - len(line):
                 self._rotate()
-            self._file.write(line)
+            line = b"\n" + line if self._incomplete else line
+            written = self._file.write(line)
+            self._incomplete = written < len(line)
+            if self._incomplete:
+                raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes were written")
             self._healthy = True
         except OSError as error:
             # A full disk must not end the node that reports it.
@@ -47,9 +53,11 @@ class JsonlListener:
             self._healthy = False
 
     def _rotate(self) -> None:
-        self._path.replace(rotated(self._path))
+        with contextlib.suppress(FileNotFoundError):  # somebody has moved or deleted it
+            self._path.replace(rotated(self._path))
+        new = self._path.open("ab+", buffering=0)
         self._file.close()
-        self._file = self._path.open("ab+", buffering=0)
+        self._file, self._incomplete = new, False
 
     def __enter__(self) -> Self:
         return self

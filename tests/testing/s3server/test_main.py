@@ -166,6 +166,24 @@ def test_a_port_in_use_is_one_clear_line(start: Any) -> None:
     assert errors == f"port {port} is in use on 127.0.0.1; choose another with --port\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--root", "/proc/nowhere"], "/proc/nowhere"),
+        (["--requests", "/nowhere/requests.jsonl"], "/nowhere/requests.jsonl"),
+        (["--ready-file", "/proc/nowhere/ready.json"], "/proc/nowhere/ready.json"),
+        (["--host", "192.0.2.1"], "192.0.2.1"),
+        (["--port", "70000"], "--port 70000"),
+    ],
+)
+def test_why_it_can_not_start_is_one_line(start: Any, arguments: list[str], problem: str) -> None:
+    process = start("--port", "0", *arguments)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert problem in errors
+    assert "Traceback" not in errors
+
+
 def test_a_wrong_key_table_is_said(start: Any, tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text('{"me": {}}')
     process = start("--port", "0")

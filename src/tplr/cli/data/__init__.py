@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     setup_logging()
     try:
         return args.run_verb(args)
+    except BrokenPipeError:  # of standard output
+        raise
     except (TplrError, OSError) as error:
         sys.stderr.write(f"tplr data {args.verb}: {error}\n")
         return 2

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tplr.errors import ConfigError
+from tplr.errors import TplrError
 from tplr.files import atomic_write
 from tplr.testing.s3server.rules import Rules
 from tplr.testing.s3server.server import serve
@@ -37,16 +37,15 @@ def main() -> int:
     parser.add_argument("--faults", type=Path, help="JSON file of failures on demand; reloaded when it changes")
     parser.add_argument("--requests", type=Path, help="file that gets a line of JSON for each request")
     args = parser.parse_args()
+    if not 0 <= args.port < 2**16:
+        parser.error(f"--port {args.port}: expected 0 to 65535")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
         asyncio.run(_run(args))
-    except ConfigError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        print(f"port {args.port} is in use on {args.host}; choose another with --port", file=sys.stderr)  # noqa: T201
+    except (TplrError, OSError) as error:
+        in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        text = f"port {args.port} is in use on {args.host}; choose another with --port" if in_use else error
+        print(text, file=sys.stderr)  # noqa: T201
         return 2
     return 0
 

@@ -92,7 +92,7 @@ class ObjectFiles:
         self._drafts = root / "drafts"
         # Unfinished drafts of a killed process.
         shutil.rmtree(self._drafts, ignore_errors=True)
-        self._drafts.mkdir(parents=True)
+        self._drafts.mkdir(parents=True, exist_ok=True)
         (root / "buckets").mkdir(exist_ok=True)
         self._buckets = {path.name: Bucket(path) for path in sorted((root / "buckets").iterdir())}
 

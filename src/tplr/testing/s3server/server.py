@@ -55,11 +55,12 @@ async def serve(
     faults: Path | None = None,
     clock: Callable[[], float] = time.time,
     requests: Path | None = None,
+    shared: bool = False,
 ) -> AsyncIterator[Server]:
     """Serves the buckets under ``root`` while the context is open.
 
     Args:
-        root: created if missing; one server at a time may use it.
+        root: created if missing; one server at a time may use it, or several with ``shared``.
         keys: the key table (:func:`tplr.testing.s3server.keys.parse_keys`), or the path of a JSON file with one. Every
             bucket that it names exists.
         port: 0 takes a free port.
@@ -68,6 +69,7 @@ async def serve(
         clock: unix seconds; sets LastModified, and signatures are checked against it.
         requests: a file that gets a line of JSON for each request: arrival (``time``, unix seconds), duration
             (``seconds``), ``method``, ``path`` with query, ``status``, ``bytes`` of the response's body.
+        shared: other servers with ``shared`` may use ``root``, too; none of them is written to.
 
     Raises:
         FolderInUse: another server uses ``root``.
@@ -75,7 +77,7 @@ async def serve(
         OSError: the port is in use (EADDRINUSE).
     """
     rules = rules or Rules()
-    with _sole_owner(root), requests.open("a") if requests else nullcontext() as log:
+    with _locked(root, shared=shared), requests.open("a") if requests else nullcontext() as log:
         table = KeyTable(keys, delay=rules.permission_delay)
         storage = Storage(ObjectFiles(root, fsync=fsync, clock=clock), rules)
         scripted = Faults(faults)
@@ -101,12 +103,12 @@ async def serve(
 
 
 @contextmanager
-def _sole_owner(root: Path) -> Iterator[None]:
+def _locked(root: Path, *, shared: bool) -> Iterator[None]:
     """Lock ``root``: the index of each of two servers on one folder would miss the other's writes."""
     root.mkdir(parents=True, exist_ok=True)
     with (root / "lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise FolderInUse(f"{root}: another S3 server uses this folder; choose another with --root") from error
         yield
