@@ -116,6 +116,15 @@ def test_a_reader_that_ends_ends_the_command_in_silence(many_records, samples):
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.fixture
+def interruptible():
+    """Commands react to Ctrl-C, although a shell makes its background jobs, such as these tests, ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_command_without_a_traceback():
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)

@@ -93,8 +93,8 @@ def _host(args: argparse.Namespace) -> "Host":
     problems = [
         f"--{name.replace('_', '-')} {value}: expected a number above 0, at most {most:g}"
         for name in ("ranks", "host_memory", "disk", "down", "up", "mfu", "readers", "page_tokens", "block_time")
-        if (value := getattr(args, name)) is not None
-        and not 0 < value <= (most := MAX_RANKS if name == "ranks" else MAX_NUMBER)
+        for value, most in [(getattr(args, name), MAX_RANKS if name == "ranks" else MAX_NUMBER)]
+        if value is not None and not 0 < value <= most
     ]
     if args.gpu not in ("here", "cpu", *ACCELERATORS):
         problems.append(f"--gpu {args.gpu}: expected here, cpu, {', '.join(ACCELERATORS)}")
