@@ -29,7 +29,7 @@ from tplr.node.elector import LAST_WINDOWS
 from tplr.node.observer import NO_PROBATION, sample_batches
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
-from tplr.schemas import VALID, DebugReport, LossChange, Reason, ScoreReport
+from tplr.schemas import PRODUCT_DECIMALS, VALID, DebugReport, LossChange, Reason, ScoreReport
 from tplr.scoring.board import check_tests
 from tplr.scoring.profiles import score_board
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
@@ -39,7 +39,8 @@ from tplr.training.loss import Precision
 # Largest accepted difference between mean losses, in nats: other processors or numbers of threads give other last bits.
 # The value for bfloat16 is half a standard error of 64 sequences.
 TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-3}
-# The same for products of updates with gradients and with each other, relative to the larger of 1 and the product.
+# The same for products of updates with gradients and with each other, relative to the larger of 1 and the product; and
+# for norms, relative to the norm, so that a false one can't make an update outsized.
 PRODUCT_TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-2}
 SCORE_TOLERANCE = 1e-7
 
@@ -419,7 +420,7 @@ class Auditor:
             pairs = [one and other for i, one in enumerate(there) for other in there[i:]]
             for name, known in (("products", there), ("norms", there), ("gram", pairs)):
                 published = itertools.compress(getattr(report.alignment, name), known)
-                self._near(name, tuple(published), getattr(found, name))
+                self._near(name, tuple(published), getattr(found, name), relative=name == "norms")
         else:
             before = await asyncio.to_thread(self._train_state.baseline, batches)
         for key, seen in sorted(report.observations.items(), key=lambda item: int(item[0])):
@@ -468,11 +469,16 @@ class Auditor:
             if one != other and (one is None or other is None or abs(one - other) > TOLERANCE[self._hparams.precision]):
                 raise Mismatch(f"{what}, {name}", one, other)
 
-    def _near(self, what: str, published: Sequence[float], found: Sequence[float]) -> None:
-        """Compare products, which are 1 for a step of the usual size along the gradient."""
+    def _near(self, what: str, published: Sequence[float], found: Sequence[float], *, relative: bool = False) -> None:
+        """Compare products, which are 1 for a step of the usual size along the gradient.
+
+        Args:
+            relative: they have no usual size.
+        """
         same(f"number of {what}", len(published), len(found))
+        tolerance, least = PRODUCT_TOLERANCE[self._hparams.precision], 10.0**-PRODUCT_DECIMALS
         for one, other in zip(published, found, strict=True):
-            if abs(one - other) > PRODUCT_TOLERANCE[self._hparams.precision] * max(1.0, abs(other)):
+            if abs(one - other) > max(tolerance * (abs(other) if relative else max(1.0, abs(other))), least):
                 raise Mismatch(what, one, other)
 
     async def _check_peer_scores(self, report: ScoreReport) -> None:
