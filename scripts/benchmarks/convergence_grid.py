@@ -68,11 +68,14 @@ GRIDS["larger"] = replace(
     muon_sparse=((88, 1), (256, 1)),
     tuned="reduced-8",
     rates={
-        "adamw": [{"lr": lr} for lr in (8e-3, 4e-3)],
-        "diloco": [{"lr": lr, "outer": outer} for lr, outer in ((4e-3, 0.2), (4e-3, 0.3), (4e-3, 0.4), (2e-3, 0.3))],
+        "adamw": [{"lr": lr} for lr in (8e-3, 4e-3, 2e-3)],
+        "diloco": [
+            {"lr": lr, "outer": outer}
+            for lr, outer in ((4e-3, 0.2), (4e-3, 0.3), (4e-3, 0.4), (4e-3, 0.6), (2e-3, 0.3))
+        ],
         "muon-grouped": [
             {"lr": lr, "outer": outer, "decay": 0.95, "momentum": 0.9}
-            for lr, outer in ((1.6e-2, 1.4), (1.6e-2, 1.0), (8e-3, 1.4))
+            for lr, outer in ((1.6e-2, 1.4), (1.6e-2, 1.0), (8e-3, 1.4), (8e-3, 2.0), (4e-3, 1.4))
         ],
     },
 )
