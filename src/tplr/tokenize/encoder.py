@@ -3,6 +3,8 @@
 import copy
 import hashlib
 import json
+import os
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +13,6 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 
-from tplr.concurrency.fork_lock import ForkLock
 from tplr.logging import logger
 from tplr.tokenize.byte_bpe import NotByteBPE, byte_bpe
 from tplr.tokenize.fast import FastEncoder
@@ -66,7 +67,10 @@ class Encoder:
 
 
 _encoders: OrderedDict[str, Encoder] = OrderedDict()
-_lock = ForkLock()
+_lock = threading.Lock()
+# A fork waits until no encoder is being built. Otherwise the forked process would get locks of an import or of the
+# tokenizers library that a thread of the parent holds, and would wait for them for ever.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def encoder(tokenizer: Any) -> Encoder:
@@ -81,9 +85,9 @@ def encoder(tokenizer: Any) -> Encoder:
         calls = CallableEncoder(tokenizer)
         probed = [row.tolist() for row in calls.encode_batch(PROBES, _PROBED_TOKENS).rows()]
         return Encoder(calls, _sha256(json.dumps([_kind(tokenizer), probed])))
-    definition = _definition(tokenizer)
-    fingerprint = _fingerprint(tokenizer, definition)
     with _lock:
+        definition = _definition(tokenizer)
+        fingerprint = _fingerprint(tokenizer, definition)
         if fingerprint not in _encoders:
             _encoders[fingerprint] = Encoder(_implementation(tokenizer, definition), fingerprint)
         _encoders.move_to_end(fingerprint)

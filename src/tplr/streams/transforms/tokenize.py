@@ -43,6 +43,8 @@ class Encode:
         self._kwargs = kwargs
         columns = set(getattr(tokenizer, "model_input_names", ()))
         is_ours = type(tokenizer).__module__.startswith("transformers.")
+        if is_ours:
+            import tplr.tokenize  # noqa: F401 - now, because a process that is forked during an import never ends it
         self.arrays = is_ours and not kwargs and columns <= {"input_ids", "attention_mask"}
         self._mask = "attention_mask" in columns
         self._is_ours = is_ours
