@@ -14,7 +14,7 @@ from tplr import migration
 from tplr.errors import ConfigError, HubUnavailable
 from tplr.keys import RunVersion
 from tplr.seeds import Profile
-from tplr.untrusted import printable
+from tplr.untrusted import printable, unique_keys
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -494,10 +494,8 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of these pairs. Raises ValueError for a repeated key, of which JSON would use the last one."""
-    keys = [key for key, _ in pairs if not key.startswith("_")]
-    if repeated := sorted({key for key in keys if keys.count(key) > 1}):
-        raise ValueError(f"key {repeated[0]!r} is given twice")
+    """Return an object of these pairs; only comments may have one name. Raises ValueError."""
+    unique_keys([(key, value) for key, value in pairs if not key.startswith("_")])
     return dict(pairs)
 
 

@@ -3,7 +3,8 @@
 Texts in a record are arbitrary: ``printable`` makes them safe for a terminal.
 """
 
-from typing import TypeVar
+from collections import Counter
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -44,3 +45,15 @@ def parse_untrusted(body: bytes, schema: type[WireT], name: str) -> WireT:
 def printable(text: str) -> str:
     """Somebody's text in one line: characters that command a terminal, or are not seen, as Python writes them."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object (``object_pairs_hook`` of ``json.loads``). Raises ValueError for a repeated key.
+
+    Without it, the last of several equal keys counts.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        repeated = min(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
+        raise ValueError(f"key {repeated!r} is given twice")
+    return found

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
 
 from tplr.errors import PayloadError
+from tplr.untrusted import unique_keys
 
 MAX_HEADER_BYTES = 1 << 20
 # Added to a norm before the division, as in documented networks, so that values of 0 stay 0.
@@ -79,8 +80,8 @@ def decode_state(body: bytes) -> State:
     if not 0 < _header_bytes(body) <= min(MAX_HEADER_BYTES, len(body) - 8):
         raise PayloadError("header: its length is out of bounds")
     try:
-        header = json.loads(body[8 : 8 + _header_bytes(body)], object_pairs_hook=_no_duplicates)
-        state = json.loads(header["__metadata__"]["state"], object_pairs_hook=_no_duplicates)
+        header = json.loads(body[8 : 8 + _header_bytes(body)], object_pairs_hook=unique_keys)
+        state = json.loads(header["__metadata__"]["state"], object_pairs_hook=unique_keys)
         step, values = state["global_step"], state["values"]
         tensors = load(body)
     except RecursionError as error:
@@ -94,13 +95,6 @@ def decode_state(body: bytes) -> State:
 
 def _header_bytes(body: bytes) -> int:
     return int.from_bytes(body[:8], "little")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name is repeated")
-    return found
 
 
 def parse_state(body: bytes) -> State:

@@ -473,7 +473,7 @@ class Auditor:
         """Compare products, which are 1 for a step of the usual size along the gradient.
 
         Args:
-            relative: they have no usual size.
+            relative: they are norms, which have no usual size.
         """
         same(f"number of {what}", len(published), len(found))
         tolerance, least = PRODUCT_TOLERANCE[self._hparams.precision], 10.0**-PRODUCT_DECIMALS
