@@ -1,4 +1,4 @@
-"""A score report that is published later than its hash: readers learn when, and read only the hashed report."""
+"""Score reports in buckets: sealed ones are readable later; readers refuse what was not sealed, or takes too long."""
 
 import hashlib
 
@@ -10,7 +10,7 @@ from tplr.errors import ObjectNotFound, PayloadError, PreconditionFailed, Scores
 from tplr.exchange.scores import get_scores, put_scores, put_seal, released_after, seal_of
 from tplr.hparams import load_hparams
 from tplr.keys import scores_key, scores_seal_key
-from tplr.schemas import ScoreReport
+from tplr.schemas import Alignment, PeerObservation, ScoreReport
 from tplr.storage import MemoryStore
 
 HPARAMS = load_hparams().model_copy(update={"gradient_retention_windows": 100, "pay_windows": 20})
@@ -57,6 +57,26 @@ async def test_other_content_than_was_sealed_is_refused() -> None:
 async def test_in_the_clear_there_is_no_seal() -> None:
     clear = HPARAMS.model_copy(update={"sealed_scores": False})
     assert await get_scores(await published(REPORT, sealed=False), WINDOW, ME, clear) == REPORT
+
+
+def with_tests(number: int) -> ScoreReport:
+    tested = PeerObservation(hotkey="somebody", sampled=True, assigned_products=(1.0,))
+    return score_report(
+        WINDOW,
+        uid=UID,
+        observations={str(uid): tested for uid in range(number)} | {"900": PeerObservation(hotkey="another")},
+        alignment=Alignment(uids=(0,), products=(1.0,), norms=(1.0,), gram=(1.0,)),
+    ).sealed()
+
+
+async def test_a_report_has_no_more_own_pages_tests_than_a_window() -> None:
+    """Each test of each update takes time: a megabyte of them would take a reader half an hour."""
+    clear, most = HPARAMS.model_copy(update={"sealed_scores": False}), HPARAMS.uids_per_window
+    full = with_tests(most)
+    assert await get_scores(await published(full, sealed=False), WINDOW, ME, clear) == full
+    store = await published(with_tests(most + 1), sealed=False)
+    with pytest.raises(PayloadError, match=f"{most + 1} own-pages tests, expected at most uids_per_window {most}"):
+        await get_scores(store, WINDOW, ME, clear)
 
 
 async def test_a_window_is_sealed_once() -> None:

@@ -77,6 +77,19 @@ async def test_an_honest_validator_agrees_and_nothing_is_believed(world: World, 
     assert await audited() == (None, "")
 
 
+async def test_more_own_pages_tests_than_a_window_has_are_a_difference(world: World, audited) -> None:
+    """The audit recomputes none of them, because each takes time."""
+    report = await world.comms.get_scores(VALIDATOR, LAST)
+    assert report.alignment
+    products = (1.0,) * len(report.alignment.uids)
+    seen = {uid: one.model_copy(update={"assigned_products": products}) for uid, one in report.observations.items()}
+    await put_scores(world.bucket, report.model_copy(update={"observations": seen}).sealed(), world.signer)
+    found, _ = await audited()
+    assert found
+    assert (found.window, found.what) == (LAST, f"a report of validator {VALIDATOR}")
+    assert "8 own-pages tests, expected at most uids_per_window 2" in str(found.found)
+
+
 @pytest.mark.parametrize(("uid", "lie"), [(HONEST, OUT_OF_SYNC), (HONEST, 2), (ELSEWHERE, 0), (ELSEWHERE, 3)])
 async def test_a_lie_about_sync_is_found_out(world: World, audited, uid: int, lie: int) -> None:
     await says(world, uid, behind=lie)

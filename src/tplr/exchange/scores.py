@@ -54,7 +54,8 @@ async def get_scores(store: ObjectStore, window: int, author: Author, hparams: H
 
     Raises:
         ScoresSealed: only their hash is published so far.
-        PayloadError: the object is not a score report of ``author``, or its hash is not the published one.
+        PayloadError: the object is not a score report of ``author``, its hash is not the published one, or it has more
+            own-pages tests than a window.
         StoreError: as ``ObjectStore.get``.
     """
     key = scores_key(window, author.uid, author.run.version)
@@ -69,7 +70,16 @@ async def get_scores(store: ObjectStore, window: int, author: Author, hparams: H
         raise PayloadError(f"{key}: its hash differs from the one published before ({seal.sha256[:12]}…)")
     if hparams.sealed_scores and seal is None:
         raise PayloadError(f"{key}: its hash was not published before")
+    _check_tests(found.document, hparams, key)
     return found.document
+
+
+def _check_tests(report: ScoreReport, hparams: HParams, key: str) -> None:
+    """Raise PayloadError for more own-pages tests than a window has: each takes time, a report may have hundreds."""
+    tested = sum(bool(seen.assigned_products) for seen in report.observations.values())
+    if tested > hparams.uids_per_window:
+        expected = f"expected at most uids_per_window {hparams.uids_per_window}"
+        raise PayloadError(f"{key}: {tested} own-pages tests, {expected}")
 
 
 async def _seal(store: ObjectStore, window: int, author: Author) -> ScoreSeal | None:

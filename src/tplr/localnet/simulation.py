@@ -22,14 +22,14 @@ from tplr.clock import WindowClock
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
 from tplr.errors import PayloadError, StoreError, StoreUnavailable
+from tplr.exchange import scores
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.envelope import Author, Run, Signer
 from tplr.exchange.gather import HASH_FIELD, GatherResult, gather
-from tplr.exchange.scores import put_scores
 from tplr.exchange.updates import UpdateRules
 from tplr.hparams import HParams
-from tplr.keys import commit_key, debug_key, gradient_key, scores_key
+from tplr.keys import commit_key, debug_key, gradient_key
 from tplr.localnet.plan import Scheme, scheme_constants
 from tplr.node.data_loader import WindowBatches, WindowDataLoader
 from tplr.node.leader import Leader
@@ -272,7 +272,7 @@ class World:
     async def _publish(self, seen: Observation, outcome: Outcome) -> None:
         """Publish the validator's scores like a node."""
         report = score_report(seen, outcome, self.board, uid=VALIDATOR, weights_set=None)
-        await put_scores(self.bucket, report, self.signer)
+        await scores.put_scores(self.bucket, report, self.signer)
 
     async def _report(self, gathered: GatherResult[Update]) -> None:
         """Publish the validator's report of a window like a node."""
@@ -384,9 +384,8 @@ class _Comms:
 
     async def get_scores(self, uid: int, window: int) -> ScoreReport:
         # Scores are not sealed: this simulation sets no weights.
-        author = self.author(uid)
-        key = scores_key(window, uid, author.run.version)
-        return await get_document(self.store_of(uid), key, ScoreReport, window=window, author=author)
+        hparams = self._world.hparams.model_copy(update={"sealed_scores": False})
+        return await scores.get_scores(self.store_of(uid), window, self.author(uid), hparams)
 
     async def window_hash(self, window: int) -> str:
         return self._world.block_hash(window)

@@ -30,7 +30,6 @@ from tplr.node.observer import NO_PROBATION, sample_batches
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
 from tplr.schemas import PRODUCT_DECIMALS, VALID, DebugReport, LossChange, Reason, ScoreReport
-from tplr.scoring.board import check_tests
 from tplr.scoring.profiles import score_board
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
 from tplr.training.evaluation import Baseline
@@ -489,8 +488,6 @@ class Auditor:
             return
         board, (_, seed) = score_board(self._hparams), await self._seed()
         with _consistent():
-            for one in (*earlier, report):
-                check_tests(one.observations, self._hparams)
             board.resume(earlier)
             if report.alignment:
                 pool = {uid: report.observations[str(uid)].hotkey for uid in report.alignment.uids}

@@ -22,7 +22,7 @@ from tplr.page.evaluations import figures
 from tplr.page.history import MinerScore, WindowRecord
 from tplr.page.sentences import Row
 from tplr.schemas import DebugReport, DocumentedScore, PeerList, PeerScore, ScoreReport
-from tplr.scoring.board import CreditShares, check_tests
+from tplr.scoring.board import CreditShares
 from tplr.scoring.explain import explain_rows
 from tplr.storage.many import for_each, list_objects
 
@@ -257,10 +257,6 @@ class PublishedRun:
         except ObjectNotFound:
             return None, f"validator {self._validator} has published no scores of window {window}"
         except (StoreError, PayloadError) as error:
-            return None, str(error)
-        try:
-            check_tests(report.observations, self._hparams)
-        except ValueError as error:
             return None, str(error)
         return (report, "") if report.window == window else (None, f"its scores say window {report.window}")
 

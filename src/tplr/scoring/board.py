@@ -141,13 +141,6 @@ def own_pages_tests(evidence: Evidence, *, only: int | None = None) -> dict[tupl
     return deviations(seen, evidence.alignment or NOTHING, only=only)
 
 
-def check_tests(observations: Mapping[str, PeerObservation], hparams: HParams) -> None:
-    """Raise ValueError if another node observed more own-pages tests than a window has, because each takes time."""
-    tested = sum(bool(seen.assigned_products) for seen in observations.values())
-    if tested > hparams.uids_per_window:
-        raise ValueError(f"{tested} own-pages tests, expected at most uids_per_window {hparams.uids_per_window}")
-
-
 def loss_test(seen: PeerObservation) -> float | None:
     """Return ``loss_indicator`` if the uid's losses were also measured on its assigned pages; else None."""
     measured = seen.evaluation

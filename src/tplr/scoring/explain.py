@@ -19,7 +19,6 @@ from tplr.scoring.board import (
     TRUST,
     CreditShares,
     MeasuredWindow,
-    check_tests,
     credit_shares,
     loss_test,
     own_pages_tests,
@@ -43,7 +42,6 @@ Row = tuple[str, str]
 def measured_window(report: ScoreReport, hparams: HParams) -> MeasuredWindow:
     """The evidence of a report. Raises PayloadError if it contradicts itself."""
     try:
-        check_tests(report.observations, hparams)
         return MeasuredWindow(report.evidence, hparams)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise _contradiction(error) from error
