@@ -24,7 +24,7 @@ COMMANDS = all_of_guide("docs/datasets.md")
 @pytest.fixture
 def operator(served, tmp_path, monkeypatch, tokenizer):
     """A folder with an operator's texts, and the settings that the page requires."""
-    monkeypatch.setattr("tplr.cli.data.setup_logging", lambda: None)  # logging settings would outlive the test
+    monkeypatch.setattr("tplr.cli.reported.setup_logging", lambda **_: None)  # logging settings would outlive the test
     for name in [name for name in config.Environment.read().variables if name.startswith(("R2_", "TPLR_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TPLR_S3_ENDPOINT", served.server.endpoint)

@@ -116,6 +116,22 @@ def test_a_reader_that_ends_ends_the_command_in_silence(many_records, samples):
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_a_node_that_an_error_ended_is_not_misconfigured(monkeypatch):
+    """Status 2 would keep its service from starting it again."""
+    monkeypatch.setattr("tplr.cli.node.run", no_reader)
+    with pytest.raises(BrokenPipeError):
+        main(["miner"])
+
+
+def no_reader(_):
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        os.write(write, b"x")
+    finally:
+        os.close(write)
+
+
 @pytest.fixture
 def interruptible():
     """Commands react to Ctrl-C, although a shell makes its background jobs, such as these tests, ignore it."""

@@ -10,7 +10,7 @@ from tplr.cli import main
 
 @pytest.fixture
 def corpus(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr("tplr.cli.data.setup_logging", lambda: None)  # logging settings would outlive the test
+    monkeypatch.setattr("tplr.cli.reported.setup_logging", lambda **_: None)  # logging settings would outlive the test
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     for i in range(3):
         lines = [json.dumps({"text": "é" * n, "id": n}) for n in range(1, 40)] + ["broken"]

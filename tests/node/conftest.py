@@ -13,6 +13,7 @@ import pytest
 from tplr import cli
 from tplr.chain.clocks import ManualClock
 from tplr.chain.local import LocalChain
+from tplr.cli import reported
 from tplr.clock import WindowClock
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
@@ -28,7 +29,6 @@ from tplr.localnet.network import (
     node_environment,
 )
 from tplr.localnet.plan import BLOCK_SECONDS, make_plan
-from tplr.node import inspect_cli
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import PageDataSource
@@ -234,7 +234,7 @@ def command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Command:
     for name, value in node_environment(stage.network, setup, stage.server.endpoint).items():
         if stage.own_aggregator or not name.startswith("R2_AGGREGATOR_"):
             monkeypatch.setenv(name, value)
-    monkeypatch.setattr(inspect_cli, "setup_logging", lambda **_: None)  # logging settings would outlive the test
+    monkeypatch.setattr(reported, "setup_logging", lambda **_: None)  # logging settings would outlive the test
     (stage.network.folder / "hparams.json").write_text(stage.hparams.model_dump_json(exclude={"sparseloco"}))
     words = [str(one) for one in node_command(stage.network, setup)]
     network = words[words.index("--netuid") : words.index("--events")]

@@ -3,9 +3,10 @@
 import pytest
 from guides import from_guide
 
+from tplr.cli.reported import FAILED
 from tplr.exchange.scores import seal_of
 from tplr.node.audit import Auditor, Difference
-from tplr.node.inspect_cli import AGREES, DIFFERS, UNKNOWN
+from tplr.node.inspect_cli import AGREES, DIFFERS
 from tplr.schemas import VALID, Alignment, Evaluation, Evidence, LossChange, PeerObservation, PeerScore, ScoreReport
 from tplr.scoring.board import Board
 from tplr.scoring.explain import explain, measured_window, shares_of
@@ -31,16 +32,16 @@ def report(uid: int) -> ScoreReport:
 
 
 async def test_explain(stage, command, capsys, caplog) -> None:
-    assert await command("explain", "--window", WINDOW, "--uid", MINER) == UNKNOWN
+    assert await command("explain", "--window", WINDOW, "--uid", MINER) == FAILED
     assert "no validator has a bucket on chain: give --validator" in caplog.text
 
     validator = (await stage.context(stage.setup("validator"))).comms
-    assert await command("explain", "--uid", MINER) == UNKNOWN
+    assert await command("explain", "--uid", MINER) == FAILED
     assert f"validator {validator.uid} has published no scores" in caplog.text
     made = report(validator.uid)
     # First only their hash is published: the command prints when the scores will be readable.
     await validator.put_scores_seal(seal_of(made, weights_due=WINDOW + 3))
-    assert await command("explain", "--window", WINDOW, "--uid", MINER) == UNKNOWN
+    assert await command("explain", "--window", WINDOW, "--uid", MINER) == FAILED
     assert f"due in window {WINDOW + 3}, and the scores are readable by window" in caplog.text
     await validator.put_scores(made)
     shares = shares_of(made, [measured_window(made, stage.hparams)])
@@ -52,9 +53,9 @@ async def test_explain(stage, command, capsys, caplog) -> None:
         assert await command("explain", "--uid", MINER, *asked) == AGREES
         assert capsys.readouterr().out.strip() == expected
 
-    assert await command("explain", "--window", WINDOW, "--uid", 77) == UNKNOWN
+    assert await command("explain", "--window", WINDOW, "--uid", 77) == FAILED
     assert f"for window {WINDOW}, which has {MINER}" in caplog.text
-    assert await command("explain", "--window", WINDOW + 1, "--uid", MINER) == UNKNOWN
+    assert await command("explain", "--window", WINDOW + 1, "--uid", MINER) == FAILED
     assert f"validator {validator.uid} has published no scores of window {WINDOW + 1}" in caplog.text
 
 
@@ -107,20 +108,20 @@ async def test_explain_reads_the_reports_that_a_credit_follows_from(stage, comma
 
 async def test_a_window_that_can_not_be_audited_is_an_error(stage, command, capsys, caplog, tmp_path) -> None:
     validator = (await stage.context(stage.setup("validator"))).comms
-    assert await command("audit", "--window", WINDOW) == UNKNOWN
+    assert await command("audit", "--window", WINDOW) == FAILED
     assert "the run has not started" in caplog.text
     await validator.post_start_window(WINDOW)
     values = {"1234": WINDOW, "FOLDER": tmp_path / "empty"}
     given = from_guide("docs/scoring.md", "tplr audit --window 1234 --from FOLDER", values)
-    assert await command(*given.arguments) == UNKNOWN
+    assert await command(*given.arguments) == FAILED
     assert f"no saved state of this run of window {WINDOW} or before; give --from start" in caplog.text
-    assert await command("audit", "--window", WINDOW - 1) == UNKNOWN
+    assert await command("audit", "--window", WINDOW - 1) == FAILED
     assert f"window {WINDOW - 1} is before the run's first one, {WINDOW}: nothing to audit" in caplog.text
     # Nothing is published about it, which is not a difference.
-    assert await command("audit", "--window", WINDOW) == UNKNOWN
+    assert await command("audit", "--window", WINDOW) == FAILED
     assert f"window {WINDOW} not verified: validator {validator.uid} has not published it" in caplog.text
     given = from_guide("docs/scoring.md", "tplr audit --window 1234 --from checkpoint", {"1234": WINDOW})
-    assert await command(*given.arguments) == UNKNOWN
+    assert await command(*given.arguments) == FAILED
     assert f"no checkpoint of version {stage.hparams.version} of window {WINDOW} or before" in caplog.text
     assert await command(*from_guide("docs/monitoring.md", "tplr watch").arguments, "--once") == 0
     assert "no window is published yet" in capsys.readouterr().out
@@ -155,6 +156,6 @@ async def test_a_result_that_can_not_be_recorded_is_printed(
     monkeypatch.setattr(Auditor, "audit", audit)
     validator = (await stage.context(stage.setup("validator"))).comms
     await validator.post_start_window(WINDOW)
-    assert await command("audit", "--window", WINDOW, "--record", tmp_path / "nowhere" / "audits.jsonl") == UNKNOWN
+    assert await command("audit", "--window", WINDOW, "--record", tmp_path / "nowhere" / "audits.jsonl") == FAILED
     assert capsys.readouterr().out.startswith("AGREES: validator")
     assert "No such file" in caplog.text

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tplr.chain.ledger import Ledger
+from tplr.cli.reported import FAILED
 from tplr.errors import NotRegistered
 from tplr.hparams import HParams
 from tplr.keys import gradient_key, included_key, state_key
 from tplr.localnet.dataset import SUBFOLDER
-from tplr.node.inspect_cli import AGREES, DIFFERS, UNKNOWN
+from tplr.node.inspect_cli import AGREES, DIFFERS
 from tplr.node.main import _first
 from tplr.node.miner import Miner
 from tplr.node.replica import Replica
@@ -66,7 +67,7 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         own = ("--wallet.name", "validator")  # also with the wallet of the audited validator
         assert await command("audit", "--window", last + 1, "--from", "checkpoint", *own) == AGREES
         assert f"windows {last + 1} to {last + 1}: " in capsys.readouterr().out
-        assert await command("audit", "--window", first, "--from", "checkpoint") == UNKNOWN
+        assert await command("audit", "--window", first, "--from", "checkpoint") == FAILED
         assert await command("audit", "--window", last, "--all") == AGREES
         assert f"AGREES: validator {VALIDATOR}, windows {first} to {last}: " in capsys.readouterr().out
         assert await command("explain", "--window", last, "--uid", MINER) == AGREES

@@ -209,7 +209,7 @@ Tplr = Callable[..., int]
 def tplr(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tplr:
     """Runs ``tplr`` with these arguments, in a separate folder of the test; returns the exit status."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tplr.logging.setup_logging", lambda **_: None)  # logging settings would outlive the test
+    monkeypatch.setattr("tplr.cli.reported.setup_logging", lambda **_: None)  # logging settings would outlive the test
 
     def run(*words: object) -> int:
         monkeypatch.setattr("sys.argv", ["tplr", *map(str, words)])  # results name the command line

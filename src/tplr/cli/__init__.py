@@ -2,12 +2,12 @@
 
 import argparse
 import os
-import select
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from tplr.cli.reported import output_unread
 from tplr.migration import argument_hints
 
 # Subcommand → the module of this package that implements it, and one line for --help. Such a module has
@@ -33,8 +33,6 @@ COMMANDS = {
 }
 
 TAKE_NODE_ARGUMENTS = ("node", "inspect", "doctor", "watch", "page", "export", "generate", "evaluate", "replay")
-
-
 INTERRUPTED, UNREAD = 130, 141  # as a shell shows the ends by SIGINT and SIGPIPE
 
 
@@ -46,28 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse_arguments(sys.argv[1:] if argv is None else argv)
         status = args.run(args)
-        if _unread():
+        if output_unread():
             sys.stdout.flush()
         return status
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        if not _unread():
+        if not output_unread():
             raise
         # The interpreter flushes the rest at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
-
-
-def _unread() -> bool:
-    """Return whether standard output is a pipe or a socket whose reader has ended."""
-    try:
-        output = sys.stdout.fileno()
-    except (AttributeError, OSError, ValueError):  # none, replaced, or closed
-        return False
-    poll = select.poll()
-    poll.register(output, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tplr.cli.export import window
-from tplr.cli.network import add_network_arguments, device_name, run_on_network, run_reported
+from tplr.cli.network import add_network_arguments, device_name, run_on_network
+from tplr.cli.reported import run_reported
 
 if TYPE_CHECKING:
     from tplr.node.network_reader import NetworkReader

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from tplr.cli.network import add_reader_arguments, network_of
+from tplr.cli.reported import run_reported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,4 +42,4 @@ def run(args: argparse.Namespace) -> int:
         record=getattr(args, "record", None),
         network=network,
     )
-    return main(args.command, request, surroundings)
+    return run_reported(lambda: main(args.command, request, surroundings), debug=network.debug)

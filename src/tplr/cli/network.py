@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tplr.cli.reported import run_reported
 from tplr.node.arguments import Arguments, node_arguments
 from tplr.node.arguments import add_arguments as add_node_arguments
 
 if TYPE_CHECKING:
     from tplr.node.network_reader import NetworkReader, Surroundings
 
-FAILED, INTERRUPTED = 2, 130
 AUTO = "auto"  # cuda if there is one, else cpu
 RESULTS = Path("evaluations")
 
@@ -89,7 +89,7 @@ def run_on_network(args: argparse.Namespace, work: Work, *, publishes: bool = Fa
         publishes: whether the work also writes into this hotkey's own bucket; its write key must be in the environment.
 
     Returns:
-        The work's exit status; 2 after an error, which is logged as one line; 130 after an interrupt.
+        The work's exit status; 2 after an error, which is logged as one line.
     """
     import asyncio
 
@@ -105,27 +105,6 @@ def run_on_network(args: argparse.Namespace, work: Work, *, publishes: bool = Fa
             return await work(network, device_name(arguments.device))
 
     return run_reported(lambda: asyncio.run(connected()), debug=arguments.debug)
-
-
-def run_reported(function: Callable[[], int], *, debug: bool = False) -> int:
-    """Call ``function``; return its status, or that of the error that ended it, which is logged."""
-    from tplr.errors import TplrError
-    from tplr.logging import logger, setup_logging
-
-    setup_logging(debug=debug)
-    try:
-        return function()
-    except BrokenPipeError:  # of standard output
-        raise
-    except (TplrError, OSError, ExceptionGroup) as error:
-        while isinstance(error, ExceptionGroup):  # the first failure of several concurrent reads
-            error = error.exceptions[0]
-        if not isinstance(error, TplrError | OSError):
-            raise
-        logger.error("%s", error)
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def device_name(device: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from tplr.cli.network import add_network_arguments, run_on_network, run_reported
+from tplr.cli.network import add_network_arguments, run_on_network
+from tplr.cli.reported import run_reported
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

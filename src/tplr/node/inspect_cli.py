@@ -5,8 +5,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tplr.errors import ConfigError, ObjectNotFound, ScoresSealed, TplrError
-from tplr.logging import logger, setup_logging
+from tplr.errors import ConfigError, ObjectNotFound, ScoresSealed
 from tplr.node.arguments import Arguments
 from tplr.node.audit import Auditor
 from tplr.node.audit_stamps import AuditStamp, append_stamp
@@ -17,7 +16,7 @@ from tplr.node.score_evidence import ScoreEvidence
 from tplr.scoring.explain import explain
 from tplr.untrusted import printable
 
-AGREES, DIFFERS, UNKNOWN = 0, 1, 2
+AGREES, DIFFERS = 0, 1
 
 
 @dataclass(frozen=True)
@@ -46,16 +45,12 @@ def main(command: str, request: Request, surroundings: Surroundings | None = Non
     """Run ``explain`` or ``audit``, in this process's environment or in ``surroundings``.
 
     Returns:
-        Exit status: 0 after success (and agreement), 1 if the audit found a difference, 2 if the data are unavailable.
+        Exit status: 0 after success (and agreement), 1 if the audit found a difference.
+
+    Raises:
+        TplrError, OSError: the data are unavailable, or the result can't be written.
     """
-    setup_logging(debug=request.network.debug)
-    try:
-        return asyncio.run(_main(command, request, surroundings or this_environment))
-    except BrokenPipeError:  # of standard output
-        raise
-    except (TplrError, OSError) as error:
-        logger.error("%s", error)
-        return UNKNOWN
+    return asyncio.run(_main(command, request, surroundings or this_environment))
 
 
 async def _main(command: str, request: Request, surroundings: Surroundings) -> int:

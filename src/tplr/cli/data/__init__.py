@@ -4,8 +4,7 @@ import argparse
 import sys
 from importlib import import_module
 
-from tplr.errors import TplrError
-from tplr.logging import setup_logging
+from tplr.cli.reported import run_reported
 
 # Verb → one line for --help. The module of a verb is like that of a subcommand (``tplr.cli.COMMANDS``).
 VERBS = {
@@ -31,11 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the parsed verb; return its exit status, which is 2 after an error."""
-    setup_logging()
-    try:
-        return args.run_verb(args)
-    except BrokenPipeError:  # of standard output
-        raise
-    except (TplrError, OSError) as error:
-        sys.stderr.write(f"tplr data {args.verb}: {error}\n")
-        return 2
+
+    def report(text: str) -> None:
+        sys.stderr.write(f"tplr data {args.verb}: {text}\n")
+
+    return run_reported(lambda: args.run_verb(args), report=report)
