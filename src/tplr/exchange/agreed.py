@@ -1,8 +1,9 @@
 """Finds the answer that electors with more than half of the stake give, and waits no longer than needed."""
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from tplr.chain.electors import Electors
@@ -179,16 +180,23 @@ class DecisionReader:
             if uid not in self._asking:
                 self._asking[uid] = asyncio.create_task(self._ask(uid))
         if tasks := [self._asking[uid] for uid in uids]:
-            self._waiting += 1
             try:
-                done, _ = await asyncio.wait(tasks, timeout=timeout)
+                with self._counted():
+                    done, _ = await asyncio.wait(tasks, timeout=timeout)
             except asyncio.CancelledError:
-                self._waiting -= 1
                 self._cancel()
                 raise
-            self._waiting -= 1
             for task in done:
                 task.result()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count this caller among those that wait for requests."""
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
 
     def _cancel(self) -> None:
         """Cancel the requests that still run, if no caller waits for them."""
