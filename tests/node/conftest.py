@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from catching_up import OpenCatchUp, open_catch_up
 
 from tplr import cli
 from tplr.chain.clocks import ManualClock
@@ -222,6 +224,12 @@ def staged(tmp_path: Path, first_weights_in_turn: None) -> Staging:
             yield stage
 
     return opened
+
+
+@pytest.fixture
+def catch_up(staged: Staging) -> OpenCatchUp:
+    """Opens a recorded run and a newcomer: a scheme, changed constants."""
+    return functools.partial(open_catch_up, staged)
 
 
 Command = Callable[..., Awaitable[int]]

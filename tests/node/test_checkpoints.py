@@ -1,0 +1,215 @@
+"""A node starts from the newest checkpoint of an elector that is the model of the run."""
+
+import asyncio
+import shutil
+
+import pytest
+import torch
+from catching_up import START
+
+from tplr.errors import ConfigError
+from tplr.exchange.checkpoints import fetch_manifest, publish
+from tplr.node.network_reader import NetworkReader
+from tplr.node.replay import load_state, reading_state
+from tplr.node.train_state import TrainState
+from tplr.training.fingerprint import digest
+from tplr.training.model import build_model
+
+
+@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+async def test_joins_from_a_checkpoint_and_aggregates_when_the_updates_are_gone(
+    catch_up, scheme, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr("tplr.node.replica.LOG_INTERVAL", 0.0)
+    caplog.set_level("INFO")
+    async with catch_up(scheme) as run:
+        await run.record(2)
+        await run.recording.checkpoint()
+        await run.record(3)
+        await run.forget_updates()
+        async with run.opened() as replica:
+            assert replica.window == START + 2
+            await run.advance(replica)
+            assert run.agrees(replica)
+        assert "catching up: 2 windows left, about " in caplog.text
+        assert [event["window"] for event in run.events_of("applied")] == [START + 2, START + 3, START + 4]
+        held = {START + 5: digest(run.recording.train_state.parameters)}
+        # It resumes from its saved state.
+        await run.record()
+        async with run.opened() as replica:
+            assert replica.window == START + 5
+            await run.advance(replica)
+            assert run.agrees(replica)
+        # An audit finds the matching state among the two that the node has saved.
+        held[START + 6] = digest(run.recording.train_state.parameters)
+        reader, folder = NetworkReader(None, None, None, run.stage.hparams, run.newcomer.comms), str(replica.folder)
+        for window, model in held.items():
+            audited = reading_state(reader, folder, START, run.stage.folder("scratch"))
+            assert await run.stage.drive(load_state(reader, audited, folder, until=window)) == window
+            assert digest(audited.parameters) == model
+        with pytest.raises(ConfigError, match=f"no saved state of this run of window {START + 4} or before"):
+            await run.stage.drive(load_state(reader, audited, folder, until=START + 4))
+
+
+async def test_only_electors_publish_checkpoints_and_who_lost_everything_finds_theirs(catch_up) -> None:
+    async with catch_up() as run:
+        stage, bucket = run.stage, run.newcomer.comms.own_store
+        await run.record(2)
+        async with run.opened() as replica:
+            await run.advance(replica)
+            await replica.wait_for_save()
+            # Like miners when every node published its own checkpoints.
+            saved = replica.train_state.saved()
+            await run.newcomer.comms.publish_checkpoint(saved.folder)
+            await run.record(2)
+            await run.advance(replica)
+            await replica.wait_for_save()
+            async with asyncio.timeout(20):
+                while await bucket.list("checkpoint-"):  # noqa: ASYNC110 - a background task deletes them
+                    await asyncio.sleep(0.02)
+        assert run.events_of("checkpoint") == []
+        async with run.opened_elector() as elector:
+            await run.advance(elector)
+            await stage.until(lambda: stage.of("checkpoint", "validator"))
+        await run.forget_updates()
+        shutil.rmtree(stage.folder("miner-3"))
+        await run.record()
+        async with run.opened() as replica:
+            assert replica.window == START + 4
+            await run.advance(replica)
+            assert run.agrees(replica)
+        assert [event["peer"] for event in run.events_of("restored")] == [0]
+
+
+class Scores:
+    """A part of a node's state that is its own."""
+
+    def __init__(self, evidence: str = "") -> None:
+        self.evidence = evidence
+
+    def state_dict(self) -> dict[str, str]:
+        return {"evidence": self.evidence}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        self.evidence = state["evidence"]
+
+
+async def test_a_checkpoint_contains_nothing_of_the_electors_own_records(catch_up) -> None:
+    """They may be sealed, and would make its manifest larger than others accept."""
+    async with catch_up() as run:
+        stage, evidence = run.stage, "sealed" * 300_000  # as much as on a full subnet
+        await run.record(2)
+        async with run.opened_elector(scores=Scores(evidence)) as elector:
+            await run.advance(elector)
+            await stage.until(lambda: stage.of("checkpoint", "validator"))
+            checkpoint = (await run.newcomer.comms.checkpoints())[0]
+            assert "sealed" not in str((await fetch_manifest(checkpoint)).values)
+        async with run.opened() as replica:
+            assert replica.window == START + 2  # it has used the checkpoint
+        # On the elector's disk they are.
+        scores = Scores()
+        async with run.opened_elector(scores=scores) as elector:
+            assert (elector.window, scores.evidence) == (START + 2, evidence)
+
+
+async def test_what_is_a_nodes_own_survives_a_leap(catch_up) -> None:
+    async with catch_up() as run:
+        await run.record()
+        async with run.opened(scores=Scores("seven")) as replica:
+            await run.advance(replica)
+        await run.record(4)
+        await run.recording.checkpoint()
+        scores = Scores()
+        async with run.opened(scores=scores) as replica:
+            assert (replica.window, scores.evidence) == (START + 5, "seven")
+
+
+@pytest.mark.parametrize("false", ["weights", "steps"])
+async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_older_one_taken(
+    catch_up, caplog, false
+) -> None:
+    async with catch_up() as run:
+        await run.record(2)
+        await run.recording.checkpoint()
+        await run.record(2)
+        train_state = run.recording.train_state
+        weights, steps = (1.0, 0) if false == "weights" else (0.0, 1)
+        with torch.no_grad():
+            name = next(iter(run.recording.train_state.parameters))
+            run.recording.train_state.parameters[name].add_(weights)
+            train_state.global_step -= steps
+            await run.recording.checkpoint()
+            run.recording.train_state.parameters[name].sub_(weights)
+            train_state.global_step += steps
+        async with run.opened() as replica:
+            assert "differs from the one that most electors report" in caplog.text
+            assert replica.window == START + 2
+
+
+async def test_no_more_checkpoints_of_an_elector_are_downloaded_than_an_honest_one_keeps(catch_up, caplog) -> None:
+    """Each download is the whole model, and only after it the model turns out to be another one."""
+    async with catch_up(checkpoints_kept=1) as run:
+        leader, train_state = run.leader.comms, run.recording.train_state
+        for _ in range(5):
+            await run.record()
+            with torch.no_grad():
+                train_state.global_step -= 1
+                saved = train_state.save(run.recording.window, {})
+                train_state.global_step += 1
+            await publish(leader.own_store, saved.folder, signer=leader.signer, keep_last=100)
+        async with run.opened() as replica:
+            assert replica.window == START
+        refused = [one for one in caplog.messages if "differs from the one that most electors report" in one]
+        assert [one.split()[3] for one in refused] == [str(START + 5), str(START + 4)]
+
+
+async def test_a_checkpoint_of_weights_that_are_no_numbers_is_refused_and_an_older_one_taken(catch_up, caplog) -> None:
+    async with catch_up() as run:
+        await run.record(2)
+        await run.recording.checkpoint()
+        await run.record(2)
+        name = next(iter(run.recording.train_state.parameters))
+        parameter = run.recording.train_state.parameters[name]
+        kept = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.fill_(float("nan"))
+            await run.recording.checkpoint()
+            parameter.copy_(kept)
+        async with run.opened() as replica:
+            assert f"{name} has entries that are not finite numbers" in caplog.text
+            assert replica.window == START + 2
+
+
+async def test_a_checkpoint_of_a_window_to_come_is_not_taken(catch_up) -> None:
+    async with catch_up() as run:
+        await run.record(2)
+        run.recording.window += 100
+        await run.recording.checkpoint()
+        run.recording.window -= 100
+        async with run.opened() as replica:
+            assert replica.window == START
+
+
+async def test_a_new_version_begins_with_an_earlier_ones_weights(catch_up) -> None:
+    async with catch_up() as run:
+        await run.record(2)
+        await run.recording.checkpoint()
+        before = digest(run.recording.train_state.parameters)
+        update = {"spec_version": 2, "checkpoint_init_version": run.stage.hparams.version}
+        run.stage.hparams = run.stage.hparams.model_copy(update=update)
+        newcomer = await run.stage.context(run.stage.setup("miner-3"))
+        async with (
+            run.stage.running(newcomer.clock.run()),
+            run.stage.replica(run.stage.setup("miner-3"), newcomer) as replica,
+        ):
+            await run.stage.drive(newcomer.clock.wait_for_window(0))
+            await run.stage.drive(replica.open(START + 9))
+            assert (replica.window, replica.train_state.global_step) == (START + 9, 0)
+            assert digest(replica.train_state.parameters) == before
+            # An audit from the run's start does the same.
+            hparams = run.stage.hparams
+            reader = NetworkReader(None, None, None, hparams, newcomer.comms)
+            audited = TrainState(build_model(hparams), hparams, run.stage.folder("audit"))
+            audited.start_window = START + 9
+            assert await run.stage.drive(load_state(reader, audited, "start", until=START + 9)) == START + 9
+            assert digest(audited.parameters) == before
