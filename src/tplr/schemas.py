@@ -216,6 +216,7 @@ class DebugReport(Document):
 
     Attributes:
         fingerprint: hash of entries at positions that are unpredictable before the window ends.
+        outer_fingerprint: hash of the outer scheme's state that is equal on all nodes: norm caps and outer momentum.
         proof: hash of entries at positions specific to this uid, so that other uids can't copy it.
         digest: hash of the whole model, at intervals; empty in other windows.
         included: SHA-256 of each applied update, by uid.
@@ -227,6 +228,7 @@ class DebugReport(Document):
     window: Window
     uid: Uid
     fingerprint: Sha256
+    outer_fingerprint: Sha256
     proof: Sha256
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
     included: Annotated[dict[UidText, Sha256], FailFast()] = Field(max_length=4096)

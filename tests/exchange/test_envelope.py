@@ -27,7 +27,14 @@ ALICE, EVE = Keypair.create_from_uri("//alice"), Keypair.create_from_uri("//eve"
 RUN = Run(netuid=3, version="1")
 HASH = "5e" * 32
 REPORT = DebugReport(
-    window=7, uid=1, fingerprint=HASH, proof=HASH, digest="", included={"1": HASH}, skipped={"2": Reason.MISSING}
+    window=7,
+    uid=1,
+    fingerprint=HASH,
+    outer_fingerprint=HASH,
+    proof=HASH,
+    digest="",
+    included={"1": HASH},
+    skipped={"2": Reason.MISSING},
 )
 AUTHOR = Author(RUN, 1, ALICE.ss58_address)
 READ: dict[str, Any] = {"window": 7, "author": AUTHOR}

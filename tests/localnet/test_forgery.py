@@ -34,6 +34,7 @@ REPORT = DebugReport(
     window=9,
     uid=0,
     fingerprint="a" * 64,
+    outer_fingerprint="e" * 64,
     proof="b" * 64,
     digest="c" * 64,
     included={"1": "d" * 64},

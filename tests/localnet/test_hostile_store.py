@@ -70,7 +70,14 @@ async def world(tmp_path):
 
 def report(window):
     document = DebugReport(
-        window=window, uid=4, fingerprint="a" * 64, proof="b" * 64, digest="", included={"1": "d" * 64}, skipped={}
+        window=window,
+        uid=4,
+        fingerprint="a" * 64,
+        outer_fingerprint="e" * 64,
+        proof="b" * 64,
+        digest="",
+        included={"1": "d" * 64},
+        skipped={},
     )
     return debug_key(window, 4, "1"), sign_document(document, window=window, signer=ME)
 

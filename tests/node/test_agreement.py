@@ -47,19 +47,24 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
     fingerprints: dict[int, str] = {}
 
     async def majority_report(_: object, window: int) -> SimpleNamespace | None:
-        return SimpleNamespace(fingerprint=fingerprints[window]) if window in fingerprints else None
+        return report(fingerprints[window]) if window in fingerprints else None
 
     monkeypatch.setattr(agreement, "majority_report", majority_report)
     return fingerprints
+
+
+def report(fingerprint: str, outer: str = "caps", included: dict[str, str] | None = None) -> SimpleNamespace:
+    return SimpleNamespace(fingerprint=fingerprint, outer_fingerprint=outer, included=included or {})
 
 
 def new() -> Agreement:
     return Agreement(SimpleNamespace(alone=False), NothingPublished())  # type: ignore[arg-type]
 
 
-def note(one: Agreement, **fingerprints: str) -> None:
+def note(one: Agreement, outer: str = "caps", **fingerprints: str) -> None:
     for window, fingerprint in fingerprints.items():
-        one.note(SimpleNamespace(updates=[], window=int(window[1:]), published=True), fingerprint)  # type: ignore[arg-type]
+        gathered = SimpleNamespace(window=int(window[1:]), published=True)
+        one.note(gathered, report(fingerprint, outer))  # type: ignore[arg-type]
 
 
 async def divergence(one: Agreement) -> tuple[int, bool] | None:
@@ -84,12 +89,22 @@ async def test_windows_that_are_replayed_and_equal_do_not_begin_the_count_again(
     assert await divergence(one) == (8, False)
 
 
+async def test_equal_weights_with_other_norm_caps_are_rolled_back(reported) -> None:
+    """The next window that clips an update would give other weights."""
+    reported[5] = "five"
+    one = new()
+    note(one, outer="other caps", w5="five")
+    assert await divergence(one) == (5, False)
+    note(one, w5="five")
+    assert await divergence(one) is None
+
+
 async def test_a_set_that_only_reports_name_is_compared_when_it_is_decided(reported) -> None:
     """Live nodes roll back in this case, and so must a node that caught up before."""
     one = Agreement(SimpleNamespace(alone=False, is_voided=lambda _: False), DecidedLate())  # type: ignore[arg-type]
     gathered = await DecidedLate(decided=False).find(7)
     assert not gathered.published
-    one.note(gathered, "model")
+    one.note(gathered, report("model", included={str(got.uid): got.sha256 for got in gathered.updates}))  # type: ignore[arg-type]
     assert await divergence(one) == (7, False)
 
 

@@ -240,11 +240,12 @@ async def test_a_changed_byte_of_an_update_is_its_miner_s(world: World, tmp_path
         store._objects[key] = held
 
 
-@pytest.mark.parametrize("what", ["fingerprint", "proof", "digest", "update of uid 1"])
+@pytest.mark.parametrize("what", ["fingerprint", "outer fingerprint", "proof", "digest", "update of uid 1"])
 async def test_a_report_that_its_validator_signed_is_still_compared(world: World, tmp_path: Path, what: str) -> None:
     held = dict(world.bucket._objects)
     report = await world.comms.get_report(VALIDATOR, 2)
-    change = {what: "5e" * 32} if hasattr(report, what) else {"included": report.included | {"1": "5e" * 32}}
+    field = what.replace(" ", "_")
+    change = {field: "5e" * 32} if hasattr(report, field) else {"included": report.included | {"1": "5e" * 32}}
     key, lie = debug_key(2, VALIDATOR, world.hparams.version), report.model_copy(update=change)
     await put_document(world.bucket, key, lie, window=2, signer=world.signer)
     try:

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from tplr.clock import first_block
+from tplr.compress.payload import Update
 from tplr.errors import StoreError, WindowLost
 from tplr.exchange.agreed import DecisionReader
 from tplr.exchange.ballots import VOID_WITHIN, BallotReader, Value
+from tplr.exchange.gather import GatherResult
 from tplr.exchange.peers import published_lists, read_list
 from tplr.keys import gradient_key, state_key
 from tplr.localnet.plan import BLOCK_SECONDS
@@ -27,7 +29,7 @@ from tplr.node.failpoints import hook
 from tplr.node.leader import Leader
 from tplr.node.replica import NodeContext
 from tplr.node.windows import WindowUpdates
-from tplr.schemas import PeerList
+from tplr.schemas import DebugReport, PeerList
 from tplr.testing.s3server import Status
 from tplr.training.model import build_model
 from tplr.training.schemes import outer_scheme
@@ -229,6 +231,12 @@ async def published_by(council: Council, names: Iterable[str], listed: PeerList)
     return all([listed in (await council.lists(name)).values() for name in names])
 
 
+def report_of(applied: GatherResult[Update]) -> DebugReport:
+    included = {str(one.uid): one.sha256 for one in applied.updates}
+    hashes = dict.fromkeys(("fingerprint", "outer_fingerprint", "proof"), "a" * 64)
+    return DebugReport(window=applied.window, uid=3, digest="", included=included, skipped={}, **hashes)
+
+
 async def test_a_decided_set_that_nobody_has_any_more_is_voided_by_votes(council: Council) -> None:
     council.begin(*VALIDATORS)
     window = council.window
@@ -244,7 +252,7 @@ async def test_a_decided_set_that_nobody_has_any_more_is_voided_by_votes(council
     stuck = asyncio.ensure_future(council.windows.of(window))
     council.begin(*VALIDATORS)
     agreement = Agreement(council.reader, council.windows)
-    agreement.note(applied, "its model")
+    agreement.note(applied, report_of(applied))
     voided: tuple[int, ...] = ()
     for passed in range(VOID_WITHIN):
         assert not stuck.done()

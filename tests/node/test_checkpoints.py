@@ -7,7 +7,7 @@ import pytest
 import torch
 from catching_up import START
 
-from tplr.errors import ConfigError
+from tplr.errors import ConfigError, StateError
 from tplr.exchange.checkpoints import fetch_manifest, publish
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import load_state, reading_state
@@ -142,7 +142,7 @@ async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_olde
             run.recording.train_state.parameters[name].sub_(weights)
             train_state.global_step += steps
         async with run.opened() as replica:
-            assert "differs from the one that most electors report" in caplog.text
+            assert "differ from those that most electors report" in caplog.text
             assert replica.window == START + 2
 
 
@@ -159,7 +159,7 @@ async def test_no_more_checkpoints_of_an_elector_are_downloaded_than_an_honest_o
             await publish(leader.own_store, saved.folder, signer=leader.signer, keep_last=100)
         async with run.opened() as replica:
             assert replica.window == START
-        refused = [one for one in caplog.messages if "differs from the one that most electors report" in one]
+        refused = [one for one in caplog.messages if "differ from those that most electors report" in one]
         assert [one.split()[3] for one in refused] == [str(START + 5), str(START + 4)]
 
 
@@ -178,6 +178,30 @@ async def test_a_checkpoint_of_weights_that_are_no_numbers_is_refused_and_an_old
         async with run.opened() as replica:
             assert f"{name} has entries that are not finite numbers" in caplog.text
             assert replica.window == START + 2
+
+
+async def test_a_checkpoint_with_false_outer_state_is_refused_and_an_older_one_taken(catch_up, caplog) -> None:
+    """Its weights are right, but the next windows would give others."""
+    async with catch_up("sparseloco") as run:
+        await run.record(2)
+        await run.recording.checkpoint()
+        await run.record(2)
+        outer = run.recording.train_state.outer
+        kept = {name: one.clone() for name, one in outer.shared.items()}
+        name = next(one for one in kept if one.startswith("shared.caps."))
+        outer.shared[name].mul_(4)
+        await run.recording.checkpoint()
+        outer.load_shared(kept)
+        async with run.opened() as replica:
+            assert "its fingerprints differ from those that most electors report" in caplog.text
+            assert replica.window == START + 2
+            await run.advance(replica)
+            assert run.agrees(replica)
+        # A reader that starts from it says so, instead of accusing later reports.
+        reader = NetworkReader(None, None, None, run.stage.hparams, run.newcomer.comms)
+        state = reading_state(reader, "checkpoint", START, run.stage.folder("scratch"))
+        with pytest.raises(StateError, match=f"checkpoint of window {START + 4} by uid 0: .* outer fingerprint is"):
+            await run.stage.drive(load_state(reader, state, "checkpoint", until=run.recording.window))
 
 
 async def test_a_checkpoint_of_a_window_to_come_is_not_taken(catch_up) -> None:

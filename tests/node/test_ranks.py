@@ -26,6 +26,7 @@ COMMANDS = [
     "own_applied",
     "apply",
     "fingerprint",
+    "outer_fingerprint",
     "digest",
     "set_caps",
     "align",

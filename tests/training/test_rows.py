@@ -7,7 +7,7 @@ from snapshots import save
 from tplr.node.state import SavedState, StateFolder
 from tplr.run.weights import write_weights
 from tplr.training import rows
-from tplr.training.fingerprint import digest, fingerprint
+from tplr.training.fingerprint import digest, fingerprint, outer_fingerprint
 from tplr.training.rows import row_blocks, shape_of
 
 SHAPES = {"wide": (7, 300), "long": (2000,), "cube": (5, 3, 40), "scalar": ()}
@@ -46,6 +46,8 @@ def test_hashes_and_files_are_the_same_from_disk_as_from_memory(tensors, saved, 
     for seed in range(4):
         stored_now, kept = (fingerprint(one, step=3, seed=seed, samples=200) for one in (stored, tensors))
         assert stored_now == kept
+        stored_now, kept = (outer_fingerprint(one, seed=seed, samples=200) for one in (stored, tensors))
+        assert stored_now == kept
     layouts = {name.removeprefix("model."): layout for name, layout in saved.manifest.tensors.items()}
     for dtype in ("float32", "bfloat16"):
         files = []
@@ -57,6 +59,22 @@ def test_hashes_and_files_are_the_same_from_disk_as_from_memory(tensors, saved, 
         assert files[0] == files[1]
 
 
+def test_an_outer_fingerprint_has_every_entry_of_small_tensors_and_some_of_large_ones() -> None:
+    shared = {"shared.caps.a": torch.ones(8), "shared.momentum.a": torch.arange(2000.0).reshape(50, 40)}
+
+    def hashed(seed: int = 1) -> str:
+        return outer_fingerprint(shared, seed=seed, samples=100)
+
+    before = hashed()
+    for i in range(8):
+        shared["shared.caps.a"][i] += 1e-6
+        assert hashed() != before
+        shared["shared.caps.a"][i] = 1.0
+    assert hashed() == before != hashed(2)
+    shared["shared.momentum.a"] += 1
+    assert hashed() != before
+
+
 def test_nothing_is_read_whole(saved, monkeypatch, tmp_path) -> None:
     def refused(*_: object) -> torch.Tensor:
         raise AssertionError("a tensor was read whole")
@@ -65,5 +83,6 @@ def test_nothing_is_read_whole(saved, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(type(stored), "__getitem__", refused)
     digest(stored)
     fingerprint(stored, step=1, seed=1, samples=50)
+    outer_fingerprint(stored, seed=1, samples=50)
     layouts = {name.removeprefix("model."): layout for name, layout in saved.manifest.tensors.items()}
     write_weights(tmp_path, stored, layouts)

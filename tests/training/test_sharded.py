@@ -59,8 +59,10 @@ def test_a_life_over_several_ranks_has_the_bytes_of_one_process(scheme, sizes, w
         ended = run_ranks(size, place, "life", hparams=hparams, folder=str(place / "state"), windows=windows)
         found[size] = ended_well(ended, size)
     alone = found[1]
-    assert len({digest for digest, _, _ in alone["digests"]}) == windows
-    assert alone["digests"][-1][2] == windows
+    assert len({digest for digest, *_ in alone["digests"]}) == windows
+    assert alone["digests"][-1][3] == windows
+    # Norm caps and outer momentum change in every window; DeMo's scheme has neither.
+    assert len({outer for _, _, outer, _ in alone["digests"]}) == (1 if scheme == "demo" else windows)
     for size in sizes:
         ranks = found[size]
         for what in ("first", "digests", "bodies", "saved", "spoilt"):

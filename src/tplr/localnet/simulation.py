@@ -127,7 +127,14 @@ class Member:
         seed = proof_seed(uid=self.uid, window=window, block_hash=world.block_hash(window + 1))
         proof = self.train_state.fingerprint(seed)
         report = DebugReport(
-            window=window, uid=self.uid, fingerprint=proof, proof=proof, digest="", included={}, skipped={}
+            window=window,
+            uid=self.uid,
+            fingerprint=proof,
+            outer_fingerprint=self.train_state.outer_fingerprint(seed),
+            proof=proof,
+            digest="",
+            included={},
+            skipped={},
         )
         key = debug_key(window, self.uid, world.hparams.version)
         await put_document(self.store, key, report, window=window, signer=self.signer)

@@ -9,6 +9,7 @@ from tplr.errors import StateError
 from tplr.exchange.gather import GatherResult
 from tplr.logging import logger
 from tplr.node.windows import WindowUpdates, majority_report
+from tplr.schemas import DebugReport
 
 # Reports and sets of older windows are no longer awaited.
 REMEMBERED_WINDOWS = 32
@@ -33,12 +34,13 @@ class _Applied:
 
     Attributes:
         included: uid (as text) to the SHA-256 of its update.
-        fingerprint: of the model after the window.
+        fingerprint, outer_fingerprint: as in ``DebugReport``.
         set_known, report_known: the published set, or most electors' report, has been compared.
     """
 
     included: dict[str, str]
     fingerprint: str
+    outer_fingerprint: str
     set_known: bool
     report_known: bool = False
 
@@ -57,10 +59,11 @@ class Agreement:
         self._repairs = 0  # rollbacks since the fingerprints of ``_repaired``, or of a later window, were equal
         self._repaired = -1  # the last window that was rolled back because of the model
 
-    def note(self, gathered: GatherResult[Any], fingerprint: str) -> None:
-        """Record an applied window."""
-        included = {str(one.uid): one.sha256 for one in gathered.updates}
-        self._applied[gathered.window] = _Applied(included, fingerprint, gathered.published)
+    def note(self, gathered: GatherResult[Any], report: DebugReport) -> None:
+        """Record an applied window, and this node's report of it."""
+        self._applied[gathered.window] = _Applied(
+            report.included, report.fingerprint, report.outer_fingerprint, gathered.published
+        )
         oldest = gathered.window - REMEMBERED_WINDOWS
         self._applied = {window: mine for window, mine in self._applied.items() if window >= oldest}
         self._redone = {window for window in self._redone if window >= oldest}
@@ -129,7 +132,7 @@ class Agreement:
         if report is None:
             return False
         mine.report_known = True
-        if report.fingerprint == mine.fingerprint:
+        if (report.fingerprint, report.outer_fingerprint) == (mine.fingerprint, mine.outer_fingerprint):
             if window >= self._repaired:  # windows before it are equal in every replay
                 self._repairs = 0
             return False

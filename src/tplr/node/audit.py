@@ -266,6 +266,9 @@ class Auditor:
         }
         for name, seed in seeds.items():
             same(name, getattr(report, name), await asyncio.to_thread(self._train_state.fingerprint, seed))
+        seed = seeds["fingerprint"]
+        outer = await asyncio.to_thread(self._train_state.outer_fingerprint, seed)
+        same("outer fingerprint", report.outer_fingerprint, outer)
         if report.digest:
             same("digest", report.digest, await asyncio.to_thread(self._train_state.digest))
 

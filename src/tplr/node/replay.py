@@ -25,7 +25,7 @@ from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates, published_report
 from tplr.seeds import fingerprint_seed
 from tplr.storage.many import list_objects
-from tplr.training.fingerprint import fingerprint
+from tplr.training.fingerprint import fingerprint, outer_fingerprint
 from tplr.training.model import build_model, meta_model
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ async def starting_point(
 
     Raises:
         ConfigError: there is no such state.
-        StateError: it is of another run, or does not match its manifest.
+        StateError: it is of another run, or does not match its manifest or the electors' reports.
         StoreError: it can't be downloaded.
     """
     if source == "nearest":
@@ -90,6 +90,7 @@ async def starting_point(
     elif source == "checkpoint":
         checkpoint = await network.newest_checkpoint(until=until)
         async with train_state.fetched(network.comms, checkpoint) as fetched:
+            await _check_fetched(network, fetched, by=checkpoint.uid)
             yield fetched
     else:
         saved = await asyncio.to_thread(train_state.saved, until=until, clean=False)
@@ -99,6 +100,15 @@ async def starting_point(
                 "checkpoint or another folder"
             )
         yield saved
+
+
+async def _check_fetched(network: NetworkReader, fetched: SavedState, *, by: int) -> None:
+    """Raise StateError if most electors report another state than this checkpoint."""
+    model, shared, step = fetched.lazily("model"), fetched.lazily("outer"), fetched.manifest.global_step
+    try:
+        await check_agreement(network, model, fetched.window - 1, step=step, shared=shared)
+    except StateError as error:
+        raise StateError(f"checkpoint of window {fetched.window} by uid {by}: {error}") from error
 
 
 async def load_state(network: NetworkReader, train_state: TrainState, source: str, *, until: int) -> int:
@@ -148,18 +158,30 @@ async def apply_windows(network: NetworkReader, train_state: TrainState, windows
     async with contextlib.aclosing(agreed) as gathered_windows:
         async for gathered in gathered_windows:
             await asyncio.to_thread(train_state.apply, [one.update for one in gathered.updates])
-            await check_agreement(network, train_state.parameters, gathered.window, step=train_state.global_step)
+            await check_agreement(
+                network,
+                train_state.parameters,
+                gathered.window,
+                step=train_state.global_step,
+                shared=train_state.outer.shared,
+            )
             logger.info("window %d applied: updates of uids %s", gathered.window, [one.uid for one in gathered.updates])
 
 
 async def check_agreement(
-    network: NetworkReader, parameters: Mapping[str, torch.Tensor], window: int, *, step: int
+    network: NetworkReader,
+    parameters: Mapping[str, torch.Tensor],
+    window: int,
+    *,
+    step: int,
+    shared: Mapping[str, torch.Tensor] | None = None,
 ) -> str | None:
     """Return the fingerprint of a model after ``window``; None if no report of most electors is published.
 
     Args:
         parameters: of the whole model; each is read when it is needed.
         step: number of outer steps applied.
+        shared: the outer scheme's shared tensors, which are compared, too.
 
     Raises:
         StateError: electors with more than half of the stake report another fingerprint.
@@ -168,11 +190,16 @@ async def check_agreement(
     if report is None:
         return None
     found = await model_fingerprint(network, parameters, window, step=step)
-    if found != report.fingerprint:
-        raise StateError(
-            f"window {window}: this model's fingerprint is {found}, the validators report {report.fingerprint}: "
-            "run tplr audit to find the first difference"
-        )
+    compared = [("fingerprint", found, report.fingerprint)]
+    if shared is not None:
+        of_outer = await _outer_fingerprint(network, shared, window)
+        compared.append(("outer fingerprint", of_outer, report.outer_fingerprint))
+    for name, mine, reported in compared:
+        if mine != reported:
+            raise StateError(
+                f"window {window}: this model's {name} is {mine}, the validators report {reported}: run tplr audit to "
+                "find the first difference"
+            )
     return found
 
 
@@ -180,9 +207,17 @@ async def model_fingerprint(
     network: NetworkReader, parameters: Mapping[str, torch.Tensor], window: int, *, step: int
 ) -> str:
     """Compute the fingerprint of a model after ``window`` as nodes do."""
-    seed = fingerprint_seed(window=window, block_hash=await network.comms.window_hash(window + 1))
-    samples = network.hparams.fingerprint_samples
+    seed, samples = await _fingerprint_seed(network, window), network.hparams.fingerprint_samples
     return await asyncio.to_thread(fingerprint, parameters, step=step, seed=seed, samples=samples)
+
+
+async def _outer_fingerprint(network: NetworkReader, shared: Mapping[str, torch.Tensor], window: int) -> str:
+    seed, samples = await _fingerprint_seed(network, window), network.hparams.fingerprint_samples
+    return await asyncio.to_thread(outer_fingerprint, shared, seed=seed, samples=samples)
+
+
+async def _fingerprint_seed(network: NetworkReader, window: int) -> int:
+    return fingerprint_seed(window=window, block_hash=await network.comms.window_hash(window + 1))
 
 
 async def published_windows(network: NetworkReader, uid: int, kind: str) -> list[int]:

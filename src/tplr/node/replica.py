@@ -23,7 +23,7 @@ from tplr.node.agreement import Agreement, Divergence
 from tplr.node.failpoints import failpoint
 from tplr.node.model_lock import ModelLock
 from tplr.node.state import SavedState
-from tplr.node.train_state import PARTS, Stateful, TrainState
+from tplr.node.train_state import PARTS, Stateful, TrainState, saved_fingerprints
 from tplr.node.window_time import WindowTime
 from tplr.node.windows import WindowUpdates, majority_report
 from tplr.schemas import Reason
@@ -31,7 +31,6 @@ from tplr.seeds import fingerprint_seed
 from tplr.telemetry import Telemetry
 from tplr.training.commands import Commands
 from tplr.training.device import DEFAULTS, DeviceSettings
-from tplr.training.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -170,10 +169,9 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             raise StateError("most electors report no common model of that window")
         seed = fingerprint_seed(window=window - 1, block_hash=await comms.window_hash(window))
         samples = self._hparams.fingerprint_samples
-        step = fetched.manifest.global_step
-        found = await asyncio.to_thread(fingerprint, fetched.lazily("model"), step=step, seed=seed, samples=samples)
-        if report.fingerprint != found:
-            raise StateError("its fingerprint differs from the one that most electors report")
+        found = await asyncio.to_thread(saved_fingerprints, fetched, seed=seed, samples=samples)
+        if (report.fingerprint, report.outer_fingerprint) != found:
+            raise StateError("its fingerprints differ from those that most electors report")
 
     async def _set_first_weights(self) -> None:
         """Set the run's first weights: random ones, or those of another version's checkpoint."""
@@ -240,7 +238,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
                 await failpoint("applied")
                 report = await asyncio.to_thread(self.train_state.report, gathered, uid=uid, block_hash=block_hash)
                 self.window = window + 1
-                self._agreement.note(gathered, report.fingerprint)
+                self._agreement.note(gathered, report)
                 if save:
                     await self._start_save()
             self._context.telemetry.emit(

@@ -29,7 +29,7 @@ from tplr.training.alignment import Alignment, Gradient, align, probe_gradient
 from tplr.training.commands import Commands, command
 from tplr.training.device import DEFAULTS, DeviceSettings, host_copy
 from tplr.training.evaluation import Baseline, baseline, evaluate
-from tplr.training.fingerprint import digest, fingerprint
+from tplr.training.fingerprint import digest, fingerprint, outer_fingerprint
 from tplr.training.inner import kept_weights
 from tplr.training.local import LocalTraining, Stop, TrainStats, Unfinished, never
 from tplr.training.model import set_first_weights
@@ -40,11 +40,20 @@ from tplr.training.schemes import local_training, outer_scheme
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-STATE_FORMAT = 6  # of the saved state; states of another format are skipped
+STATE_FORMAT = 7  # of the saved state; states of another format are skipped
 # Share of the step along this node's own update that stands in for the undecided set (docs/benchmarks/overlap.md).
 EXPECTED_SHARE = 0.25
 PARTS = "parts"  # name of the role's values in a snapshot; a checkpoint has none, as they may be sealed scores
 SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
+
+
+def saved_fingerprints(saved: SavedState, *, seed: int, samples: int) -> tuple[str, str]:
+    """Return the fingerprint and the outer fingerprint of a saved state, as its node reported them. Blocks."""
+    model, outer = saved.lazily("model"), saved.lazily("outer")
+    return (
+        fingerprint(model, step=saved.manifest.global_step, seed=seed, samples=samples),
+        outer_fingerprint(outer, seed=seed, samples=samples),
+    )
 
 
 class Stateful(Protocol):
@@ -219,6 +228,12 @@ class TrainState:
         return fingerprint(self.parameters, step=self.global_step, seed=seed, samples=samples, parallel=self._parallel)
 
     @command
+    def outer_fingerprint(self, seed: int) -> str:
+        """Return the hash of the outer scheme's state that is equal on all nodes."""
+        samples = self._hparams.fingerprint_samples
+        return outer_fingerprint(self.outer.shared, seed=seed, samples=samples, parallel=self._parallel)
+
+    @command
     def digest(self) -> str:
         """Return the hash of the whole model."""
         return digest(self.parameters, self._parallel)
@@ -291,10 +306,12 @@ class TrainState:
         """Build the report of node ``uid`` after it applied ``gathered``; ``block_hash``: of the next window."""
         window = gathered.window
         whole = (window + 1 - self.start_window) % self._hparams.digest_interval_windows == 0
+        seed = fingerprint_seed(window=window, block_hash=block_hash)
         return DebugReport(
             window=window,
             uid=uid,
-            fingerprint=self.fingerprint(fingerprint_seed(window=window, block_hash=block_hash)),
+            fingerprint=self.fingerprint(seed),
+            outer_fingerprint=self.outer_fingerprint(seed),
             proof=self.fingerprint(proof_seed(uid=uid, window=window, block_hash=block_hash)),
             digest=self.digest() if whole else "",
             included={str(one.uid): one.sha256 for one in gathered.updates},

@@ -246,7 +246,7 @@ class WindowUpdates:
 
 
 async def majority_report(comms: Comms, window: int) -> DebugReport | None:
-    """Return a report of ``window`` whose fingerprint and updates electors with more than half of the stake confirm.
+    """Return a report of ``window`` whose fingerprints and updates electors with more than half of the stake confirm.
 
     None if there is none, or the reports can't be read now.
     """
@@ -270,7 +270,7 @@ async def _agreed_report(comms: Comms, window: int) -> DebugReport | None:
     """As ``majority_report``. Raises StoreUnavailable if the reports can't be read now."""
     ask = partial(comms.get_report, window=window)
     try:
-        return await comms.agreed(ask, key=lambda one: (one.fingerprint, tuple(sorted(one.included.items()))))
+        return await comms.agreed(ask, key=_agreed_part)
     except StoreUnavailable:
         raise
     except ObjectNotFound:
@@ -278,6 +278,11 @@ async def _agreed_report(comms: Comms, window: int) -> DebugReport | None:
     except (StoreError, PayloadError) as error:
         logger.info("the electors' reports of window %d not read: %s", window, error)
         return None
+
+
+def _agreed_part(report: DebugReport) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+    """Return what is equal in the reports of all nodes that agree."""
+    return report.fingerprint, report.outer_fingerprint, tuple(sorted(report.included.items()))
 
 
 def _fill_in(listed: PeerList, gathered: GatherResult[Update]) -> GatherResult[Update]:

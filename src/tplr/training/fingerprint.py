@@ -1,13 +1,15 @@
 """Hashes that prove that nodes hold the same model after the same number of steps.
 
 The *fingerprint* hashes entries at positions that follow from a seed that is unknown until the window ends. It is
-cheap, and nobody can copy it in advance. The *digest* hashes every byte, at intervals. Neither depends on the number of
-ranks; every rank gets the hash.
+cheap, and nobody can copy it in advance. The *outer fingerprint* does the same for the outer scheme's tensors that are
+equal on all nodes. The *digest* hashes every byte of the model, at intervals. None depends on the number of ranks;
+every rank gets the hash.
 """
 
 import bisect
 import hashlib
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -42,6 +44,32 @@ def fingerprint(
     # Each entry has its value on one rank, and zero bits on the others.
     bits = [np.frombuffer(one, "<u4") for one in parallel.gather_bytes(held.tobytes())]
     return hashlib.sha256(step.to_bytes(8, "little") + np.bitwise_or.reduce(bits).tobytes()).hexdigest()
+
+
+def outer_fingerprint(
+    shared: Mapping[str, torch.Tensor], *, seed: int, samples: int, parallel: ParallelContext = SINGLE_PROCESS
+) -> str:
+    """Return the SHA-256 over the outer scheme's shared tensors: norm caps and outer momentum.
+
+    Of each tensor ``samples`` entries are hashed, or all if there are no more; position ``i`` is
+    ``derive("position", seed, name, i) % entries``. Values are hashed as float32, little-endian. The result is the hash
+    of a JSON object: name to the tensor's SHA-256, in name order.
+
+    Args:
+        shared: by name; each tensor is whole, and on one rank only.
+    """
+    hashes = {}
+    for name in shared:
+        count = shape_of(shared, name).numel()
+        positions = (
+            list(range(count))
+            if count <= samples
+            else [derive("position", seed, name, i) % count for i in range(samples)]
+        )
+        hashes[name] = hashlib.sha256(_entries(shared, name, positions).tobytes()).hexdigest()
+    for held in parallel.gather_bytes(json.dumps(hashes).encode()):
+        hashes |= json.loads(held)
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
 
 def digest(parameters: Mapping[str, torch.Tensor], parallel: ParallelContext = SINGLE_PROCESS) -> str:

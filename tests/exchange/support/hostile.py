@@ -54,6 +54,7 @@ DOCUMENTS: list[Document] = [
         window=WINDOW,
         uid=UID,
         fingerprint=HASH,
+        outer_fingerprint=HASH,
         proof=HASH,
         digest="",
         included={"1": HASH},

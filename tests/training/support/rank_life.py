@@ -183,7 +183,8 @@ def _life(state: Watched, hparams: HParams, windows: int) -> dict[str, Any]:
             state.restore_update(body, window=window, uid=9)
         state.apply(updates)
         state.own_applied(window)
-        found["digests"].append([state.digest(), state.fingerprint(window), state.global_step])
+        hashes = [state.digest(), state.fingerprint(window), state.outer_fingerprint(window)]
+        found["digests"].append([*hashes, state.global_step])
     try:
         state.take_work(5)
         state.spoil(SINGLE_PROCESS.size * (int(os.environ.get("WORLD_SIZE", "1")) - 1))
@@ -370,6 +371,7 @@ def walk(hparams: str, folder: str, timeout: float, fault: tuple[str, int, str] 
         state.apply(updates)
         state.own_applied(0)
         state.fingerprint(1)
+        state.outer_fingerprint(1)
         digests["1"] = digests["2"] = state.digest()
         state.save(1, {})
         state.begin_save(2, {})

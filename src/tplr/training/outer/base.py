@@ -243,9 +243,7 @@ class OuterScheme(ABC):
                 before they change.
         """
         state = self._error_feedback.state_dict(copies=copies)
-        shared = {MOMENTUM + name: one for name, one in self._momentum.items()}
-        shared |= {CAPS + name: one for name, one in self._cap_history.items()}
-        state["tensors"] |= {name: one.to("cpu", copy=True) if copies else one for name, one in shared.items()}
+        state["tensors"] |= {name: one.to("cpu", copy=True) if copies else one for name, one in self.shared.items()}
         return {"version": self.state_version, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -264,6 +262,12 @@ class OuterScheme(ABC):
             rest["tensors"] = {name: one for name, one in rest["tensors"].items() if name not in shared}
             error_feedback.load_state_dict(rest)
         self._error_feedback, self._momentum, self._cap_history = error_feedback, momentum, history
+
+    @property
+    def shared(self) -> dict[str, torch.Tensor]:
+        """This rank's live tensors that are equal on all nodes, by their names in ``state_dict``."""
+        momentum = {MOMENTUM + name: one for name, one in self._momentum.items()}
+        return momentum | {CAPS + name: one for name, one in self._cap_history.items()}
 
     def load_shared(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load outer momentum and norm caps, by their names in ``state_dict``, of the tensors that this rank owns.
