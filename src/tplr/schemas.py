@@ -320,12 +320,14 @@ class Alignment(Wire):
         products: ``<g, d_i> / (|g| * scale)`` by uid, the predicted gain.
         norms: L2 norm of all values sent by the uid.
         gram: ``<d_i, d_j> / scale**2``, upper triangle with diagonal, row by row.
+        largest_norm: the largest norm that honest training can have at this step; None if the scheme has no bound.
     """
 
     uids: Items[Uid] = Field(max_length=4096)
     products: Items[Product] = Field(max_length=4096)
     norms: Items[float] = Field(max_length=4096)
     gram: Items[Product]
+    largest_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

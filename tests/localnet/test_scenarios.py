@@ -105,10 +105,13 @@ def test_what_harms_is_never_gathered(world: World, name: str) -> None:
     assert not any(uid in record.peers for record in world.records)
 
 
-def test_a_giant_leaves_the_list_when_its_norm_can_be_compared(world: World) -> None:
-    """Its direction is honest and its step is clipped; before any update is included there is no usual norm."""
+def test_a_giant_is_not_listed_or_leaves_when_its_norm_can_be_compared(world: World) -> None:
+    """Its direction is honest. Under DeMo, which scales all norms, there is no usual one before any is included."""
     (uid,) = uids(world, "giant")
     gathered = [record.window for record in world.records if uid in record.peers]
+    if world.hparams.sparseloco:
+        assert gathered == []
+        return
     scored_and_listed = world.hparams.validator_offset + world.hparams.peer_list_window_margin
     assert 0 < len(gathered) <= scored_and_listed
     assert gathered == [*range(gathered[0], gathered[-1] + 1)]
@@ -129,15 +132,27 @@ def test_one_update_over_four_uids_earns_little_more_than_one(world: World) -> N
     assert sum(pay(world, uids(world, "twin"))) <= 1.5 * mean(pay(world, HONEST))
 
 
-def test_giants_of_honest_direction_that_are_the_majority_from_the_start_wreck_no_model() -> None:
-    """There is no usual norm yet, so theirs is the median; the first cap is bounded by the hparams all the same."""
+def test_giants_of_honest_direction_that_are_the_majority_from_the_start_are_never_listed() -> None:
+    """There is no usual norm yet: theirs would be the median, and their clipped steps would be paid."""
     honest, giants = [Honest(EFFORT) for _ in range(3)], [Scaled("giant", EFFORT, 1e6) for _ in range(5)]
     alone, wrecked = (
         live(network(Setting(DEFAULT_SCHEME, VOCABULARY, 0), members, pages=2), 2 * LAUNCH)
         for members in (honest, [*map(Honest, [EFFORT] * 3), *giants])
     )
-    assert any(uid > len(honest) for uid in wrecked.records[-1].peers)
+    assert {uid for record in wrecked.records for uid in record.peers} == {1, 2, 3}
+    assert pay(wrecked, range(4, 9)) == [0.0] * 5
     assert wrecked.held_out_loss() <= 1.02 * alone.held_out_loss()
+
+
+def test_giants_that_are_four_fifths_of_all_updates_do_not_become_the_usual_norm() -> None:
+    """Anybody can send any number of updates on probation."""
+    begin, giants = LAUNCH + 1, range(4, 16)
+    crew = [Scaled("giant", EFFORT, 1e6, begin=begin) for _ in giants]
+    members = [*(Honest(EFFORT) for _ in range(3)), *crew]
+    world = live(network(Setting(DEFAULT_SCHEME, VOCABULARY, 0), members, pages=2), begin + 3)
+    late = [record.outcome.struck for record in world.records if record.window > begin]
+    assert len(late) >= 2
+    assert all(struck == dict.fromkeys(giants, ("outsized",)) for struck in late)
 
 
 def test_honest_miners_are_gathered_and_paid_alike(world: World) -> None:

@@ -149,6 +149,32 @@ def test_who_is_outsized_is_not_for_a_tiny_included_update_to_say(observation, e
     assert Board(HPARAMS).see(with_norms(seen, {1: 1e-3, 2: 31.0})).struck == {2: ("outsized",)}
 
 
+def test_honest_training_explains_the_norm_above_which_an_update_is_outsized(observation, evidence) -> None:
+    """Neither giants nor tiny updates change it, included or not, however many there are."""
+
+    def struck(included: int, norms: dict[int, float]) -> set[int]:
+        listed = {uid: observation(uid) for uid in UIDS[:included]}
+        waiting = {uid: observation(uid, listed=False, included=False, probation=True) for uid in UIDS[included:]}
+        seen = with_norms(evidence(0, {**listed, **waiting}), norms)
+        assert seen.alignment
+        bounded = seen.alignment.model_copy(update={"largest_norm": 60.0})
+        found = Board(HPARAMS).see(seen.model_copy(update={"alignment": bounded})).struck
+        assert {*found.values()} <= {("outsized",)}
+        return {*found}
+
+    giants = dict.fromkeys(UIDS[1:], 61.0)
+    tiny = dict.fromkeys(UIDS[1:], 1e-3)
+    for included in (0, 1, len(UIDS)):
+        assert struck(included, giants) == {*UIDS[1:]}
+        assert struck(included, tiny) == struck(included, {}) == set()
+    # Between 30 times the median and the largest norm of honest training the included updates decide.
+    assert struck(0, {2: 59.0}) == set()
+    assert struck(len(UIDS), {2: 31.0}) == {2}
+    assert struck(len(UIDS), {2: 29.0}) == set()
+    assert struck(1, {1: 1e-3, 2: 19.0}) == set()
+    assert struck(1, {1: 1e-3, 2: 21.0}) == {2}
+
+
 def test_a_window_of_another_scale_before_anybody_is_listed_changes_little(observation, evidence) -> None:
     """Tiny steps of a majority make all products of a window at a run's start a hundred times as large."""
     start = {uid: observation(uid, listed=False, included=False, probation=True) for uid in UIDS}

@@ -227,7 +227,6 @@ def wreckers(setting: Setting) -> Figures:
         "5 sign flippers": [flip(i) for i in range(5)],
         "12 sign flippers": [flip(i) for i in range(12)],
         "5 norm giants": [Noise("giant", 1e6) for _ in range(5)],
-        "5 norm giants of honest direction": [Scaled("giant", EFFORT, 1e6) for _ in range(5)],
         "6 senders of zeros": [Zeros("zeros") for _ in range(6)],
     }
     for name, crew in crews.items():
@@ -236,6 +235,35 @@ def wreckers(setting: Setting) -> Figures:
         found[f"{name}: gathered after probation"] = sum(uid > 3 for record in late for uid in record.peers)
         found[f"{name}: loss"] = world.held_out_loss() / without
         found[f"{name}: pay"] = sum(pay(world, range(4, 4 + len(crew))))
+    return found
+
+
+LATE = LAUNCH + 2  # first window of late giants
+TENFOLD = "5 miners of tenfold norm"
+
+
+def giants(setting: Setting) -> Figures:
+    """Simulate three honest miners alone, then with majorities that multiply honest updates."""
+
+    def crew(count: int, scale: float, begin: int = 0) -> list[Member]:
+        return [Scaled("giant", EFFORT, scale, begin=begin) for _ in range(count)]
+
+    crews = {
+        "5 norm giants of honest direction": crew(5, 1e6),
+        "12 late norm giants of honest direction": crew(12, 1e6, LATE),
+        TENFOLD: crew(5, 10.0),  # a norm that honest training could have
+    }
+    last = LATE + PROBATION + 8  # an honest miner that begins late has a place by then
+    alone = live(network(setting, [Honest(EFFORT) for _ in range(3)]), last)
+    found: Figures = {}
+    for name, members in crews.items():
+        world = live(network(setting, [*(Honest(EFFORT) for _ in range(3)), *members]), last)
+        late = [record for record in world.records if record.window > LAUNCH]
+        of_crew, of_honest = pay(world, range(4, 4 + len(members))), pay(world, (1, 2, 3))
+        found[f"{name}: gathered after probation"] = sum(uid > 3 for record in late for uid in record.peers)
+        found[f"{name}: loss"] = world.held_out_loss() / alone.held_out_loss()
+        found[f"{name}: pay"] = sum(of_crew)
+        found[f"{name}: over the least honest"] = ratio(mean(of_crew), min(of_honest))
     return found
 
 
@@ -310,7 +338,8 @@ SCENARIOS: dict[str, Scenario] = {
     "twins": Scenario(twins, 35.0, by_pages=True),
     "split 8": Scenario(lambda setting: split(setting, 8), 45.0),
     "split 64": Scenario(lambda setting: split(setting, 64), 70.0),
-    "wreckers": Scenario(wreckers, 45.0),
+    "wreckers": Scenario(wreckers, 38.0),
+    "giants": Scenario(giants, 45.0),
     "losses": Scenario(losses, 10.0),
     "turncoats": Scenario(turncoats, 10.0),
     "score copiers": Scenario(score_copiers, 15.0),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tplr.localnet.attackers import HalfAbsent, Timed
-from tplr.localnet.scenarios import Figures, cheats
+from tplr.localnet.scenarios import TENFOLD, Figures, cheats
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,22 @@ def _of_cheats() -> list[Target]:
     return found
 
 
-CREWS = ("5 sign flippers", "12 sign flippers", "5 norm giants", "6 senders of zeros")
-# Clipped, they help: only the loss has a target.
-HONEST_DIRECTION = "5 norm giants of honest direction"
+CREWS = (
+    "5 sign flippers",
+    "12 sign flippers",
+    "5 norm giants",
+    "6 senders of zeros",
+    "5 norm giants of honest direction",
+    "12 late norm giants of honest direction",
+)
 SEALED = ("sealed reports", "sealed reports and weights")
 TARGETS = [
     *_of_cheats(),
     Target("identical over 8 uids", 1.2, 1.2),
     Target("near-identical over 8 uids", 1.2, 1.2),
     *(Target(f"{crew}: gathered after probation", 0.0, 0.0) for crew in CREWS),
-    *(Target(f"{crew}: loss", 1.02, 1.02) for crew in (*CREWS, HONEST_DIRECTION)),
+    *(Target(f"{crew}: loss", 1.02, 1.02) for crew in (*CREWS, TENFOLD)),
+    Target(f"{TENFOLD}: over the least honest", 0.1, 0.3),
     Target("three equal miners, largest over smallest", 1.3, 1.6),
     Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),
     Target("windows lost: more over fewer", 1.0, 1.0),

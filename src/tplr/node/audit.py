@@ -423,6 +423,7 @@ class Auditor:
             for name, known in (("products", there), ("norms", there), ("gram", pairs)):
                 published = itertools.compress(getattr(report.alignment, name), known)
                 self._near(name, tuple(published), getattr(found, name), relative=name == "norms")
+            self._compare_largest_norm(report.alignment.largest_norm, found.largest_norm)
         else:
             before = await asyncio.to_thread(self._train_state.baseline, batches)
         for key, seen in sorted(report.observations.items(), key=lambda item: int(item[0])):
@@ -470,6 +471,12 @@ class Auditor:
             one, other = getattr(published, name), getattr(found, name)
             if one != other and (one is None or other is None or abs(one - other) > TOLERANCE[self._hparams.precision]):
                 raise Mismatch(f"{what}, {name}", one, other)
+
+    def _compare_largest_norm(self, published: float | None, found: float | None) -> None:
+        if published is None or found is None:
+            same("largest honest norm", published, found)
+        else:
+            self._near("largest honest norm", (published,), (found,), relative=True)
 
     def _near(self, what: str, published: Sequence[float], found: Sequence[float], *, relative: bool = False) -> None:
         """Compare products, which are 1 for a step of the usual size along the gradient.

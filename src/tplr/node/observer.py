@@ -100,6 +100,7 @@ class Observer:
                     products=published(found.products),
                     norms=tuple(round(one, PRODUCT_DECIMALS) for one in found.norms),
                     gram=published(found.gram),
+                    largest_norm=found.largest_norm,
                 )
                 await self._evaluate(seen, valid, before, seed)
 

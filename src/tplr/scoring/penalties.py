@@ -12,16 +12,19 @@ from dataclasses import dataclass
 
 from tplr.schemas import OUT_OF_SYNC, UNREAD, VALID, Evidence, PeerObservation, Reason
 
-# An update whose norm exceeds this multiple of the usual one is no gradient of this model.
+# An update whose norm exceeds this multiple of the usual one is no work of this model.
 NORM_LIMIT = 30.0
+# Norms below this share of the largest honest one are allowed, however small the others' are. Honest norms of up to 0.3
+# of it were measured (docs/benchmarks/scoring.md).
+ALLOWED_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Input of the rules: the observation, and the update's norm over the usual one, if known."""
+    """Input of the rules: the observation, and whether the update's norm is above ``norm_limit``."""
 
     observation: PeerObservation
-    norm_ratio: float | None
+    outsized: bool
     max_behind: int
 
 
@@ -51,7 +54,7 @@ def _wrong_pages(seen: Seen) -> bool:
 
 
 def _outsized(seen: Seen) -> bool:
-    return seen.norm_ratio is not None and seen.norm_ratio > NORM_LIMIT
+    return seen.outsized
 
 
 def _out_of_sync(seen: Seen) -> bool:
@@ -65,28 +68,33 @@ RULES = (
     Rule("malformed", "its update can't be decoded", (Reason.MALFORMED,)),
     Rule("empty", "every value of its update is zero", (Reason.EMPTY,)),
     Rule("wrong_pages", "its update is not for its assigned pages", _wrong_pages),
-    Rule("outsized", "its update's norm is far larger than all others", _outsized),
+    Rule("outsized", "its update's norm is larger than training explains", _outsized),
     Rule("out_of_sync", "it reports another model, is too far behind, or its report can't be read", _out_of_sync),
 )
 
 BY_CODE = {rule.code: rule for rule in RULES}
 
 
-def norm_ratios(evidence: Evidence) -> dict[int, float]:
-    """Return each measured update's norm over the usual one; empty if that is 0 or no update is included.
+def norm_limit(evidence: Evidence) -> float | None:
+    """Return the norm above which an update is ``outsized``; None if none is known.
 
-    The usual norm is the median of the included updates, or the lower quartile of all if that is larger: a few included
-    updates of tiny norm do not make all others outsized. Updates on probation count no further, because anybody can
-    send any number of them.
+    It is ``NORM_LIMIT`` times the median of the included updates, because anybody can send any number of updates on
+    probation. But half of the included ones may be tiny, or giants. So it is at most the largest norm that honest
+    training can have, also while no update is included, and at least ``ALLOWED_SHARE`` of it.
+
+    A scheme without such a bound scales all norms. There the limit is unknown while no update is included, and the
+    median counts as no smaller than the lower quartile of all updates.
     """
     if evidence.alignment is None:
-        return {}
-    norms = dict(zip(evidence.alignment.uids, evidence.alignment.norms, strict=True))
+        return None
+    norms, largest = norms_of(evidence), evidence.alignment.largest_norm
     included = [norm for uid, norm in norms.items() if (one := evidence.observations.get(str(uid))) and one.included]
     if not included:
-        return {}
-    usual = max(statistics.median_low(included), sorted(norms.values())[math.ceil(len(norms) / 4) - 1])
-    return {uid: norm / usual for uid, norm in norms.items()} if usual > 0 else {}
+        return largest
+    median = statistics.median_low(included)
+    if largest is not None:
+        return min(largest, max(NORM_LIMIT * median, ALLOWED_SHARE * largest))
+    return NORM_LIMIT * max(median, sorted(norms.values())[math.ceil(len(norms) / 4) - 1]) or None
 
 
 def strikes(evidence: Evidence, *, max_behind: int) -> dict[int, tuple[str, ...]]:
@@ -95,10 +103,17 @@ def strikes(evidence: Evidence, *, max_behind: int) -> dict[int, tuple[str, ...]
     Args:
         max_behind: number of steps; a miner that is further behind is out of sync.
     """
-    ratios = norm_ratios(evidence)
+    limit = norm_limit(evidence)
+    above = {uid for uid, norm in norms_of(evidence).items() if limit is not None and norm > limit}
     found = {}
     for key, observation in evidence.observations.items():
-        seen = Seen(observation, ratios.get(int(key)), max_behind)
+        seen = Seen(observation, int(key) in above, max_behind)
         if codes := tuple(rule.code for rule in RULES if rule.strikes(seen)):
             found[int(key)] = codes
     return dict(sorted(found.items()))
+
+
+def norms_of(evidence: Evidence) -> dict[int, float]:
+    """Return each measured update's norm, by uid."""
+    aligned = evidence.alignment
+    return {} if aligned is None else dict(zip(aligned.uids, aligned.norms, strict=True))

@@ -49,12 +49,14 @@ class Alignment(NamedTuple):
             because anybody can send any number of them. A step d longer than ``LONGEST`` times it is shortened to that.
         norms: L2 norm of all values of each update, as sent.
         gram: ``<d_i, d_j> / scale**2``: the upper triangle with the diagonal, row by row.
+        largest_norm: of an honest update at this step; see ``OuterScheme.largest_norm``.
     """
 
     uids: tuple[int, ...]
     products: tuple[float, ...]
     norms: tuple[float, ...]
     gram: tuple[float, ...]
+    largest_norm: float | None = None
 
 
 class Gradient(NamedTuple):
@@ -143,7 +145,8 @@ def align(
         part = tensor.grid.chunks / len(chunks)
         sums.products += part * factors * products
         sums.gram += part * factors[:, None] * factors * gram
-    return _normalised([update.uid for update in updates], sums.over_ranks(parallel), applied)
+    found = _normalised([update.uid for update in updates], sums.over_ranks(parallel), applied)
+    return found._replace(largest_norm=outer.largest_norm(step))
 
 
 class _Sums:

@@ -21,6 +21,7 @@ from tplr.training.outer.norm_caps import (
     LOWEST,
     REACH,
     known,
+    largest_norm,
     no_history,
     norm_bound,
     recorded,
@@ -113,6 +114,21 @@ def test_the_bound_is_what_inner_steps_and_error_feedback_explain():
     assert bound("matrix", 200) == bound("matrix", 1000) == pytest.approx(4 * 1e-2 * math.sqrt(4 * 5 / (1 - 0.75**2)))
     forever = CONSTANTS.model_copy(update={"error_feedback_decay": 1.0})
     assert norm_bound(SPEC.tensors["matrix"], forever, 1000) == pytest.approx(4e-2 * 10 * math.sqrt(4 * 5))
+
+
+def test_the_largest_norm_is_that_of_windows_in_one_direction():
+    def largest(step: int) -> float:
+        return largest_norm(SPEC.tensors["matrix"], CONSTANTS, step)
+
+    assert largest(0) == bound("matrix", 0)
+    assert largest(1) == pytest.approx(bound("matrix", 1) * 1.75 / 1.25)
+    assert largest(200) == pytest.approx(4 * 1e-2 * math.sqrt(4 * 5) / (1 - 0.75))
+    scheme = SparselocoOuter(weights(), hparams("sparseloco"))
+    tensors = scheme.spec.tensors.values()
+    assert scheme.largest_norm(7) == pytest.approx(
+        math.sqrt(sum(largest_norm(one, scheme._constants, 7) ** 2 for one in tensors))
+    )
+    assert outer_scheme(weights(), hparams("demo")).largest_norm(7) is None
 
 
 # One window: sizes of the entries of its peers' updates, from nothing to the largest that the codec lets through.

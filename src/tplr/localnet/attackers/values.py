@@ -53,14 +53,20 @@ def noise_like(update: Update, scale: float, seed: int) -> dict[str, Coefficient
 
 
 class Scaled(Cheat):
-    """Sends an honest update multiplied by ``scale``: it multiplies the codebooks, so nothing else changes."""
+    """Sends an honest update multiplied by ``scale``: it multiplies the codebooks, so nothing else changes.
 
-    def __init__(self, name: str, effort: int, scale: float) -> None:
+    Its first window is ``begin``.
+    """
+
+    def __init__(self, name: str, effort: int, scale: float, *, begin: int = 0) -> None:
         super().__init__(name, effort)
         self._scale = scale
+        self._begin = begin
 
     def body(self, world: World, window: int) -> bytes | None:
         """Return the scaled honest update."""
+        if window < self._begin:
+            return None
         honest = super().body(world, window)
         assert honest is not None
         update = world.parse(honest, window, self.uid)

@@ -200,6 +200,10 @@ class OuterScheme(ABC):
             lengths: L2 norms of the tensor's values in each update.
         """
 
+    def largest_norm(self, step: int) -> float | None:
+        """Return the largest L2 norm of all values of an honest update; None if this scheme's have no bound."""
+        return None
+
     @abstractmethod
     def _configure(self, hparams: HParams) -> None:
         """Set the constants of the scheme, and create its own tensors."""

@@ -47,23 +47,42 @@ def norm_bound(tensor: TensorSpec, constants: SparselocoParams, step: int) -> fl
     feedback contains everything not sent since the run's start; its windows count as independent, so their norms add
     like those of a random walk. Only the warm-up of a schedule counts. Every machine computes the same bits.
     """
+    decay = constants.error_feedback_decay
+    windows = math.sqrt(_geometric_sum(decay * decay, min(step + 1, MOST_WINDOWS)))
+    return _window_change(constants, step) * windows * _unit_norm(tensor, constants)
+
+
+def largest_norm(tensor: TensorSpec, constants: SparselocoParams, step: int) -> float:
+    """Return the largest norm of an honest update: as ``norm_bound``, but all windows move in one direction, too.
+
+    At small learning rates the first windows nearly do: norms of up to 1.8 times ``norm_bound`` were measured.
+    """
+    windows = _geometric_sum(constants.error_feedback_decay, min(step + 1, MOST_WINDOWS))
+    return _window_change(constants, step) * windows * _unit_norm(tensor, constants)
+
+
+def _window_change(constants: SparselocoParams, step: int) -> float:
+    """Return how far a window's inner steps move an entry: the learning rates' sum, or more."""
     schedule = constants.inner_learning_rate
     last = (step + 1) * constants.inner_steps - 1
-    change = constants.inner_steps * learning_rate(min(last, schedule.warmup_steps), schedule)
-    windows = _windows_held(constants.error_feedback_decay, min(step + 1, MOST_WINDOWS))
+    return constants.inner_steps * learning_rate(min(last, schedule.warmup_steps), schedule)
+
+
+def _unit_norm(tensor: TensorSpec, constants: SparselocoParams) -> float:
+    """Return the largest norm of a tensor's sent values after one inner step of learning rate 1."""
     if constants.inner_optimizer == "muon" and is_hidden_matrix(tensor.name, tensor.grid.shape):
-        return change * windows * MUON_RMS * math.sqrt(tensor.grid.rows * tensor.grid.cols)
-    return change * windows * math.sqrt(tensor.grid.chunks * tensor.k)
+        return MUON_RMS * math.sqrt(tensor.grid.rows * tensor.grid.cols)
+    return math.sqrt(tensor.grid.chunks * tensor.k)
 
 
 @functools.cache
-def _windows_held(decay: float, windows: int) -> float:
-    """Return ``sqrt(1 + decay**2 + decay**4 ...)``, a term for each window; powers are rounded alike everywhere."""
+def _geometric_sum(ratio: float, terms: int) -> float:
+    """Return ``1 + ratio + ratio**2 ...``; powers are rounded alike everywhere."""
     total, part = 0.0, 1.0
-    for _ in range(windows):
+    for _ in range(terms):
         total += part
-        part *= decay * decay
-    return math.sqrt(total)
+        part *= ratio
+    return total
 
 
 def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:

@@ -7,6 +7,7 @@ All nodes must compute the same bits. All operations here are elementwise except
 do not depend on the order in which a machine adds in parallel.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -19,7 +20,7 @@ from tplr.compress.tensor_groups import TensorGroup
 from tplr.compress.topk import select
 from tplr.hparams import HParams
 from tplr.training.outer.base import OuterScheme
-from tplr.training.outer.norm_caps import known, no_history, norm_bound, recorded, window_cap
+from tplr.training.outer.norm_caps import known, largest_norm, no_history, norm_bound, recorded, window_cap
 
 
 class SparselocoOuter(OuterScheme):
@@ -79,6 +80,10 @@ class SparselocoOuter(OuterScheme):
         """See ``OuterScheme``: the factors of the step with the caps of ``set_caps``."""
         cap = self._caps.get(name) or self._cap(name, (), step)[1]
         return clip(lengths, cap)
+
+    def largest_norm(self, step: int) -> float:
+        """See ``OuterScheme``."""
+        return math.hypot(*(largest_norm(one, self._constants, step) for one in self.spec.tensors.values()))
 
     def _apply(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int
