@@ -162,17 +162,11 @@ def test_honest_training_explains_the_norm_above_which_an_update_is_outsized(obs
         assert {*found.values()} <= {("outsized",)}
         return {*found}
 
-    giants = dict.fromkeys(UIDS[1:], 61.0)
-    tiny = dict.fromkeys(UIDS[1:], 1e-3)
+    giants, tiny, large = (dict.fromkeys(UIDS[1:], norm) for norm in (61.0, 1e-3, 59.0))
     for included in (0, 1, len(UIDS)):
         assert struck(included, giants) == {*UIDS[1:]}
-        assert struck(included, tiny) == struck(included, {}) == set()
-    # Between 30 times the median and the largest norm of honest training the included updates decide.
-    assert struck(0, {2: 59.0}) == set()
-    assert struck(len(UIDS), {2: 31.0}) == {2}
-    assert struck(len(UIDS), {2: 29.0}) == set()
-    assert struck(1, {1: 1e-3, 2: 19.0}) == set()
-    assert struck(1, {1: 1e-3, 2: 21.0}) == {2}
+        assert struck(included, {2: 61.0}) == {2}
+        assert struck(included, tiny) == struck(included, large) == struck(included, {2: 59.0}) == set()
 
 
 def test_a_window_of_another_scale_before_anybody_is_listed_changes_little(observation, evidence) -> None:

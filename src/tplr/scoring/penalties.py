@@ -12,11 +12,8 @@ from dataclasses import dataclass
 
 from tplr.schemas import OUT_OF_SYNC, UNREAD, VALID, Evidence, PeerObservation, Reason
 
-# An update whose norm exceeds this multiple of the usual one is no work of this model.
+# Without a bound on honest norms, an update whose norm exceeds this multiple of the usual one is ``outsized``.
 NORM_LIMIT = 30.0
-# Norms below this share of the largest honest one are allowed, however small the others' are. Honest norms of up to 0.3
-# of it were measured (docs/benchmarks/scoring.md).
-ALLOWED_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -78,23 +75,21 @@ BY_CODE = {rule.code: rule for rule in RULES}
 def norm_limit(evidence: Evidence) -> float | None:
     """Return the norm above which an update is ``outsized``; None if none is known.
 
-    It is ``NORM_LIMIT`` times the median of the included updates, because anybody can send any number of updates on
-    probation. But half of the included ones may be tiny, or giants. So it is at most the largest norm that honest
-    training can have, also while no update is included, and at least ``ALLOWED_SHARE`` of it.
+    It is the largest norm that honest training can have, so nobody's updates change it; honest norms of up to 0.53 of
+    it were measured (docs/benchmarks/honest_norms.csv).
 
-    A scheme without such a bound scales all norms. There the limit is unknown while no update is included, and the
-    median counts as no smaller than the lower quartile of all updates.
+    A scheme without such a bound scales all norms, so giants do no harm. There it is ``NORM_LIMIT`` times the median of
+    the included updates, or the lower quartile of all if that is larger: a few included updates of tiny norm do not
+    make all others outsized. Updates on probation count no further, because anybody can send any number of them.
     """
-    if evidence.alignment is None:
-        return None
-    norms, largest = norms_of(evidence), evidence.alignment.largest_norm
+    if evidence.alignment is None or evidence.alignment.largest_norm is not None:
+        return evidence.alignment and evidence.alignment.largest_norm
+    norms = norms_of(evidence)
     included = [norm for uid, norm in norms.items() if (one := evidence.observations.get(str(uid))) and one.included]
     if not included:
-        return largest
-    median = statistics.median_low(included)
-    if largest is not None:
-        return min(largest, max(NORM_LIMIT * median, ALLOWED_SHARE * largest))
-    return NORM_LIMIT * max(median, sorted(norms.values())[math.ceil(len(norms) / 4) - 1]) or None
+        return None
+    quartile = sorted(norms.values())[math.ceil(len(norms) / 4) - 1]
+    return NORM_LIMIT * max(statistics.median_low(included), quartile) or None
 
 
 def strikes(evidence: Evidence, *, max_behind: int) -> dict[int, tuple[str, ...]]:
