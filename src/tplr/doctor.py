@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tplr.chain.commitment import encode_commitment
 from tplr.config import KINDS, Environment, Kind, bucket_of
+from tplr.console import Console
 from tplr.errors import ConfigError, StoreError
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections, endpoint_url

@@ -105,10 +105,13 @@ def many_records(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("samples", ["1", "2000"])
-def test_a_reader_that_ends_ends_the_command_in_silence(many_records, samples):
+@pytest.mark.parametrize(
+    "arguments",
+    [("data", "peek", "FILE", "--samples", "1"), ("data", "peek", "FILE", "--samples", "2000"), ("plan",)],
+)
+def test_a_reader_that_ends_ends_the_command_in_silence(many_records, arguments):
     """Such as ``head``: with status 141, as a shell shows an end by SIGPIPE."""
-    command = [sys.executable, "-m", "tplr.cli", "data", "peek", many_records, "--samples", samples]
+    command = [sys.executable, "-m", "tplr.cli", *(many_records if one == "FILE" else one for one in arguments)]
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)

@@ -33,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
+    from tplr.console import Console
     from tplr.errors import ConfigError, StateError
     from tplr.files import atomic_write
     from tplr.hparams import load_hparams

@@ -29,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import asyncio
 
-    from rich.console import Console
-
+    from tplr.console import Console
     from tplr.watch.command import watch
 
     if args.events and (args.local or args.validator is not None):

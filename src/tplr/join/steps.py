@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
 from tplr.config import Environment, Kind
+from tplr.console import Console
 from tplr.doctor import main as run_doctor
 from tplr.errors import ConfigError
 from tplr.hparams import load_hparams

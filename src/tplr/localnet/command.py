@@ -12,10 +12,10 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tplr.console import Console
 from tplr.errors import ConfigError, TplrError
 from tplr.files import atomic_write
 from tplr.localnet.chaos import Chaos, write_script
