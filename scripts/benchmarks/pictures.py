@@ -32,6 +32,7 @@ from pictures_network import (
     storage,
     trust,
 )
+from pictures_scoring import split_pay
 from pictures_training import compress, convergence, convergence_curves, device, engine, evaluation, overlap, wire
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -54,6 +55,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         overlap,
         overlap_links,
         parquet_loader,
+        split_pay,
         storage,
         stores,
         stream_state,
