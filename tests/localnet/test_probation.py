@@ -4,7 +4,10 @@ import asyncio
 
 import pytest
 
+from tplr.hparams import load_hparams
 from tplr.localnet.attackers import Changed, Honest, Noise, Zeros
+from tplr.localnet.plan import DEFAULT_SCHEME, Scheme
+from tplr.localnet.scenarios import EFFORT
 from tplr.localnet.simulation import START_WINDOW, Member, WindowRecord, World, profile, small
 from tplr.schemas import Reason
 
@@ -12,6 +15,18 @@ from tplr.schemas import Reason
 pytestmark = pytest.mark.timeout(900)
 
 WINDOWS = 20
+OTHERS: tuple[Scheme, ...] = ("demo", "sparseloco")
+# Production's delays and budgets: docs/scoring.md says how long a newcomer waits with them.
+PRODUCTION = {
+    "peer_replacement_frequency",
+    "peer_list_window_margin",
+    "validator_offset",
+    "probation_windows",
+    "recent_windows",
+    "uids_per_window",
+    "max_topk_peers",
+    "reserve_peers",
+}
 JOINS = START_WINDOW + 6  # the newcomer's first window
 WAY_IN = 10  # windows until an honest newcomer is applied, at most
 FIRST = ("one", "two", "three")
@@ -28,10 +43,10 @@ class Newcomer(Honest):
 
 def members() -> list[Member]:
     return [
-        *(Honest(32) for _ in FIRST),
-        Newcomer(32),
-        Changed("signs flipped", 32, lambda one, _: -one),
-        Changed("flipped and larger", 32, lambda one, _: -3 * one),
+        *(Honest(EFFORT) for _ in FIRST),
+        Newcomer(EFFORT),
+        Changed("signs flipped", EFFORT, lambda one, _: -one),
+        Changed("flipped and larger", EFFORT, lambda one, _: -3 * one),
         Noise("noise"),
         Zeros("zeros"),
     ]
@@ -41,11 +56,12 @@ NEWCOMER = len(FIRST) + 1
 CHEATS = range(NEWCOMER + 1, NEWCOMER + 1 + len(WRECKERS))
 
 
-@pytest.fixture(scope="module", params=["demo", pytest.param("sparseloco", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module", params=[DEFAULT_SCHEME, *(pytest.param(scheme, marks=pytest.mark.long) for scheme in OTHERS)]
+)
 def records(request: pytest.FixtureRequest) -> list[WindowRecord]:
-    """Windows of a run with production's delays and probation."""
-    timing = {"peer_replacement_frequency": 5, "peer_list_window_margin": 2, "validator_offset": 2}
-    hparams = small(profile(request.param), probation_windows=3, uids_per_window=2, recent_windows=5, **timing)
+    """Windows of a run with production's delays, probation and budgets."""
+    hparams = small(profile(request.param), **load_hparams().model_dump(include=PRODUCTION))
     world = World(hparams, members(), measures_loss=False)
     asyncio.run(world.run(WINDOWS))
     return world.records
