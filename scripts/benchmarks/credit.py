@@ -3,10 +3,11 @@
     python scripts/benchmarks/credit.py [--millions 1040] [--updates 256] [--window]
 
 First it aligns 256 updates of a model of a billion parameters, with all pairs, and computes credit and scores of 20
-such windows: seconds and extra memory. The gradient is zeros, which cost the same as any values; bodies are those of
-four random updates. With ``--window``, it measures the processor time of a window's measures for 20 updates on the
-localnet's model and on a larger one, in each scheme: the parts of inner products, proofs of sync and scores, of the
-calibrations, and of the backward pass. Prints all figures and writes them to ``docs/benchmarks/credit.csv``.
+such windows: seconds and extra memory, with the default constants and with DeMo's. The gradient is zeros, which cost
+the same as any values; bodies are those of four random updates. With ``--window``, it measures the processor time of a
+window's measures for 20 updates on the localnet's model and on a larger one, in each scheme: the parts of inner
+products, proofs of sync and scores, of the calibrations, and of the backward pass. Prints all figures and writes them
+to ``docs/benchmarks/credit.csv``.
 """
 
 import argparse
@@ -14,11 +15,13 @@ import csv
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
 from compress import SIZES, extra_memory, llama
 
+from tplr.compress.layout import TensorSpec
 from tplr.compress.payload import Coefficients, Update, build, parse
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.plan import Scheme
@@ -38,6 +41,7 @@ from tplr.training.schemes import outer_scheme
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "benchmarks" / "credit.csv"
 MODELS = SIZES | {1040: (32_000, 2048, 5504, 18)}
+PRODUCTION: dict[Scheme, str] = {"muon": "hparams.json", "demo": "hparams-demo.json"}
 WINDOWS, DIFFERENT, TILE, REPEATS = 20, 4, 32, 2
 LISTED, BATCHES = 20, 8
 LARGER = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6}
@@ -56,20 +60,25 @@ def some_update(outer: OuterScheme, seed: int) -> bytes:
     """Return a body of random coordinates and values, which repeat every ``TILE`` chunks."""
     random, made = np.random.default_rng(seed), {}
     for name, tensor in outer.spec.tensors.items():
-        made[name] = _tiled(random, tensor.grid.chunks, tensor.grid.entries, tensor.k)
+        made[name] = _tiled(random, tensor)
     return build(made, outer.spec, uid=0, **META)
 
 
-def _tiled(random: np.random.Generator, chunks: int, entries: int, k: int) -> Coefficients:
+def _tiled(random: np.random.Generator, tensor: TensorSpec) -> Coefficients:
+    chunks, entries, k = tensor.grid.chunks, tensor.grid.entries, tensor.k
     some = min(chunks, TILE)
-    indices = np.sort(random.random((some, entries)).argsort(axis=1)[:, :k], axis=1)
+    if tensor.grouped:
+        indices = random.integers(entries // k, size=(some, k)) * k + np.arange(k)
+    else:
+        indices = np.sort(random.random((some, entries)).argsort(axis=1)[:, :k], axis=1)
     repeats = -(-chunks // some)
     tiled = torch.from_numpy(indices).repeat(repeats, 1)[:chunks]
     return tiled, torch.from_numpy(random.standard_normal((chunks, k))).float()
 
 
-def large(hparams: HParams, millions: int, count: int) -> list[Row]:
-    """Measure inner products and credit of many updates."""
+def large(scheme: Scheme, millions: int, count: int) -> list[Row]:
+    """Measure inner products and credit of many updates, with production's constants."""
+    hparams = load_hparams(ROOT / PRODUCTION[scheme])
     # Memory that is never touched: the values of parameters and gradient are not read.
     shapes = llama(*MODELS[millions])
     outer = outer_scheme({name: torch.empty(shape) for name, shape in shapes.items()}, hparams)
@@ -88,7 +97,7 @@ def large(hparams: HParams, millions: int, count: int) -> list[Row]:
     counted = [dict.fromkeys(found[0].uids, True)] * WINDOWS
     wall_credit, used_credit = measured(lambda: credit(windows, counted))
     wall_scores, used_scores = scores_of(found[0], hparams)
-    what = f"{hparams.outer}, {count} updates of {sum(map(np.prod, shapes.values())) / 1e6:.0f} million parameters"
+    what = f"{scheme}, {count} updates of {sum(map(np.prod, shapes.values())) / 1e6:.0f} million parameters"
     return [
         {"what": f"{what}: inner products", "seconds": wall, "processor seconds": used, "extra MB": memory / 1e6},
         {"what": f"{what}: credit of 20 windows", "seconds": wall_credit, "processor seconds": used_credit},
@@ -194,11 +203,11 @@ def main() -> None:
     if given.window:
         torch.set_num_threads(1)
         rows = []
-        for scheme in ("demo", "sparseloco"):
+        for scheme in get_args(Scheme):
             rows += [*window(scheme, "localnet's model"), *window(scheme, "9 million parameters", **LARGER)]
     else:
         torch.set_num_threads(1)  # the products are NumPy's, on one thread
-        rows = large(load_hparams(ROOT / "hparams-demo.json"), given.millions, given.updates)
+        rows = [row for scheme in PRODUCTION for row in large(scheme, given.millions, given.updates)]
     for row in rows:
         print(
             "  ".join(f"{key} {one:.3f}" if isinstance(one, float) else str(one) for key, one in row.items()),
