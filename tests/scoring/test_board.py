@@ -547,10 +547,16 @@ def test_a_report_of_256_uids_is_below_1_mib(evaluation) -> None:
     assert ScoreReport.model_validate_json(body).evidence.alignment == alignment
 
 
-def test_scores_of_256_uids_take_seconds(observation, evidence) -> None:
-    seen = {uid: observation(uid) for uid in range(256)}
+def test_miners_of_a_full_subnet_are_paid_like_those_of_a_small_one(observation, evidence) -> None:
+    """Each of 256 equal miners has the score of each of six; one that trained on other pages gets nothing."""
+    wrong = 7
+    seen = {**good(observation, range(256)), wrong: observation(wrong, **WRONGS["wrong_pages"])}
     found = scores([MeasuredWindow(evidence(window, seen), HPARAMS) for window in range(20)])
-    assert len(found) == 256
+    few = scores([MeasuredWindow(evidence(window, good(observation)), HPARAMS) for window in range(20)])
+    assert found.keys() == seen.keys()
+    assert found.pop(wrong).final == 0.0
+    assert [one.final for one in found.values()] == pytest.approx([few[1].final] * 255)
+    assert few[1].final > 0
 
 
 def test_every_rule_has_a_name_of_its_own() -> None:
