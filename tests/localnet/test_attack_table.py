@@ -1,6 +1,7 @@
-"""The published table of attacks can be made in parts, and has a row for each target."""
+"""The published table of attacks can be made in parts, has a row for each target, and shows the published runs."""
 
 import runpy
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,19 @@ def test_a_target_is_a_row_of_the_table(script: dict[str, Any]) -> None:
     """A renamed figure would lose its bound."""
     rows = script["published"](script["TABLE"].read_text())
     assert {target.figure for target in TARGETS} <= rows.keys()
+
+
+def test_cells_are_those_of_the_published_runs(script: dict[str, Any]) -> None:
+    """Older figures, whose runs are not kept, are not compared."""
+    runs = defaultdict(list)
+    for (scenario, setting), figures in script["load"](script["RESULTS"]).items():
+        if scenario in script["SCENARIOS"]:
+            runs[setting.scheme, setting.vocabulary].append(figures)
+    expected = script["measured"](runs)
+    assert expected
+    rows = script["published"](script["TABLE"].read_text())
+    found = {figure: {column: rows.get(figure, {}).get(column) for column in row} for figure, row in expected.items()}
+    assert found == expected
 
 
 def test_new_results_change_their_cells_alone(script: dict[str, Any]) -> None:
