@@ -75,7 +75,7 @@ GRIDS["larger"] = replace(
         ],
         "muon-grouped": [
             {"lr": lr, "outer": outer, "decay": 0.95, "momentum": 0.9}
-            for lr, outer in ((1.6e-2, 1.4), (1.6e-2, 1.0), (8e-3, 1.4), (8e-3, 2.0), (4e-3, 1.4))
+            for lr, outer in ((1.6e-2, 1.4), (1.6e-2, 1.0), (8e-3, 1.4), (8e-3, 2.0), (8e-3, 2.8), (4e-3, 2.0))
         ],
     },
 )
