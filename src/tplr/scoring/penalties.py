@@ -75,15 +75,17 @@ BY_CODE = {rule.code: rule for rule in RULES}
 def norm_limit(evidence: Evidence) -> float | None:
     """Return the norm above which an update is ``outsized``; None if none is known.
 
-    It is the largest norm that honest training can have, so nobody's updates change it; honest norms of up to 0.53 of
-    it were measured (docs/benchmarks/honest_norms.csv).
+    It is the largest norm that honest training can have, so nobody's updates change it. Measured honest norms are in
+    docs/benchmarks/honest_norms.csv.
 
     A scheme without such a bound scales all norms, so giants do no harm. There it is ``NORM_LIMIT`` times the median of
     the included updates, or the lower quartile of all if that is larger: a few included updates of tiny norm do not
     make all others outsized. Updates on probation count no further, because anybody can send any number of them.
     """
-    if evidence.alignment is None or evidence.alignment.largest_norm is not None:
-        return evidence.alignment and evidence.alignment.largest_norm
+    if evidence.alignment is None:
+        return None
+    if evidence.alignment.largest_norm is not None:
+        return evidence.alignment.largest_norm
     norms = norms_of(evidence)
     included = [norm for uid, norm in norms.items() if (one := evidence.observations.get(str(uid))) and one.included]
     if not included:
