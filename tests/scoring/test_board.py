@@ -1,63 +1,26 @@
 """Pay is a pure function of the last windows: absence and chance earn nothing, and no score stays frozen."""
 
-import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from observed import HPARAMS, PAY_WINDOWS, UIDS, WRONGS, good, paid
 
 from tplr.errors import StateError
-from tplr.hparams import load_hparams
 from tplr.schemas import (
-    OUT_OF_SYNC,
     PRODUCT_DECIMALS,
-    UNREAD,
     VALID,
     Alignment,
-    Evaluation,
     Evidence,
-    LossChange,
     PeerObservation,
     PeerScore,
-    Reason,
     ScoreReport,
     WeightsSet,
     published,
 )
 from tplr.scoring.board import DISPROVING_TESTS, PROVING_WINDOWS, Board, MeasuredWindow, scores
-from tplr.scoring.penalties import RULES
 
-PAY_WINDOWS = 6
-HPARAMS = load_hparams().model_copy(
-    update={"pay_windows": PAY_WINDOWS, "power_normalisation": 1.0, "sync_max_steps_behind": 3}
-)
-UIDS = (1, 2, 3, 4, 5, 6)
 PROVING = max(PROVING_WINDOWS, HPARAMS.probation_windows)
-
-NO_UPDATE: dict[str, Any] = {"included": False, "evaluation": None, "assigned_pages": None}
-# Each changes an observation into one of a miner with a single fault.
-WRONGS: dict[str, dict[str, Any]] = {
-    **{reason.value: {"verdict": reason.value, **NO_UPDATE} for reason in Reason},
-    "wrong_pages": {"assigned_pages": False, "evaluation": None},
-    "another_model": {"behind": OUT_OF_SYNC},
-    "unread": {"behind": UNREAD},
-    "far_behind": {"behind": 4},
-    "gone": {"verdict": None, "listed": False, "sampled": False, **NO_UPDATE},
-}
-
-
-def paid(windows: Sequence[Evidence]) -> dict[int, PeerScore]:
-    board = Board(HPARAMS)
-    for one in windows:
-        board.see(one)
-    return board.peer_scores
-
-
-def good(observation, uids: Sequence[int] = UIDS) -> dict[int, PeerObservation]:
-    return {uid: observation(uid) for uid in uids}
 
 
 def test_equal_miners_earn_the_same(observation, evidence) -> None:
@@ -109,64 +72,6 @@ def test_nothing_earned_is_frozen(observation, evidence) -> None:
         shares.append(board.weights.get(1, 0.0))
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] == 0.0 < shares[-3] < shares[0] < 1 / len(UIDS)
-
-
-def test_who_is_away_breaks_no_rule(observation, evidence) -> None:
-    """Its last report is old, or its commit came without an update; only a miner that sends from another model is
-    struck."""
-    away = {**good(observation), 1: observation(1, **{**WRONGS["missing"], "behind": OUT_OF_SYNC})}
-    for wrong in ("no_commit", "hash_mismatch", "too_late"):
-        away[2] = observation(2, **WRONGS[wrong])
-        assert Board(HPARAMS).see(evidence(0, away)).struck == {}
-    for wrong in ("another_model", "unread"):
-        seen = {**good(observation), 1: observation(1, **WRONGS[wrong])}
-        assert Board(HPARAMS).see(evidence(0, seen)).struck == {1: ("out_of_sync",)}
-
-
-def with_norms(evidence: Evidence, norms: dict[int, float]) -> Evidence:
-    assert evidence.alignment
-    sent = tuple(norms.get(uid, 1.0) for uid in evidence.alignment.uids)
-    return evidence.model_copy(update={"alignment": evidence.alignment.model_copy(update={"norms": sent})})
-
-
-def test_who_is_outsized_is_not_for_a_majority_on_probation_to_say(observation, evidence) -> None:
-    """Any participant can send tiny updates from many uids; only the included ones define the usual norm."""
-    crowd = {uid: observation(uid, listed=False, included=False, probation=True) for uid in range(10, 20)}
-    tiny = dict.fromkeys(crowd, 1e-3)
-    assert Board(HPARAMS).see(with_norms(evidence(0, {**good(observation), **crowd}), tiny)).struck == {}
-    giant = Board(HPARAMS).see(with_norms(evidence(0, {**good(observation), **crowd}), {1: 31.0, 10: 31.0, 11: 29.0}))
-    assert giant.struck == {1: ("outsized",), 10: ("outsized",)}
-    # At a run's start no miner is included, and no step is taken.
-    start = {uid: observation(uid, listed=False, included=False, probation=True) for uid in UIDS}
-    assert Board(HPARAMS).see(with_norms(evidence(0, {**start, **crowd}), tiny)).struck == {}
-
-
-def test_who_is_outsized_is_not_for_a_tiny_included_update_to_say(observation, evidence) -> None:
-    """Otherwise the only listed miner could keep all others off the list, by honest updates of tiny norm."""
-    waiting = {uid: observation(uid, listed=False, included=False, probation=True) for uid in UIDS[1:]}
-    seen = evidence(0, {1: observation(1), **waiting})
-    assert Board(HPARAMS).see(with_norms(seen, {1: 1e-3})).struck == {}
-    assert Board(HPARAMS).see(with_norms(seen, {1: 1e-3, 2: 31.0})).struck == {2: ("outsized",)}
-
-
-def test_honest_training_explains_the_norm_above_which_an_update_is_outsized(observation, evidence) -> None:
-    """Neither giants nor tiny updates change it, included or not, however many there are."""
-
-    def struck(included: int, norms: dict[int, float]) -> set[int]:
-        listed = {uid: observation(uid) for uid in UIDS[:included]}
-        waiting = {uid: observation(uid, listed=False, included=False, probation=True) for uid in UIDS[included:]}
-        seen = with_norms(evidence(0, {**listed, **waiting}), norms)
-        assert seen.alignment
-        bounded = seen.alignment.model_copy(update={"largest_norm": 60.0})
-        found = Board(HPARAMS).see(seen.model_copy(update={"alignment": bounded})).struck
-        assert {*found.values()} <= {("outsized",)}
-        return {*found}
-
-    giants, tiny, large = (dict.fromkeys(UIDS[1:], norm) for norm in (61.0, 1e-3, 59.0))
-    for included in (0, 1, len(UIDS)):
-        assert struck(included, giants) == {*UIDS[1:]}
-        assert struck(included, {2: 61.0}) == {2}
-        assert struck(included, tiny) == struck(included, large) == struck(included, {2: 59.0}) == set()
 
 
 def test_a_window_of_another_scale_before_anybody_is_listed_changes_little(observation, evidence) -> None:
@@ -364,112 +269,6 @@ def test_only_the_last_windows_count(observation, evidence) -> None:
     assert paid([*early, evidence(50, good(observation))]) == paid([evidence(50, good(observation))])
 
 
-@st.composite
-def observations(draw: st.DrawFn, uid: int) -> PeerObservation:
-    loss = st.floats(min_value=3.0, max_value=6.0)
-    sampled = draw(st.booleans())
-    measured = Evaluation(
-        assigned=LossChange(before=4.0, after=draw(st.none() | loss), error=0.1, sequences=8),
-        held_out=LossChange(before=5.0, after=draw(st.none() | loss), error=0.1, sequences=8),
-    )
-    clean = PeerObservation(
-        hotkey=f"hotkey-{uid}",
-        listed=True,
-        included=True,
-        sampled=sampled,
-        verdict=VALID,
-        assigned_pages=True,
-        evaluation=measured if sampled else None,
-        behind=draw(st.sampled_from([None, 0, 0, 3])),
-    )
-    wrong = draw(st.none() | st.sampled_from(sorted(WRONGS)))
-    return clean.model_copy(update=WRONGS[wrong]) if wrong else clean
-
-
-@st.composite
-def histories(draw: st.DrawFn, count: int = 4) -> list[Evidence]:
-    found = []
-    for window in range(draw(st.integers(1, count))):
-        seen = {uid: draw(observations(uid)) for uid in UIDS}
-        measured = [uid for uid, one in seen.items() if one.verdict == VALID and one.assigned_pages]
-        blind = draw(st.booleans()) and not draw(st.booleans())
-        random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-        vectors = random.standard_normal((len(measured), 4))
-        gram = vectors @ vectors.T
-        alignment = Alignment(
-            uids=tuple(measured),
-            products=tuple(random.uniform(-1, 1, len(measured)).round(6).tolist()),
-            norms=tuple(random.uniform(0, 50, len(measured)).round(6).tolist()),
-            gram=tuple(gram[np.triu_indices(len(measured))].round(6).tolist()),
-        )
-        found.append(
-            Evidence(
-                window=window,
-                observations={str(uid): one for uid, one in seen.items()},
-                alignment=alignment if measured and not blind else None,
-            )
-        )
-    return found
-
-
-def renamed(one: Evidence, order: Mapping[int, int]) -> Evidence:
-    """Return the same evidence with other uids."""
-    seen = {str(order[int(uid)]): each for uid, each in reversed(one.observations.items())}
-    before = one.alignment
-    if before is None:
-        return one.model_copy(update={"observations": seen})
-    count = len(before.uids)
-    upper = np.zeros((count, count))
-    upper[np.triu_indices(count)] = before.gram
-    whole = upper + np.triu(upper, 1).T
-    rows = sorted(range(count), key=lambda row: order[before.uids[row]])
-    alignment = Alignment(
-        uids=tuple(order[before.uids[row]] for row in rows),
-        products=tuple(before.products[row] for row in rows),
-        norms=tuple(before.norms[row] for row in rows),
-        gram=tuple(whole[np.ix_(rows, rows)][np.triu_indices(count)].tolist()),
-    )
-    return one.model_copy(update={"observations": seen, "alignment": alignment})
-
-
-@settings(max_examples=40, deadline=None)
-@given(history=histories())
-def test_scores_are_finite_never_negative_and_sum_to_one(history) -> None:
-    board = Board(HPARAMS)
-    for one in history:
-        board.see(one)
-    assert all(0 <= one.final < float("inf") for one in board.peer_scores.values())
-    assert not board.weights or sum(board.weights.values()) == pytest.approx(1.0)
-
-
-@settings(max_examples=40, deadline=None)
-@given(history=histories(), order=st.permutations(UIDS))
-def test_permuted_uids_give_permuted_scores(history, order) -> None:
-    """Uids change only the last bits of sums."""
-    names: dict[int, int] = dict(zip(UIDS, order, strict=True))
-    plain, other = paid(history), paid([renamed(one, names) for one in history])
-    for uid in UIDS:
-        assert other[names[uid]].final == pytest.approx(plain[uid].final, rel=1e-6, abs=1e-9)
-        assert other[names[uid]].tests == plain[uid].tests
-
-
-@settings(max_examples=25, deadline=None)
-@given(history=histories(), cut=st.integers(0, 3))
-def test_a_restart_gives_the_same_bytes(history, cut) -> None:
-    def record(board: Board, windows: Sequence[Evidence]) -> str:
-        for one in windows:
-            board.see(one)
-        return json.dumps(board.state_dict())
-
-    whole = Board(HPARAMS)
-    record(whole, history)
-    first, second = Board(HPARAMS), Board(HPARAMS)
-    second.load_state_dict(json.loads(record(first, history[:cut])))
-    assert second.peer_scores == first.peer_scores
-    assert record(second, history[cut:]) == json.dumps(whole.state_dict())
-    assert second.peer_scores == whole.peer_scores
-
-
 def test_scores_follow_from_the_reports(observation, evidence) -> None:
     board = Board(HPARAMS)
     windows = [evidence(window, good(observation)) for window in range(3)]
@@ -557,7 +356,3 @@ def test_miners_of_a_full_subnet_are_paid_like_those_of_a_small_one(observation,
     assert found.pop(wrong).final == 0.0
     assert [one.final for one in found.values()] == pytest.approx([few[1].final] * 255)
     assert few[1].final > 0
-
-
-def test_every_rule_has_a_name_of_its_own() -> None:
-    assert len({rule.code for rule in RULES}) == len(RULES)
