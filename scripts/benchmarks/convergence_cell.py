@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ def make_hparams(grid: Grid, cell: Cell, device: str = "cpu") -> HParams:
             "outer_learning_rate": settings.get("outer", 1.0),
             "outer_momentum": 0.0,
             "outer_nesterov": False,
+            "expected_share": settings.get("expected", 0.0),
         }
         if cell.method.startswith("muon"):
             raw["sparseloco"] |= {
@@ -220,7 +222,7 @@ def train_scheme(
         ]
         bodies = []
         for uid, ((local, outer), own) in enumerate(zip(peers, batches, strict=True)):
-            work = local.run(model, own, step=step)
+            work = local.run(model, own, step=step, expect=partial(outer.expected_step, own=None, step=step))
             about = {
                 "step": step,
                 "window": step,

@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def shares(training: Training) -> Iterator[float]:
     for step, batches in enumerate(rounds):
         updates = []
         for uid, ((local, outer, every), own) in enumerate(zip(peers, batches, strict=True)):
-            work = local.run(model, own, step=step)
+            work = local.run(model, own, step=step, expect=partial(outer.expected_step, own=None, step=step))
             body = outer.pack(work.tensors, step=step, window=step, uid=uid, **ABOUT)
             if (step + 1) % every:
                 outer.restore(body, window=step, uid=uid)

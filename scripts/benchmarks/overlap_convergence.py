@@ -9,6 +9,8 @@ Until then a peer trains from its prediction of the agreed model, by one of thes
 - ``change X``: a share X of the whole change by its own last training, of which its update sends a small part;
 - ``own X, last Y``: both.
 
+With ``--expected``, peers train from weights that are also moved by that share of the step along their error feedback.
+
 Peers use the nodes' own code: ``InnerLoop`` is paused when the set arrives, like in a miner.
 
     python scripts/benchmarks/overlap_convergence.py                 # 64 rounds
@@ -23,8 +25,9 @@ import csv
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +69,7 @@ class OverlapCell:
         k: number of sent entries out of 4096.
         batch: sequences of an inner step.
         arrives: inner step of a round before which the previous round's set is applied.
+        expected: share of the step along the error feedback by which a peer moves the weights before it trains.
     """
 
     method: str
@@ -76,6 +80,8 @@ class OverlapCell:
     batch: int
     arrives: int
     guess: str
+    expected: float
+    outer_rate: float
     seed: int
 
 
@@ -103,20 +109,20 @@ class Peers:
             own,
             step=position,
             pause=lambda: next(asked, True),
-            expect=self._expect(uid) if self._sent else None,
+            expect=partial(self._expect, uid),
             unfinished=unfinished,
         )
 
-    def _expect(self, uid: int) -> Callable[[int], None]:
-        @torch.no_grad()
-        def expect(sign: int) -> None:
-            if share := self._shares.get("own"):
-                self.everyone.trial_step(self._sent[uid], step=self._steps, share=sign * share)
-            for guess, tensors in (("last", self._last), ("change", self._changes[uid])):
-                for name, one in tensors.items() if guess in self._shares else ():
-                    self.parameters[name].add_(one, alpha=-sign * self._shares[guess])
-
-        return expect
+    @torch.no_grad()
+    def _expect(self, uid: int, sign: int) -> None:
+        self._outers[uid].expected_step(sign, None, step=self._steps)
+        if not self._sent:
+            return
+        if share := self._shares.get("own"):
+            self.everyone.trial_step(self._sent[uid], step=self._steps, share=sign * share)
+        for guess, tensors in (("last", self._last), ("change", self._changes[uid])):
+            for name, one in tensors.items() if guess in self._shares else ():
+                self.parameters[name].add_(one, alpha=-sign * self._shares[guess])
 
     @property
     def behind(self) -> bool:
@@ -168,7 +174,8 @@ def run_cell(cell: OverlapCell) -> dict[str, Any]:
     began = time.process_time()
     sizes = {name: getattr(cell, name) for name in ("layers", "rounds", "inner_steps", "batch")}
     grid = replace(GRIDS["reduced"], **sizes)
-    one = Cell("overlap", "final", cell.method, cell.k, BITS, json.dumps(SETTINGS[cell.method]), cell.seed)
+    settings = SETTINGS[cell.method] | {"expected": cell.expected, "outer": cell.outer_rate}
+    one = Cell("overlap", "final", cell.method, cell.k, BITS, json.dumps(settings), cell.seed)
     held_out, rounds = batches_of(grid, load_tokens(grid), cell.seed)
     hparams = make_hparams(grid, one)
     model = build_model(hparams)
@@ -185,9 +192,11 @@ def print_table(rows: list[dict[str, str]]) -> None:
     found: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in rows:
         numbers = (int(row[name]) for name in ("k", "layers", "rounds", "batch", "inner_steps", "arrives"))
-        found.setdefault((row["method"], *numbers, row["guess"]), {})[row["seed"]] = float(row["loss"])
+        rates = (float(row["expected"]), float(row["outer_rate"]))
+        found.setdefault((row["method"], *rates, *numbers, row["guess"]), {})[row["seed"]] = float(row["loss"])
     titles = (
         "method, k",
+        "share of error feedback, outer rate",
         "layers",
         "rounds",
         "inner steps",
@@ -200,13 +209,24 @@ def print_table(rows: list[dict[str, str]]) -> None:
     print("|", " | ".join(titles), "|")
     print("|---" * len(titles) + "|")
     for place, losses in sorted(found.items()):
-        method, k, layers, rounds, batch, inner_steps, arrives, guess = place
-        base = found.get((*place[:6], 0, IN_TURN), {})
+        method, expected, rate, k, layers, rounds, batch, inner_steps, arrives, guess = place
+        base = found.get((*place[:8], 0, IN_TURN), {})
         gaps = [losses[seed] - base[seed] for seed in sorted(losses.keys() & base.keys())]
         gap = f"{statistics.mean(gaps):+.3f} ± {spread(gaps):.3f}" if gaps and guess != IN_TURN else ""
         mean, seeds = statistics.mean(losses.values()), ", ".join(sorted(losses))
         size = f"{inner_steps} on {batch} sequences"
-        cells = (f"{method}, {k}", layers, rounds, size, f"{arrives} steps", guess, seeds, f"{mean:.3f}", gap)
+        cells = (
+            f"{method}, {k}",
+            f"{expected:g}, {rate:g}",
+            layers,
+            rounds,
+            size,
+            f"{arrives} steps",
+            guess,
+            seeds,
+            f"{mean:.3f}",
+            gap,
+        )
         print("|", " | ".join(map(str, cells)), "|")
 
 
@@ -220,12 +240,26 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=SETTINGS, default=["muon-sparseloco"])
     parser.add_argument("--k", type=int, default=88, help="of 4096 entries")
     parser.add_argument("--arrives", type=int, nargs="+", default=[4], help="inner steps before the set comes")
+    parser.add_argument("--expected", type=float, default=0.0, help="share of the step along the error feedback")
+    parser.add_argument("--outer-rate", type=float, default=1.0)
     parser.add_argument("--only", nargs="*", help="these guesses", default=["none", "own 0.25", "own 1"])
     parser.add_argument("--report", action="store_true", help="only the table of what is there")
     parser.add_argument("--results", type=Path, default=RESULTS, help="CSV to append to (default: %(default)s)")
     given = parser.parse_args()
     cells = [
-        OverlapCell(method, given.k, given.layers, given.rounds, given.inner_steps, given.batch, arrives, guess, seed)
+        OverlapCell(
+            method,
+            given.k,
+            given.layers,
+            given.rounds,
+            given.inner_steps,
+            given.batch,
+            arrives,
+            guess,
+            given.expected,
+            given.outer_rate,
+            seed,
+        )
         for seed in given.seeds
         for method in given.methods
         for arrives, guess in [(0, IN_TURN), *((at, guess) for guess in given.only for at in given.arrives)]

@@ -157,7 +157,7 @@ def evaluation(rows: Rows, path: Path) -> None:
 
 
 def overlap(rows: Rows, path: Path) -> None:
-    places = ("method", "k", "layers", "rounds", "inner_steps", "batch")
+    places = ("method", "k", "layers", "rounds", "inner_steps", "batch", "expected", "outer_rate")
     in_turn = {
         (*(row[name] for name in places), row["seed"]): float(row["loss"])
         for row in rows
@@ -169,7 +169,8 @@ def overlap(rows: Rows, path: Path) -> None:
         if row["guess"] != "outer_delay 0" and base is not None:
             tuning = ", tuning seed" if row["seed"] == "100" else ""
             selection = "groups" if row["method"] == "muon-grouped" else "chunk"
-            label = f"{selection}, {row['rounds']} rounds, {row['guess']}{tuning}"
+            expected = ", expected weights" if float(row["expected"]) else ""
+            label = f"{selection}{expected}, {row['rounds']} rounds, {row['guess']}{tuning}"
             found.setdefault(label, []).append(float(row["loss"]) - base)
     figure = new_figure(8.5, 3.2)
     bars(figure.add_subplot(), found, unit="final loss above that of outer_delay 0, same seed, nats per token")

@@ -156,6 +156,9 @@ class SparselocoParams(_Strict):
         inner_learning_rate: its steps are ``inner_steps`` for each window since the run's start.
         gradient_clip_norm: largest L2 norm of all gradients together.
         outer_momentum: 0 for plain gradient descent.
+        expected_share: a miner trains from the weights that it expects: the agreed ones, moved by this share of the
+            outer step along its own work that they lack. That is its error feedback and, with ``outer_delay`` 1, its
+            last update until it is applied.
     """
 
     inner_optimizer: Literal["adamw", "muon"] = "adamw"
@@ -172,6 +175,7 @@ class SparselocoParams(_Strict):
     outer_learning_rate: float = Field(gt=0)
     outer_momentum: float = Field(ge=0, lt=1)
     outer_nesterov: bool
+    expected_share: float = Field(default=0.0, ge=0, le=1)
 
     @property
     def problems(self) -> list[str]:

@@ -3,6 +3,7 @@
 import pytest
 
 from tplr.planner import make_plan
+from tplr.training.device import DeviceSettings
 
 
 def overlapping(hparams):
@@ -71,6 +72,19 @@ def test_with_overlap_devices_train_while_links_are_busy(sparseloco, host):
     waits = overlapping(sparseloco).model_copy(update={"commit_margin_seconds": 1200.0})
     names = [phase.name for phase in make_plan(waits, host(down=10e6), mfu=0.001).timeline.phases]
     assert names == ["train", "pack", "gather", "apply", "train"]
+
+
+def test_an_offloaded_error_feedback_that_moves_the_weights_is_copied_in_the_pauses(sparseloco, host):
+    """Four times 4 bytes of each parameter, at 40 GB/s for each rank."""
+    settings = DeviceSettings(offload_error_feedback=True)
+    moved = overlapping(sparseloco).model_copy(
+        update={"sparseloco": sparseloco.sparseloco.model_copy(update={"expected_share": 0.25})}
+    )
+    plans = [make_plan(one, host(), mfu=0.001, settings=settings) for one in (overlapping(sparseloco), moved)]
+    plain, longer = (
+        sum(phase.seconds for phase in plan.timeline.phases if phase.name in ("apply", "pack")) for plan in plans
+    )
+    assert longer - plain == pytest.approx(16 * plans[0].load.parameters / plans[0].host.ranks / 40e9)
 
 
 def test_batches_that_end_early_leave_devices_idle_with_overlap_too(sparseloco, host):

@@ -18,6 +18,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "batches_per_inner_step": 3,
         "outer_momentum": 0.5,
         "outer_nesterov": True,
+        "expected_share": 0.25,
     },
 }
 SETTINGS["muon"] = SETTINGS["sparseloco"] | {"inner_optimizer": "muon", "muon_momentum": 0.95}

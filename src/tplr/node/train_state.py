@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 STATE_FORMAT = 7  # of the saved state; states of another format are skipped
-# Share of the step along this node's own update that stands in for the undecided set (docs/benchmarks/overlap.md).
-EXPECTED_SHARE = 0.25
 PARTS = "parts"  # name of the role's values in a snapshot; a checkpoint has none, as they may be sealed scores
 SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
 
@@ -159,18 +158,13 @@ class TrainState:
             step=self.global_step + (self._own is not None),
             stop=self._stop,
             pause=self._pause,
-            expect=self._expect if self._own else None,
+            expect=partial(self.outer.expected_step, own=self._own, step=self.global_step),
             before=kept,
             unfinished=unfinished,
         )
         self._work, self._unfinished = work.tensors, work.unfinished
         work.train_stats.paused = work.unfinished is not None
         return work.train_stats
-
-    def _expect(self, sign: int) -> None:
-        """Move the weights to their expected values after the window of this node's last update."""
-        assert self._own is not None
-        self.outer.trial_step(self._own, step=self.global_step, share=sign * EXPECTED_SHARE)
 
     @command
     def pack(self, *, window: int, uid: int, pages_digest: str, batches: int) -> bytes:

@@ -150,10 +150,13 @@ def _with_idle(phases: list[Phase], idle: float) -> list[Phase]:
 def _copies(load: Workload, settings: DeviceSettings) -> float:
     """Return the bytes per parameter copied between a device and its host in a window with ``outer_delay`` 1.
 
-    Moments are copied for the saved state; offloaded weights twice each way, because training starts and ends twice.
+    Moments are copied for the saved state. Training starts and ends twice, so offloaded weights are copied twice each
+    way, and an offloaded error feedback four times to the device, if the weights are moved by a share of it.
     """
     moments = 2 - sum(load.tensors[name] for name in load.muon) / load.parameters
-    return 4.0 * moments + (16.0 if settings.offload_weights else 0.0)
+    constants = load.hparams.sparseloco
+    moved = settings.offload_error_feedback and constants is not None and constants.expected_share > 0
+    return 4.0 * moments + (16.0 if settings.offload_weights else 0.0) + (16.0 if moved else 0.0)
 
 
 def _problems(load: Workload, host: Host, *, uploaded: float, ready: float, window: float, pack: float) -> list[str]:

@@ -36,6 +36,7 @@ SPARSELOCO = {
     "outer_learning_rate": 0.5,
     "outer_momentum": 0.0,
     "outer_nesterov": False,
+    "expected_share": 0.0,
 }
 
 

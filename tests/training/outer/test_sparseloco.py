@@ -8,6 +8,7 @@ import torch
 
 from tplr.compress.payload import build, parse
 from tplr.errors import StateError, TrainingError
+from tplr.training.device import DeviceSettings
 from tplr.training.fingerprint import digest
 from tplr.training.outer.norm_caps import FIRST, norm_bound
 from tplr.training.outer.sparseloco import SparselocoOuter
@@ -197,6 +198,33 @@ def test_a_trial_step_moves_the_parameters_along_one_update_and_no_momentum(hpar
         expected = before[name].double() - 0.5 * 0.2 * dense(update, name).double()
         torch.testing.assert_close(moved, expected.float(), atol=1e-7, rtol=0)
     assert digest(scheme.state_dict()["tensors"]) == state
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_the_expected_step_is_a_share_of_the_steps_along_own_work(offloaded, hparams, tensors):
+    parameters, settings = tensors(0), DeviceSettings(offload_error_feedback=offloaded)
+    scheme = SparselocoOuter(parameters, hparams("sparseloco", expected_share=0.4), settings)
+    scheme.expected_step(1, None, step=0)
+    assert digest(parameters) == digest(tensors(0))  # nothing is left unsent yet
+    update = packed(scheme, tensors(1), uid=0)
+    unsent, before = own(scheme), tensors(0)
+    for sent in (None, update):
+        scheme.expected_step(1, sent, step=1)
+        for name, moved in parameters.items():
+            lacking = unsent[name] + (dense(sent, name) if sent else 0)
+            torch.testing.assert_close(moved, before[name] - 0.5 * 0.4 * lacking, atol=1e-6, rtol=0)
+        scheme.expected_step(-1, sent, step=1)
+        for name, moved in parameters.items():
+            torch.testing.assert_close(moved, before[name], atol=1e-6, rtol=0)
+    assert digest(own(scheme)) == digest(unsent)
+
+
+def test_without_a_share_training_begins_at_the_agreed_weights(hparams, tensors):
+    parameters = tensors(0)
+    scheme = SparselocoOuter(parameters, hparams("sparseloco"))
+    update = packed(scheme, tensors(1), uid=0)
+    scheme.expected_step(1, update, step=1)
+    assert digest(parameters) == digest(tensors(0))
 
 
 def test_row_blocks_and_threads_do_not_matter(hparams, tensors, monkeypatch):

@@ -49,6 +49,7 @@ OTHER = {
     "sparseloco.outer_learning_rate": 0.25,
     "sparseloco.outer_momentum": 0.9,
     "sparseloco.outer_nesterov": True,
+    "sparseloco.expected_share": 0.5,
 }
 # A value at which the key has an effect: Nesterov's form needs a momentum, the rest of a norm cap updates above it.
 MUON = {"inner_optimizer": "muon", "muon_momentum": 0.95}

@@ -1,6 +1,7 @@
 """Honest miners: with any effort, and with lost windows; the base class of all cheats."""
 
 from collections.abc import Container, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,7 +29,9 @@ class Honest(Member):
 
     def train(self, world: World, batches: np.ndarray) -> dict[str, torch.Tensor]:
         """Train locally from its weights; return the tensors to send, by name."""
-        return self.local.run(self.train_state.model, batches, step=world.train_state.global_step).tensors
+        step = world.train_state.global_step
+        expect = partial(self.outer.expected_step, own=None, step=step)
+        return self.local.run(self.train_state.model, batches, step=step, expect=expect).tensors
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
         """Return the tensors that it packs."""

@@ -135,7 +135,7 @@ class OuterScheme(ABC):
 
         Does nothing if the error feedback was reset since: the update contains the values that the reset dropped.
         """
-        if not self._error_feedback.may_restore():
+        if self._error_feedback.empty:
             return
         with suppress(EmptyUpdate):
             self._add_to_errors(parse(body, self.spec, window=window, uid=uid), sign=1)
@@ -181,6 +181,15 @@ class OuterScheme(ABC):
         share = self._eval_lr_factor if share is None else share
         for group, parameters in self._owners.whole(self._parameters, write_back=True):
             self._trial_step(group, parameters, update, step, share)
+
+    @abstractmethod
+    def expected_step(self, sign: int, own: Update | None, *, step: int) -> None:
+        """Move a miner's agreed weights, in place, to those that it trains from: expected once its own work is in them.
+
+        Args:
+            sign: 1; or -1 to reverse it, up to float32 rounding.
+            own: this miner's last update, if it is not applied yet.
+        """
 
     def whole(self, shards: Mapping[str, torch.Tensor]) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
         """Yield each tensor that this rank owns, whole. A collective: every rank must iterate to the end."""

@@ -43,6 +43,9 @@ class DemoOuter(OuterScheme):
         """See ``OuterScheme``: unit norm, before the sign."""
         return (1 / _divisors(torch.tensor(lengths, dtype=torch.float64)).double()).tolist()
 
+    def expected_step(self, sign: int, own: Update | None, *, step: int) -> None:
+        """See ``OuterScheme``: gradients are those of the agreed weights."""
+
     def _accumulate(
         self,
         group: TensorGroup,

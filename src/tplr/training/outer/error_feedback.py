@@ -58,7 +58,7 @@ class ErrorFeedback:
 
         Pass one group's names: a whole offloaded error feedback may not fit there.
         """
-        there = {name: self.tensors[name].to(self._parameters[name].device, non_blocking=True) for name in names}
+        there = self.copies(names)
         try:
             yield there
         finally:
@@ -67,6 +67,10 @@ class ErrorFeedback:
                 self.tensors[name].copy_(there[name], non_blocking=True)
             if moved:
                 torch.cuda.current_stream().synchronize()  # before the host tensors are read
+
+    def copies(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Return these tensors on the parameters' device: offloaded ones are copied, others are not."""
+        return {name: self.tensors[name].to(self._parameters[name].device, non_blocking=True) for name in names}
 
     def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor in the memory in which it is kept between updates."""
@@ -77,9 +81,10 @@ class ErrorFeedback:
             torch.cuda.current_stream(tensor.device).synchronize()  # before the copy is read
         return host
 
-    def may_restore(self) -> bool:
-        """Return whether the last update may be added back: there was no reset since ``begin``."""
-        return self._window is not None
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is in it, on all ranks: there was no update since the start or the last reset."""
+        return self._window is None
 
     def restored(self, window: int) -> None:
         """Record that the tensors contain the update of a window again, because no node seems to have received it."""

@@ -81,6 +81,21 @@ class SparselocoOuter(OuterScheme):
         cap = self._caps.get(name) or self._cap(name, (), step)[1]
         return clip(lengths, cap)
 
+    @torch.no_grad()
+    def expected_step(self, sign: int, own: Update | None, *, step: int) -> None:
+        """See ``OuterScheme``. Compute ``p -= lr * expected_share * (clipped(decode(own)) + e)``."""
+        share = sign * self._constants.expected_share
+        if not share:
+            return
+        if own:
+            self.trial_step(own, step=step, share=share)
+        if self._error_feedback.empty:
+            return
+        for group, parameters in self._owners.whole(self._parameters, write_back=True):
+            errors = self._error_feedback.copies([one.name for one in group.tensors])
+            for name, error in errors.items():
+                parameters[name].sub_(error, alpha=share * self._constants.outer_learning_rate)
+
     def largest_norm(self, step: int) -> float:
         """See ``OuterScheme``."""
         return math.hypot(*(largest_norm(one, self._constants, step) for one in self.spec.tensors.values()))
