@@ -50,8 +50,6 @@ GRIDS = {
         muon_sparse=tuple((k, bits) for k in (32, 64, 88, 128, 256) for bits in (1, 2)),
     ),
 }  # fmt: skip
-# With 16 peers the default's best outer rate is larger.
-RATES_OF_16 = [{"lr": 1.6e-2, "outer": outer, "decay": 0.95, "momentum": 0.9, "expected": 0.25} for outer in (2.0, 2.8)]
 for peers in (8, 16):  # twice and four times the batch, and the tokens; nothing else changes
     GRIDS[f"reduced-{peers}"] = replace(
         GRIDS["reduced"],
@@ -60,7 +58,6 @@ for peers in (8, 16):  # twice and four times the batch, and the tokens; nothing
         muon_sparse=((88, 1), (256, 1)),
         tuned="reduced" if peers == 8 else "reduced-8",
         trials=("adamw", "diloco", "muon-grouped") if peers == 8 else (),
-        rates={} if peers == 8 else {"muon-grouped": RATES_OF_16},
     )
 # The full grid's model, peers and tokens in hours instead of a day: three methods have a few trials around the rates
 # found for the reduced one, the others have these rates.
@@ -102,7 +99,7 @@ GRIDS["gpu"] = Grid(
         "muon-averaging": [PUBLISHED | {"outer": 1.0}],
         "sparseloco": [PUBLISHED | {"outer": 1.0, "decay": 0.95}],
         "muon-sparseloco": [PUBLISHED | {"outer": 1.0, "decay": 0.95, "momentum": 0.9}],
-        "muon-grouped": [PUBLISHED | {"outer": 1.0, "decay": 0.95, "momentum": 0.9}],
+        "muon-grouped": [PUBLISHED | {"outer": 1.0, "decay": 0.95, "momentum": 0.9, "expected": 0.1}],
         "demo": [{"lr": 1e-3, "decay": 0.999}],
     },
 )  # fmt: skip
@@ -125,7 +122,8 @@ TRIALS: dict[str, list[dict[str, float]]] = {
     "muon": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)],
 }
 TRIALS[GROUPED] = TRIALS["muon-sparseloco"] + [
-    {"lr": 1.6e-2, "outer": outer, "decay": 0.95, "momentum": 0.9, "expected": 0.25} for outer in (1.4, 2.0, 2.8)
+    {"lr": 1.6e-2, "outer": outer, "decay": 0.95, "momentum": 0.9, "expected": share}
+    for outer, share in ((1.4, 0.25), (2.0, 0.25), (2.8, 0.25), (2.0, 0.1))
 ]
 METHODS = [*TRIALS]
 DENSE = ("adamw", "muon", "diloco", "averaging", "muon-averaging")  # methods that send float32

@@ -71,7 +71,8 @@ TRAININGS = (
 def shares(training: Training) -> Iterator[float]:
     """Train; yield each window's longest update, over the largest honest norm."""
     grid = replace(GRID, batch=training.batch, rounds=training.rounds)
-    rates = {"lr": training.learning_rate, "outer": 1.0, "decay": 0.95, "momentum": 0.9}
+    expected = 0.1 if training.method == "muon-grouped" else 0.0  # as in the shipped files
+    rates = {"lr": training.learning_rate, "outer": 1.0, "decay": 0.95, "momentum": 0.9, "expected": expected}
     hparams = make_hparams(grid, Cell("", "final", training.method, training.k, training.bits, json.dumps(rates), 0))
     model = build_model(hparams, "cpu")
     parameters = dict(model.named_parameters())
