@@ -115,3 +115,14 @@ def test_an_offloaded_one_is_in_pinned_memory_but_for_the_tensors_at_work():
     state = error_feedback.state_dict()
     error_feedback.load_state_dict(state)
     assert all(one.is_pinned() for one in error_feedback.tensors.values())
+
+
+def test_it_is_empty_on_all_ranks_or_on_none():
+    """Also on one that owns no tensor: all take part in an expected step, or none."""
+    for parameters in (PARAMETERS, {}):
+        error_feedback = ErrorFeedback(parameters, stale_after_windows=5)
+        assert error_feedback.empty
+        error_feedback.begin(10)
+        assert not error_feedback.empty
+        error_feedback.applied(11)  # sent right before a restart
+        assert error_feedback.empty, parameters

@@ -93,7 +93,7 @@ class ErrorFeedback:
     def applied(self, window: int) -> None:
         """Record that all nodes applied this miner's update of a window; reset if the tensors still contain it."""
         known = self._window is not None and window <= self._window and window not in self._taken_back
-        if self.tensors and not known:
+        if not (self.empty or known):
             self._reset("an applied update is still in it: sent right before a restart, or restored")
 
     def _reset(self, reason: str) -> None:
