@@ -70,6 +70,7 @@ class OverlapCell:
         batch: sequences of an inner step.
         arrives: inner step of a round before which the previous round's set is applied.
         expected: share of the step along the error feedback by which a peer moves the weights before it trains.
+        outer_rate: outer learning rate.
     """
 
     method: str
