@@ -8,7 +8,6 @@ docs/benchmarks/scoring.md. A run takes about three minutes of one core.
 """
 
 import argparse
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from tplr.localnet.plan import Scheme
 from tplr.localnet.simulation import SINGLE_BYTES, VOCABULARY, World, profile, small
 from tplr.training.evaluation import sequence_losses
 from tplr.training.gradient import WindowGradient
-from tplr.training.local import LocalTraining
-from tplr.training.schemes import local_training
 
 SPLIT = 8
 HELD_OUT, FACTOR = 98_000, 0.2
@@ -70,11 +67,6 @@ def members() -> dict[str, list[Honest]]:
     }
 
 
-def trained(local: LocalTraining, world: World, batches: np.ndarray) -> dict[str, torch.Tensor]:
-    """Train locally from the network's weights, with separate inner-optimizer moments for each miner."""
-    return dict(local.run(world.train_state.model, batches, step=world.train_state.global_step).tensors)
-
-
 def configured(scheme: Scheme, vocabulary: int) -> HParams:
     """Return the constants of the simulation for a scheme."""
     return small(profile(scheme), vocabulary=vocabulary)
@@ -90,9 +82,6 @@ class Run:
         )
         self.outer = self.world.train_state.outer
         self.model = self.world.train_state.model
-        for member in self.world.by_uid.values():
-            local = local_training(self.world.train_state.parameters, self.world.hparams)
-            member.train = functools.partial(trained, local)  # pyright: ignore[reportAttributeAccessIssue]
         self.applied = [1, 2, 3, 4, 5]
         # Every second window: the miners on whose pages a validator also computes a gradient, and those whose loss
         # changes it measures.
