@@ -59,7 +59,8 @@ def bars(axes: Any, values: Mapping[str, Sequence[float]], *, unit: str, colour:
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},  # a limit's line does not cross it
         )
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.18 * max(max(found, default=0.0) for found in values.values()) or 1.0)
+    every = [0.0, *(one for found in values.values() for one in found)]
+    axes.set_xlim(1.18 * min(every), 1.18 * max(every) or 1.0)
     repeated = any(len(found) > 1 for found in values.values())
     axes.set_xlabel(f"{unit}\n(median; dots: repetitions)" if repeated else unit)
 
