@@ -76,7 +76,7 @@ ADAMW_BYTES, MUON_BYTES = (
     28,
     20,
 )  # float32 weights, gradient and moments: each is read, and all but the gradient written
-FILES = {"demo": "hparams-demo.json", "sparseloco": "hparams-sparseloco.json", "muon": "hparams.json"}
+FILES = {"muon": "hparams.json", "sparseloco": "hparams-sparseloco.json", "demo": "hparams-demo.json"}
 LLAMA_8B = {
     "vocab_size": 128_256,
     "hidden_size": 4096,
@@ -391,8 +391,8 @@ def pack(outer: Any, tensors: dict[str, torch.Tensor], *, window: int, uid: int)
 
 
 def exchange(bench: Bench) -> None:
-    """Pack, apply and evaluate, for both schemes."""
-    for scheme in ("demo", "sparseloco"):
+    """Pack, apply and evaluate, with each of ``FILES``."""
+    for scheme in FILES:
         hparams = constants(bench, scheme)
         model = bench.model(hparams, bench.settings())
         name = f"{size_name(model)} {scheme}"
@@ -415,7 +415,7 @@ def exchange(bench: Bench) -> None:
                 if bench.on_gpu and repetition == 0:
                     bench.add(row, "to host", bytes_to_host(run) / millions / 1e6, "bytes/param", model=name)
         del work
-        measure_evaluation(bench, hparams, model, outer, updates[0])
+        measure_evaluation(bench, hparams, model, outer, updates[0], name=name)
 
 
 def copy_seconds(bench: Bench) -> float:
@@ -445,8 +445,7 @@ def copied_to_host(trace: dict[str, Any]) -> int:
     return sum(int(one["args"]["bytes"]) for one in copies)
 
 
-def measure_evaluation(bench: Bench, hparams: HParams, model: Any, outer: Any, update: Update) -> None:
-    name = f"{size_name(model)} {hparams.outer}"
+def measure_evaluation(bench: Bench, hparams: HParams, model: Any, outer: Any, update: Update, *, name: str) -> None:
     pages = bench.batches(hparams, 6 if bench.on_gpu else 2)
     held_out = baseline(model, pages, hparams.precision)
     forward = functools.partial(sequence_losses, model, pages, hparams.precision)

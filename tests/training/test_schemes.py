@@ -110,9 +110,9 @@ def test_packing_and_fifteen_peers_take_less_memory_than_two_tensors(scheme, tin
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
-def test_a_gpu_keeps_what_its_bytes_do_not_say(scheme, tiny):
-    hparams = tiny(scheme, **SMALL[scheme])
+@pytest.mark.parametrize(("scheme", "selection"), [("demo", "chunk"), ("sparseloco", "chunk"), ("sparseloco", "group")])
+def test_a_gpu_keeps_what_its_bytes_do_not_say(scheme, selection, tiny):
+    hparams = tiny(scheme, topk_selection=selection, **SMALL[scheme])
     chance = torch.Generator().manual_seed(1)
     work = {name: torch.randn(shape, generator=chance) for name, shape in (("w", (48, 32)), ("norm", (16,)))}
     outer = outer_scheme({name: torch.zeros_like(one, device="cuda") for name, one in work.items()}, hparams)
