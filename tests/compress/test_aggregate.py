@@ -47,7 +47,7 @@ def norm_by_halves(values: np.ndarray) -> float:
 
 @pytest.mark.parametrize("at_once", [2**18, 1])
 def test_norms_are_added_up_in_one_order(at_once, monkeypatch):
-    monkeypatch.setattr(aggregate, "ENTRIES_AT_ONCE", at_once)
+    monkeypatch.setitem(aggregate.ENTRIES_AT_ONCE, "cpu", at_once)
     values = torch.randn(4, 2, 25, 7, generator=torch.Generator().manual_seed(3)) * torch.logspace(-9, 9, 25)[:, None]
     values[2] = 0
     found = norms(values)

@@ -47,7 +47,7 @@ def norms(values: torch.Tensor) -> torch.Tensor:
     Every machine gives the same bits: squares are added pairwise, the second half to the first, until one remains.
     """
     found: list[torch.Tensor] = []
-    for some in values.split(max(1, ENTRIES_AT_ONCE // values[0].numel())):
+    for some in values.split(max(1, ENTRIES_AT_ONCE[values.device.type] // values[0].numel())):
         squares: Any = some.double().square_()
         if squares.device.type == "cpu":  # NumPy starts an operation in a third of torch's time, and there are many
             squares = squares.numpy()

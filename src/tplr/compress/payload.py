@@ -22,8 +22,9 @@ from tplr.seeds import rounding_seed
 # groups (``TensorSpec.grouped``), and its values, float32 [chunks, k].
 Coefficients = tuple[torch.Tensor, torch.Tensor]
 
-# Maximum number of entries decoded at a time, or one peer's if it has more: larger blocks only take more memory.
-ENTRIES_AT_ONCE = 2**18
+# Maximum number of entries decoded at a time, or one peer's if it has more, by device. On a CPU larger blocks only take
+# more memory; on a GPU starting an operation costs the most.
+ENTRIES_AT_ONCE = {"cpu": 2**18, "cuda": 2**24}
 
 _METADATA = re.compile(rb'"window":"([0-9]{16})","uid":"([0-9]{5})","pages":"([0-9a-f]{64})","batches":"([0-9]{10})"\}')
 
@@ -66,7 +67,7 @@ def decode_all(
         tensors: tensors with one shape; their chunks are concatenated.
     """
     indices, values = _empty_coefficients(len(updates), tensors, torch.device(device))
-    at_once = max(1, ENTRIES_AT_ONCE // values[0].numel())
+    at_once = max(1, ENTRIES_AT_ONCE[values.device.type] // values[0].numel())
     for start in range(0, len(updates), at_once):
         some = slice(start, start + at_once)
         bodies = [update.body for update in updates[some]]
