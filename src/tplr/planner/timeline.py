@@ -19,8 +19,10 @@ from tplr.planner.workload import Workload
 from tplr.schemas import UploadBounds
 from tplr.training.device import DEFAULTS, DeviceSettings
 
-# Bytes of memory traffic per parameter in the outer step and in packing; their time relative to the bandwidth's limit.
-OUTER_BYTES, PACK_BYTES, OVERHEAD = 40.0, 40.0, 3.0
+# Bytes per parameter at the device's bandwidth, and seconds per tensor in which a device waits for the host; see
+# docs/plan.md for how well they are known.
+OUTER_BYTES, OUTER_SECONDS = 120.0, 15e-3
+PACK_BYTES, PACK_SECONDS = 260.0, 2.4e-3
 # Rate of each rank to pinned host memory, bytes per second; PCIe 5 with 16 lanes reaches 50 to 57 GB/s.
 HOST_COPY = 40e9
 CPU_BANDWIDTH, CPU_PEAK = 20e9, 100e9
@@ -90,7 +92,9 @@ def timeline(
     bandwidth = host.accelerator.bandwidth if host.accelerator else CPU_BANDWIDTH
     peak = host.accelerator.peak if host.accelerator else CPU_PEAK
     shard = load.parameters / host.ranks
-    apply, pack = (OVERHEAD * one * shard / bandwidth for one in (OUTER_BYTES, PACK_BYTES))
+    tensors = len(load.tensors) / host.ranks
+    apply = OUTER_BYTES * shard / bandwidth + OUTER_SECONDS * tensors
+    pack = PACK_BYTES * shard / bandwidth + PACK_SECONDS * tensors
     needed = (load.tokens * load.flops_per_token + load.muon_flops) / (host.ranks * mfu * peak)
 
     copies = _copies(load, settings) * shard / HOST_COPY if host.accelerator else 0.0
