@@ -132,6 +132,9 @@ def run_cell(cell: Cell, machine: Machine) -> tuple[Row, list[Row]]:
     def measure(done: int, loss: Callable[[], float]) -> None:
         if done % every == 0:
             points[done] = loss()
+            print(
+                f"{cell.method}, seed {cell.seed}: round {done} of {grid.rounds}, loss {points[done]:.4f}", flush=True
+            )
 
     row = asdict(cell) | _train(cell, machine, on_round=measure)
     curve = []

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 TUNING_SEED = 100
+GROUPED = "muon-grouped"
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,18 @@ GRIDS["gpu"] = Grid(
         "demo": [{"lr": 1e-3, "decay": 0.999}],
     },
 )  # fmt: skip
+# The same model and text within minutes of a GPU: a sixth of the tokens, one seed, and outer rates of the small grids.
+GRIDS["gpu-short"] = replace(
+    GRIDS["gpu"],
+    rounds=104,
+    seeds=1,
+    rates={
+        "adamw": [PUBLISHED],
+        "diloco": [PUBLISHED | {"outer": 0.3}],
+        GROUPED: [PUBLISHED | {"outer": 2.0, "decay": 0.95, "momentum": 0.9, "expected": 0.1}],
+    },
+)
 # SparseLoCo's rates are found there and used for all its cells.
-GROUPED = "muon-grouped"
 TUNED_AT = {"sparseloco": (256, 2), "muon-sparseloco": (96, 1), GROUPED: (128, 1)}
 
 # Six for each method: peak learning rates, and what else its authors tune.
