@@ -129,7 +129,7 @@ class InnerOptimizer:
         whole, mine = self._parallel.gather(shards), names[self._parallel.rank]
         if whole is not None and mine is not None:
             matrices = whole.view(matrices_shape(mine, whole.shape))
-            matrices.copy_(orthogonalized(matrices))
+            orthogonalized(matrices, out=matrices)
         self._parallel.scatter(whole, shards)
         for name, direction in directions.items():
             parameter = local_rows(self._parameters[name].detach())[0]
@@ -158,21 +158,24 @@ def matrices_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     return shape[0] * parts, shape[1] // parts, shape[2]
 
 
-def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
+def orthogonalized(matrices: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Bring the singular values to between 0.7 and 1.2 by Newton-Schulz iterations, in the dtype of ``matrices``.
 
     Args:
         matrices: [rows, columns], or [matrices, rows, columns].
+        out: written to and returned if given; may be ``matrices``.
     """
     a, b, c = COEFFICIENTS
     addmm = torch.addmm if matrices.dim() == 2 else torch.baddbmm
+    out = torch.empty_like(matrices) if out is None else out
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
+    x, last = (matrices.mT, out.mT) if tall else (matrices, out)
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=SMALLEST_NORM)
-    for _ in range(ITERATIONS):
+    for iteration in range(ITERATIONS):
         gram = x @ x.mT
-        x = addmm(x, addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+        target = last if iteration == ITERATIONS - 1 else None
+        x = addmm(x, addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a, out=target)
+    return out
 
 
 def newton_schulz_flops(name: str, shape: Sequence[int]) -> int:
