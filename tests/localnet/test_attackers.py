@@ -11,6 +11,7 @@ from tplr.compress.topk import select
 from tplr.keys import commit_key, debug_key
 from tplr.localnet.attackers import (
     Copier,
+    Dormant,
     GoDark,
     HalfAbsent,
     Honest,
@@ -54,6 +55,7 @@ def members() -> list[Member]:
         Scaled("scaled", 8, 10.0),
         Repeater("repeater", 8),
         Turncoat("turncoat", 8, last=2),
+        Dormant("dormant", 8, last=1),
     ]
 
 
@@ -64,7 +66,8 @@ HONEST, TWIN, OTHER_TWIN, LOSSY = 1, 6, 7, 10
 @pytest.fixture(scope="module", params=["demo", "sparseloco"])
 def world(request: pytest.FixtureRequest) -> World:
     hparams = small(profile(request.param), pages_per_window=2, evaluation_sequences=16, uids_per_window=2)
-    hparams = hparams.model_copy(update={"peer_replacement_frequency": 50})
+    # The dormant miner sends in two of three windows after its first one.
+    hparams = hparams.model_copy(update={"peer_replacement_frequency": 50, "pay_windows": 3})
     world = World(hparams, members(), measures_loss=False)
     asyncio.run(world.run(WINDOWS))
     return world
@@ -80,6 +83,7 @@ def test_who_is_there_is_valid_and_who_is_not_is_not(world: World) -> None:
     assert verdicts(world, UID["half absent"]) == ["valid", "missing"] * 2
     assert verdicts(world, LOSSY) == ["valid", "missing", "valid", "valid"]
     assert verdicts(world, UID["late"]) == ["too_late"] * WINDOWS
+    assert verdicts(world, UID["dormant"]) == ["valid", "too_late", "valid", "valid"]
     assert verdicts(world, UID["zeros"]) == ["empty"] * WINDOWS
 
 

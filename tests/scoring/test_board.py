@@ -183,6 +183,41 @@ def test_who_harms_after_it_has_earned_its_place_loses_it_within_the_windows_of_
     assert board.proven(2) is False
 
 
+def test_who_harms_in_some_windows_and_is_late_in_between_loses_its_place_too(observation, evidence) -> None:
+    random = np.random.default_rng(2)
+    late = {**good(observation), 1: observation(1, **WRONGS["too_late"])}
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+    for window in range(12 + 2 * PROVING):
+        gains = {f"uid_{uid}": 0.3 + 0.05 * random.normal() for uid in UIDS}
+        harms = window >= 12
+        seen = late if harms and window % 2 else good(observation)
+        board.see(evidence(window, seen, **gains | ({"uid_1": -0.3} if harms else {})))
+    assert board.proven(1) is False
+
+
+def test_who_sends_too_seldom_to_be_judged_does_not_keep_its_place(observation, evidence) -> None:
+    """It would be unknown for ever, and harm in the windows in which it sends."""
+    board, pay_windows = Board(HPARAMS.model_copy(update={"pay_windows": 20})), 20
+    late = {**good(observation), 1: observation(1, **WRONGS["too_late"])}
+    found = []
+    for window in range(60):
+        honest, harms = window < 10, window >= 30 and window % 20 in (8, 9)
+        seen = good(observation) if honest or harms else late
+        board.see(evidence(window, seen, uid_1=0.3 if honest else -0.3))
+        found.append(board.proven(1))
+    assert found[10:25] == [True] * 15  # an outage of a miner that has proven itself
+    assert True not in found[30:]
+    assert None not in found[10 + pay_windows :]
+
+
+def test_without_its_own_measures_a_validator_judges_nobody(observation, evidence) -> None:
+    board = Board(HPARAMS)
+    for window in range(PAY_WINDOWS):
+        dark = {uid: observation(uid, **WRONGS["unavailable"]) for uid in UIDS}
+        board.see(evidence(window, dark))
+    assert {board.proven(uid) for uid in UIDS} == {None}
+
+
 def test_chance_is_neither_paid_nor_proven(observation, evidence) -> None:
     noise = np.random.default_rng(1).normal(0.0, 0.3, PAY_WINDOWS)
     noise -= noise.mean() - 0.02

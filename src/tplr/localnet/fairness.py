@@ -1,5 +1,6 @@
 """Compares pay with delivered windows, from a validator's events: checks that no miner gains by faults."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -52,10 +53,12 @@ def earned(events: Iterable[Event], *, pay_windows: int) -> dict[int, dict[int, 
 def spread(pay: Mapping[int, Earned]) -> float | None:
     """Return the ratio of largest to smallest pay per delivered window, among miners with ``FEWEST_WINDOWS``.
 
-    None if there are fewer than two such miners, or one of them earns nothing.
+    Infinite if only some of them earn anything; None if there are fewer than two, or none earns anything.
     """
     each = [one.share / one.delivered for one in pay.values() if one.delivered >= FEWEST_WINDOWS]
-    return max(each) / min(each) if len(each) > 1 and min(each) > 0 else None
+    if len(each) < 2 or not any(each):
+        return None
+    return max(each) / min(each) if min(each) > 0 else math.inf
 
 
 def gains_by_loss(pay: Mapping[int, Earned]) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ from tplr.hparams import HParams
 from tplr.localnet.attackers import (
     Changed,
     Copier,
+    Dormant,
     GoDark,
     HalfAbsent,
     Honest,
@@ -302,6 +303,35 @@ def turncoats(setting: Setting) -> Figures:
     }
 
 
+def dormants(setting: Setting) -> Figures:
+    """Simulate three honest miners, and five that harm in two of twenty windows and are late in the others."""
+    members: list[Member] = [Honest(EFFORT) for _ in range(3)]
+    members += [Dormant("dormant wrecker", 8, TURN) for _ in range(5)]
+    world = live(network(setting, members), TURN + 3 * PAID_WINDOWS)
+    harmful = [record for record in world.records if record.window > TURN]
+    gathered = [sum(seen.included for uid, seen in one.seen.observations.items() if uid > 3) for one in harmful]
+    return {
+        "5 dormant wreckers: windows in which they harm": sum(count > 0 for count in gathered),
+        "5 dormant wreckers: windows in which they harm, at last": sum(count > 0 for count in gathered[-PAID_WINDOWS:]),
+    }
+
+
+EQUALS = 7  # equal honest miners
+
+
+def norms(setting: Setting) -> Figures:
+    """Simulate equal honest miners, and two that send honest updates of ten times their norm."""
+    members: list[Member] = [*(Honest(EFFORT) for _ in range(EQUALS)), Honest(8), Honest(64)]
+    members += [Scaled("scaled", effort, 10.0) for effort in (EFFORT, 8)]
+    world = live(network(setting, members), LAUNCH + PAID_WINDOWS)
+    *equals, little, _, scaled, scaled_little = pay(world, range(1, len(members) + 1))
+    return {
+        "seven equal miners, largest over smallest": ratio(max(equals), min(equals)),
+        f"{EFFORT} sequences of tenfold norm, over an honest miner of {EFFORT}": ratio(scaled, mean(equals)),
+        "8 sequences of tenfold norm, over an honest miner of 8": ratio(scaled_little, little),
+    }
+
+
 def score_copiers(setting: Setting) -> Figures:
     """Simulate validators that copy the honest validator's weights, in a network whose pay changes.
 
@@ -342,5 +372,7 @@ SCENARIOS: dict[str, Scenario] = {
     "giants": Scenario(giants, 45.0),
     "losses": Scenario(losses, 10.0),
     "turncoats": Scenario(turncoats, 10.0),
+    "dormants": Scenario(dormants, 40.0),
+    "norms": Scenario(norms, 25.0, by_pages=True),
     "score copiers": Scenario(score_copiers, 15.0),
 }

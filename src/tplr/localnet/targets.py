@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tplr.localnet.attackers import HalfAbsent, Timed
-from tplr.localnet.scenarios import TENFOLD, Figures, cheats
+from tplr.localnet.scenarios import EFFORT, TENFOLD, Figures, cheats
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,11 @@ TARGETS = [
     *(Target(f"{crew}: loss", 1.02, 1.02) for crew in (*CREWS, TENFOLD)),
     Target(f"{TENFOLD}: over the least honest", 0.1, 0.3),
     Target("three equal miners, largest over smallest", 1.3, 1.6),
+    Target("seven equal miners, largest over smallest", 1.3, 1.6),
+    # A declared norm brings no more than the chance that separates equal miners.
+    Target(f"{EFFORT} sequences of tenfold norm, over an honest miner of {EFFORT}", 1.3, 1.6),
+    Target("8 sequences of tenfold norm, over an honest miner of 8", 1.3, 1.6),
+    Target("5 dormant wreckers: windows in which they harm, at last", 0.0, 0.0),
     Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),
     Target("windows lost: more over fewer", 1.0, 1.0),
     # Scores can only be copied from an earlier epoch.

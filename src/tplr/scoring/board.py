@@ -288,23 +288,37 @@ class Board:
         """The last window that it has seen; -1 before the first."""
         return self._windows[-1].window if self._windows else -1
 
+    @property
+    def _fewest(self) -> int:
+        """Number of measured windows from which on a miner is judged."""
+        return max(PROVING_WINDOWS, self.hparams.probation_windows)
+
     def proven(self, uid: int) -> bool | None:
-        """Return whether a miner helps the model and no test shows that it repeats another's work; None if unknown."""
+        """Return whether a miner helps the model and no test shows that it repeats another's work; None if unknown.
+
+        False also for a listed miner that can't be judged because it sends too seldom: it would keep its place.
+        """
         found = self.peer_scores.get(uid)
-        if found is None or found.measured < max(PROVING_WINDOWS, self.hparams.probation_windows):
+        if found is None:
             return None
+        if found.measured < self._fewest:
+            return False if self._missed(uid, found) >= self._fewest else None
         if found.mean <= CHANCE * found.error or (found.own_pages <= 0 and found.tests >= DISPROVING_TESTS):
             return False
         if self._harms(uid, found):
             return False
         return True if found.mean > PROVEN * found.error else None
 
+    def _missed(self, uid: int, found: PeerScore) -> int:
+        """Return in how many windows its update was missing though it was listed, while others were measured."""
+        asked = [one for one in self._windows if one.products and (seen := one.seen(uid, found.hotkey)) and seen.listed]
+        return sum(one.would_count(uid, found.hotkey) is False for one in asked)
+
     def _harms(self, uid: int, found: PeerScore) -> bool:
-        """Return whether its last updates increased the loss beyond chance, regardless of its earlier updates."""
-        last = self._windows[-max(PROVING_WINDOWS, self.hparams.probation_windows) :]
-        gains = [gain for one in last if (gain := one.cosine(uid, found.hotkey)) is not None]
+        """Return whether its last measured updates increased the loss beyond chance, regardless of its earlier ones."""
+        gains = [gain for one in self._windows if (gain := one.cosine(uid, found.hotkey)) is not None][-self._fewest :]
         spread = found.error * math.sqrt(found.measured)
-        return len(gains) == len(last) and math.fsum(gains) < -CHANCE * spread * math.sqrt(len(gains))
+        return math.fsum(gains) < -CHANCE * spread * math.sqrt(len(gains))
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
         """Return the uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""

@@ -3,7 +3,7 @@
 from tplr.localnet.attackers.copies import Copier, Twin
 from tplr.localnet.attackers.damaged import Malformed, malformed
 from tplr.localnet.attackers.honest import Cheat, Honest, Lossy
-from tplr.localnet.attackers.presence import GoDark, HalfAbsent, Late, Timed, Turncoat
+from tplr.localnet.attackers.presence import Dormant, GoDark, HalfAbsent, Late, Timed, Turncoat
 from tplr.localnet.attackers.sync import NoProof, OutOfSync
 from tplr.localnet.attackers.values import Changed, Noise, Overfitter, Repeater, Scaled, WrongPages, Zeros
 
@@ -11,6 +11,7 @@ __all__ = [
     "Changed",
     "Cheat",
     "Copier",
+    "Dormant",
     "GoDark",
     "HalfAbsent",
     "Honest",
