@@ -47,6 +47,23 @@ def seen(
     return tests, alignment
 
 
+def test_the_prediction_is_that_of_the_formula() -> None:
+    """With the inverse matrix of the others, as in the module's text."""
+    random = np.random.default_rng(3)
+    vectors = random.standard_normal((12, 30))
+    cosines = vectors @ vectors.T / np.outer(*[np.linalg.norm(vectors, axis=1)] * 2)
+    ridged, rest = cosines + own_pages.RIDGE * np.eye(12), random.standard_normal(12)
+    for left_out in ([5], [5, 2], [0, 5, 7, 11]):
+        others = np.setdiff1d(np.arange(12), left_out)
+        of_others = np.linalg.inv(ridged[np.ix_(others, others)])
+        expected = ridged[5, others] @ of_others @ rest[others]
+        variance = ridged[5, 5] - ridged[5, others] @ of_others @ ridged[others, 5]
+        residuals = of_others @ rest[others] / np.sqrt(np.diag(of_others))
+        spread = own_pages.NORMAL * np.median(np.abs(residuals)) * np.sqrt(variance)
+        found = own_pages._ahead(rest, 5, np.isin(np.arange(12), others), cosines, np.linalg.inv(ridged))
+        assert found == pytest.approx((rest[5] - expected) / spread)
+
+
 def test_of_one_update_no_other_is_compared(monkeypatch) -> None:
     """Explaining each of 256 miners does not compare all updates 256 times."""
     compared: list[int] = []

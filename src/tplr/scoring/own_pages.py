@@ -89,18 +89,31 @@ def deviations(
         rest = rest - (elsewhere.sum(axis=0) - elsewhere) / (other_pages + 1)
         for page, row, others in zip(pages.tolist(), rest, compared, strict=True):
             if np.count_nonzero(others) >= FEWEST_OTHERS:
-                found[uid, page] = _ahead(row, mine, np.flatnonzero(others), cosines, inverse)
+                found[uid, page] = _ahead(row, mine, others, cosines, inverse)
     return found
 
 
 def _ahead(rest: np.ndarray, mine: int, others: np.ndarray, cosines: np.ndarray, inverse: np.ndarray) -> float:
-    """Return a residual's deviation from its prediction by the others' residuals, in standard deviations."""
-    of_others = _inverse_without(inverse, others, np.setdiff1d(np.arange(len(rest)), others))
-    towards = of_others @ cosines[others, mine]
-    variance = max(1 + RIDGE - cosines[mine, others] @ towards, TINY)
-    residuals = of_others @ rest[others] / np.sqrt(np.diag(of_others))
-    spread = NORMAL * float(np.median(np.abs(residuals))) * math.sqrt(variance)
-    return float(rest[mine] - rest[others] @ towards) / max(spread, TINY)
+    """Return a residual's deviation from its prediction by the others' residuals, in standard deviations.
+
+    ``R_oo^-1`` is a Schur complement of ``inverse``. Only its products with vectors and its diagonal are computed,
+    because every update and every test has another one.
+
+    Args:
+        rest: residuals of all updates on one miner's pages, float64 [updates].
+        others: bool [updates].
+        inverse: of all cosines with the ridge, float64 [updates, updates].
+    """
+    (left_out,) = np.nonzero(~others)
+    across = np.linalg.solve(inverse[np.ix_(left_out, left_out)], inverse[left_out])
+    both = np.where(others, np.stack([cosines[mine], rest]), 0.0)
+    solved = both @ inverse
+    towards, residuals = solved - solved[:, left_out] @ across
+    diagonal = np.diag(inverse) - np.einsum("lo,lo->o", inverse[left_out], across)
+    variance = max(1 + RIDGE - both[0] @ towards, TINY)
+    size = np.median(np.abs(residuals[others] / np.sqrt(diagonal[others])))
+    spread = NORMAL * float(size) * math.sqrt(variance)
+    return float(rest[mine] - both[1] @ towards) / max(spread, TINY)
 
 
 def _find_copies(cosines: np.ndarray, gains: np.ndarray) -> np.ndarray:
@@ -110,12 +123,6 @@ def _find_copies(cosines: np.ndarray, gains: np.ndarray) -> np.ndarray:
     rest = cosines + ridge - np.outer(gains, gains) / max(explained, TINY)
     size = np.sqrt(np.maximum(np.diag(rest), TINY))
     return (rest / np.outer(size, size) >= COPY_COSINE) | np.eye(len(gains), dtype=bool)
-
-
-def _inverse_without(inverse: np.ndarray, kept: np.ndarray, left_out: np.ndarray) -> np.ndarray:
-    """Return the inverse of a part of a matrix from the inverse of the whole, by the Schur complement."""
-    across = inverse[np.ix_(left_out, kept)]
-    return inverse[np.ix_(kept, kept)] - across.T @ np.linalg.solve(inverse[np.ix_(left_out, left_out)], across)
 
 
 def _slope(on_pages: np.ndarray, held_out: np.ndarray) -> float:
