@@ -78,7 +78,10 @@ GRIDS["larger"] = replace(
             {"lr": lr, "outer": outer, "decay": 0.95, "momentum": 0.9}
             for lr, outer in ((1.6e-2, 1.4), (1.6e-2, 1.0), (8e-3, 1.4), (8e-3, 2.0), (8e-3, 2.8), (4e-3, 2.0))
         ]
-        + [{"lr": 8e-3, "outer": outer, "decay": 0.95, "momentum": 0.9, "expected": 0.25} for outer in (2.8, 4.0)],
+        + [
+            {"lr": 8e-3, "outer": outer, "decay": decay, "momentum": 0.9, "expected": share}
+            for outer, decay, share in ((2.8, 0.95, 0.25), (4.0, 0.95, 0.25), (2.8, 0.98, 0.25), (2.8, 0.95, 0.1))
+        ],
     },
 )
 # Half as many exchanges of updates twice as large, for the same tokens.
