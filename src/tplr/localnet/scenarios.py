@@ -294,13 +294,17 @@ def turncoats(setting: Setting) -> Figures:
     world = live(network(setting, members), TURN)
     before = world.held_out_loss()
     live(world, WRECKED)
-    harmful = [record for record in world.records if record.window > TURN]
-    gathered = [sum(seen.included for uid, seen in one.seen.observations.items() if uid > 3) for one in harmful]
     return {
-        "5 turncoats: windows in which they harm": sum(count > 0 for count in gathered),
+        "5 turncoats: windows in which they harm": sum(included_after_turn(world)),
         "5 turncoats: loss, over that when they turned": world.held_out_loss() / before,
         "5 turncoats: pay": sum(pay(world, range(4, 9))),
     }
+
+
+def included_after_turn(world: World) -> list[bool]:
+    """Return whether one of the uids above 3 is in the set, for each window after ``TURN``."""
+    windows = [record.seen.observations for record in world.records if record.window > TURN]
+    return [any(seen.included for uid, seen in one.items() if uid > 3) for one in windows]
 
 
 def dormants(setting: Setting) -> Figures:
@@ -308,11 +312,10 @@ def dormants(setting: Setting) -> Figures:
     members: list[Member] = [Honest(EFFORT) for _ in range(3)]
     members += [Dormant("dormant wrecker", 8, TURN) for _ in range(5)]
     world = live(network(setting, members), TURN + 3 * PAID_WINDOWS)
-    harmful = [record for record in world.records if record.window > TURN]
-    gathered = [sum(seen.included for uid, seen in one.seen.observations.items() if uid > 3) for one in harmful]
+    harm = included_after_turn(world)
     return {
-        "5 dormant wreckers: windows in which they harm": sum(count > 0 for count in gathered),
-        "5 dormant wreckers: windows in which they harm, at last": sum(count > 0 for count in gathered[-PAID_WINDOWS:]),
+        "5 dormant wreckers: windows in which they harm": sum(harm),
+        "5 dormant wreckers: windows in which they harm, at last": sum(harm[-PAID_WINDOWS:]),
     }
 
 
