@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tplr.compress.payload import build, parse
+from tplr.compress.payload import ENTRIES_AT_ONCE, build, parse
 from tplr.errors import StateError, TrainingError
 from tplr.training.device import DeviceSettings
 from tplr.training.fingerprint import digest
@@ -246,6 +246,9 @@ def test_row_blocks_and_threads_do_not_matter(hparams, tensors, monkeypatch):
         torch.set_num_threads(threads)
     monkeypatch.setattr("tplr.compress.chunks.ROW_BLOCK_ENTRIES", {"cpu": 64})
     assert applied(updates) == whole
+    for at_once in (1, 2**24):
+        monkeypatch.setitem(ENTRIES_AT_ONCE, "cpu", at_once)
+        assert applied(updates) == whole
     assert applied(updates[1:]) != whole
 
 
