@@ -65,19 +65,13 @@ class Turncoat(Cheat):
 
 
 class Dormant(Turncoat):
-    """Is a turncoat that uploads too late, except in the last two of every ``pay_windows`` windows: too few to judge
-    it."""
-
-    def join(self, world: World, uid: int) -> None:
-        """Join the network."""
-        super().join(world, uid)
-        self._in_time = self.sent
+    """Is a turncoat that uploads too late, except in the last two of every ``pay_windows`` windows."""
 
     def body(self, world: World, window: int) -> bytes | None:
         """Return an update; set the time of its upload."""
         after, period = window - self._last - 1, world.hparams.pay_windows
         late = after >= 0 and after % period < period - 2
-        self.sent = world.hparams.time_window_delta_seconds + 1.0 if late else self._in_time
+        self.sent = world.hparams.time_window_delta_seconds + 1.0 if late else type(self).sent
         return super().body(world, window)
 
 
