@@ -92,7 +92,7 @@ def timeline(
     bandwidth = host.accelerator.bandwidth if host.accelerator else CPU_BANDWIDTH
     peak = host.accelerator.peak if host.accelerator else CPU_PEAK
     shard = load.parameters / host.ranks
-    tensors = len(load.tensors) / host.ranks
+    tensors = len(load.tensors) / host.ranks if host.accelerator else 0.0  # a CPU does not wait for its host
     apply = OUTER_BYTES * shard / bandwidth + OUTER_SECONDS * tensors
     pack = PACK_BYTES * shard / bandwidth + PACK_SECONDS * tensors
     needed = (load.tokens * load.flops_per_token + load.muon_flops) / (host.ranks * mfu * peak)
