@@ -321,6 +321,7 @@ class Alignment(Wire):
         norms: L2 norm of all values sent by the uid.
         gram: ``<d_i, d_j> / scale**2``, upper triangle with diagonal, row by row.
         largest_norm: the largest norm that honest training can have at this step; None if the scheme has no bound.
+        loss: mean loss on the held-out pages without any update, nats per token; None in reports of earlier versions.
     """
 
     uids: Items[Uid] = Field(max_length=4096)
@@ -328,6 +329,7 @@ class Alignment(Wire):
     norms: Items[float] = Field(max_length=4096)
     gram: Items[Product]
     largest_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    loss: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

@@ -94,7 +94,11 @@ async def test_everybody_is_measured_in_every_window(world: World) -> None:
         assert after[uid].tests == 3
     (by_loss,) = [one.evaluation for one in seen.observations.values() if one.evaluation]  # one in four
     assert by_loss.assigned is None
-    assert by_loss.held_out.sequences == 16
+    assert by_loss.held_out.sequences == 8  # the first of two batches, as a quarter rounded up
+    batch_loss = by_loss.held_out.before
+    assert seen.alignment.loss is not None
+    assert seen.alignment.loss == pytest.approx(batch_loss, abs=1.0)
+    assert seen.alignment.loss != batch_loss
     assert world.records[0].outcome.struck == {ELSEWHERE: ("wrong_pages",)}
 
 

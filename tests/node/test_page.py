@@ -247,6 +247,20 @@ async def test_hostile_documents_and_dead_buckets(scene) -> None:
     assert page.count(b"</script>") == 2
 
 
+async def test_the_loss_shown_is_that_of_all_held_out_pages(scene) -> None:
+    """A calibration reads a part of them; earlier reports have only these."""
+    await scene.recording.begin()
+    for _ in range(2):
+        await scene.record()
+    loss = LossChange(before=4.5, after=4.25, error=0.01, sequences=16)
+    calibrated = {"1": PeerObservation(hotkey="somebody", evaluation=Evaluation(assigned=None, held_out=loss))}
+    whole = Alignment(uids=(), products=(), norms=(), gram=(), loss=4.75)
+    await publish(scene, report(START, observations=calibrated, alignment=whole))
+    await publish(scene, report(START + 1, observations=calibrated))
+    found = await scene.write()
+    assert found.losses.held_out == (4.75, 4.5)
+
+
 async def test_scores_of_numbers_that_no_page_can_hold_are_not_known(scene) -> None:
     await scene.recording.begin()
     for _ in range(3):

@@ -111,6 +111,19 @@ def test_evaluation(model, outer, update, batches) -> None:
     assert lone.assigned.error == UNKNOWN
 
 
+@pytest.mark.parametrize(("count", "read"), [(1, 1), (4, 1), (5, 2), (8, 2)])
+def test_a_calibration_reads_a_quarter_of_the_held_out_batches(model, outer, update, batches, count, read) -> None:
+    held_out = baseline(model, np.concatenate([batches, batches])[:count], "float32")
+    found = evaluate(model, outer, update, step=STEP, assigned=None, held_out=held_out, precision="float32")
+    rows = batches.shape[1]
+    assert found.assigned is None
+    assert found.held_out.sequences == read * rows
+    assert found.held_out.before == held_out.losses[: read * rows].mean()
+    with trial_step_applied(model, outer, update, step=STEP):
+        after = sequence_losses(model, batches[:read], "float32")
+    assert found.held_out.after == after.mean()
+
+
 def test_losses_that_are_not_finite(model, outer, update, batches) -> None:
     random = baseline(model, batches[2:], "float32")
 

@@ -424,6 +424,8 @@ class Auditor:
                 published = itertools.compress(getattr(report.alignment, name), known)
                 self._near(name, tuple(published), getattr(found, name), relative=name == "norms")
             self._compare_largest_norm(report.alignment.largest_norm, found.largest_norm)
+            if report.alignment.loss is not None:
+                self._compare_loss("held-out loss", report.alignment.loss, float(before.losses.mean()))
         else:
             before = await asyncio.to_thread(self._train_state.baseline, batches)
         for key, seen in sorted(report.observations.items(), key=lambda item: int(item[0])):
@@ -468,9 +470,13 @@ class Auditor:
 
     def _compare_losses(self, what: str, published: LossChange, found: LossChange) -> None:
         for name in LossChange.model_fields:
-            one, other = getattr(published, name), getattr(found, name)
-            if one != other and (one is None or other is None or abs(one - other) > TOLERANCE[self._hparams.precision]):
-                raise Mismatch(f"{what}, {name}", one, other)
+            self._compare_loss(f"{what}, {name}", getattr(published, name), getattr(found, name))
+
+    def _compare_loss(self, what: str, published: float | None, found: float | None) -> None:
+        if published is None or found is None:
+            same(what, published, found)
+        elif abs(published - found) > TOLERANCE[self._hparams.precision]:
+            raise Mismatch(what, published, found)
 
     def _compare_largest_norm(self, published: float | None, found: float | None) -> None:
         if published is None or found is None:

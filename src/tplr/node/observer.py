@@ -101,6 +101,7 @@ class Observer:
                     norms=tuple(round(one, PRODUCT_DECIMALS) for one in found.norms),
                     gram=published(found.gram),
                     largest_norm=found.largest_norm,
+                    loss=float(before.losses.mean()),
                 )
                 await self._evaluate(seen, valid, before, seed)
 
