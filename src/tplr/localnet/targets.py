@@ -70,6 +70,8 @@ TARGETS = [
     # A declared norm brings no more than the chance that separates equal miners.
     Target(f"{EFFORT} sequences of tenfold norm, over an honest miner of {EFFORT}", 1.3, 1.6),
     Target("8 sequences of tenfold norm, over an honest miner of 8", 1.3, 1.6),
+    Target(f"{EFFORT} sequences, over 8 of tenfold norm", 1.0, 1.0, least=True),
+    Target("tenfold norm of 4 of 15 miners: loss", 1.02, 1.02),
     Target("5 dormant wreckers: windows in which they harm, at last", 0.0, 0.0),
     Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),
     Target("windows lost: more over fewer", 1.0, 1.0),
