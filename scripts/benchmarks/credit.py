@@ -189,6 +189,10 @@ def window(scheme: Scheme, name: str, **model_changes: int) -> list[Row]:
         {"what": f"{text} products of the tests", "percent": 100 * tested * own / whole},
         {"what": f"{text} passes of the tests", "percent": 100 * tested * both / whole},
         {"what": f"{text} calibrations", "percent": 100 * evaluated * deep / whole},
+        {
+            "what": f"{text} products, proofs, scores and calibrations",
+            "percent": 100 * (pairs + proofs + scores + evaluated * deep) / whole,
+        },
         {"what": f"{name}: both passes over the forward pass", "ratio": both / forward},
     ]
     return rows
