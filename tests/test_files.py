@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tplr.errors import StateError
-from tplr.files import atomic_folder, atomic_write, atomic_writer
+from tplr.errors import ConfigError, StateError
+from tplr.files import atomic_folder, atomic_write, atomic_writer, check_outputs
 
 
 def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -36,6 +36,26 @@ def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StateError, match="can't write"):
         atomic_write(tmp_path / "file" / "state", b"new")
+
+
+def test_outputs_of_long_work_are_checked_before_it(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    check_outputs({"--out": tmp_path / "new" / "folder" / "out", "--json": file, "--history": None})
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ConfigError) as caught:
+        check_outputs({"--out": file / "out", "--json": tmp_path, "--history": tmp_path / "history"})
+    assert str(caught.value).splitlines() == [
+        f"--out {file / 'out'}: {file} is a file; give another path",
+        f"--json {tmp_path}: is a folder; give another path",
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_output_in_a_folder_without_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="is not writable"):
+        check_outputs({"--out": tmp_path / "new" / "out"})
 
 
 def test_killed_midway_leaves_the_old_file(tmp_path: Path) -> None:

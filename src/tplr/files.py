@@ -1,15 +1,18 @@
-"""Atomic writes: a file, or a folder, is written under a temporary name, synced, and renamed."""
+"""Atomic writes: a file, or a folder, is written under a temporary name, synced, and renamed.
+
+A command that works for long checks with ``check_outputs`` at its start whether its files can be written at the end.
+"""
 
 import contextlib
 import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from tplr.errors import StateError
+from tplr.errors import ConfigError, StateError
 
 
 @contextlib.contextmanager
@@ -97,3 +100,24 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_outputs(files: Mapping[str, Path | None]) -> None:
+    """Raise ConfigError with a line for each file that can't be written; missing folders will be created, and are fine.
+
+    Args:
+        files: by command-line option, or by another name for the error; None: not wanted.
+    """
+    found = [(name, path, _obstacle(path)) for name, path in files.items() if path is not None]
+    if lines := [f"{name} {path}: {obstacle}; give another path" for name, path, obstacle in found if obstacle]:
+        raise ConfigError("\n".join(lines))
+
+
+def _obstacle(path: Path) -> str | None:
+    """Return why a file can't be written; None if it can."""
+    if path.is_dir():
+        return "is a folder"
+    folder = next(one for one in path.absolute().parents if one.exists())
+    if not folder.is_dir():
+        return f"{folder} is a file"
+    return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} is not writable"

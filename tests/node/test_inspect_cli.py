@@ -148,14 +148,19 @@ async def test_an_audit_prints_what_it_believes(stage, command, capsys, monkeypa
 async def test_a_result_that_can_not_be_recorded_is_printed(
     stage, command, capsys, caplog, monkeypatch, tmp_path
 ) -> None:
-    """An audit may take hours."""
+    """An audit may take hours; what is known at its start is refused there."""
+    folder = tmp_path / "new"
 
     async def audit(*_: object, **__: object) -> None:
-        return None
+        folder.write_text("in the way")
 
     monkeypatch.setattr(Auditor, "audit", audit)
     validator = (await stage.context(stage.setup("validator"))).comms
     await validator.post_start_window(WINDOW)
-    assert await command("audit", "--window", WINDOW, "--record", tmp_path / "nowhere" / "audits.jsonl") == FAILED
+    words = ("audit", "--window", WINDOW, "--record", folder / "audits.jsonl")
+    assert await command(*words) == FAILED
     assert capsys.readouterr().out.startswith("AGREES: validator")
-    assert "No such file" in caplog.text
+    assert "File exists" in caplog.text
+    assert await command(*words) == FAILED
+    assert capsys.readouterr().out == ""
+    assert f"--record {folder / 'audits.jsonl'}: {folder} is a file" in caplog.text

@@ -14,7 +14,7 @@ from guides import from_guide
 from tplr.exchange.envelope import sign_body
 from tplr.localnet import reopen
 from tplr.node import windows
-from tplr.run import window_model
+from tplr.run import evaluate, export, window_model
 from tplr.run.folder import HPARAMS, load_model
 from tplr.run.record import RECORD, read_record
 from tplr.run.results import write_result
@@ -212,6 +212,21 @@ def test_a_folder_that_exists_is_not_touched(recorded, tplr, tmp_path, caplog):
     assert tplr("export", "--local", recorded.folder, "--out", "model") == 2
     assert "--out model: exists already; give a new folder" in caplog.text
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["mine"]
+
+
+def test_outputs_that_can_not_be_written_are_refused_at_the_start(
+    recorded, tplr, tmp_path, caplog, capsys, monkeypatch
+):
+    (tmp_path / "file").write_text("")
+    for module in (export, evaluate):
+        monkeypatch.delattr(module, "chosen_window")  # nothing is read of the run
+    assert tplr("export", "--local", recorded.folder, "--out", "file/model") == 2
+    assert f"--out file/model: {tmp_path / 'file'} is a file" in caplog.text
+    assert tplr("eval", "--local", recorded.folder, "--results", "file", "--window", "4") == 2
+    assert f"--results file/evaluation.json: {tmp_path / 'file'} is a file" in caplog.text
+    assert tplr("page", "--local", recorded.folder, "--out", "page.html", "--json", "file/page.json") == 2
+    assert f"--json file/page.json: {tmp_path / 'file'} is a file" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_a_folder_without_a_run_is_a_wrong_command_line(tplr, tmp_path, capsys):

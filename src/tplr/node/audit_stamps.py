@@ -29,6 +29,7 @@ class AuditStamp(BaseModel):
 
 def append_stamp(path: Path, stamp: AuditStamp) -> None:
     """Add a line; a line that a full disk cut off is removed. Blocks. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         file.seek(0)
         content = file.read()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tplr.errors import ConfigError, ObjectNotFound, ScoresSealed
+from tplr.files import check_outputs
 from tplr.node.arguments import Arguments
 from tplr.node.audit import Auditor
 from tplr.node.audit_stamps import AuditStamp, append_stamp
@@ -90,6 +91,7 @@ async def _newest_scores(network: NetworkReader, validator: int) -> int:
 async def _audit(request: Request, network: NetworkReader) -> int:
     validator, hparams = network.validator(request.validator), network.hparams
     assert request.window is not None
+    check_outputs({"--record": request.record})
     async with network.data_loader() as data_loader:
         start = await network.start_window()
         if request.window < start:

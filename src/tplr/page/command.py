@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tplr.chain.connect import LOCAL_PREFIX
 from tplr.errors import ChainError, StoreError, TplrError
-from tplr.files import atomic_write
+from tplr.files import atomic_write, check_outputs
 from tplr.keys import page_document_key, page_key
 from tplr.logging import logger, setup_logging
 from tplr.node.arguments import Arguments
@@ -78,10 +78,11 @@ async def make_page(request: PageRequest, surroundings: Surroundings) -> None:
     """Write the page once, or with ``follow`` again after each window.
 
     Raises:
-        ConfigError: arguments or environment are wrong, or the run has not started.
+        ConfigError: arguments or environment are wrong, a file can't be written, or the run has not started.
         ChainError, StoreError: the run can't be read; with ``follow``, only the first time.
         OSError: a file can't be written.
     """
+    check_outputs({"--out": request.out, "--json": request.json, "--history": request.history})
     async with AsyncExitStack() as stack:
         environment = await stack.enter_async_context(surroundings())
         network = await stack.enter_async_context(open_network(request.network, environment))

@@ -13,6 +13,7 @@ import torch
 
 from tplr.errors import ChainUnavailable, ConfigError, DataError, StateError, StoreError, WindowLost
 from tplr.exchange.checkpoints import Checkpoint
+from tplr.files import check_outputs
 from tplr.logging import logger
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import chosen_window
@@ -66,8 +67,10 @@ async def evaluations(
             for each as it is published.
 
     Raises:
-        As ``evaluate_folder`` and ``evaluate_window``.
+        ConfigError: the results can't be written.
+        Else as ``evaluate_folder`` and ``evaluate_window``.
     """
+    check_outputs({"--results": plan.results / "evaluation.json"})
     if isinstance(chosen, Path):
         yield await evaluate_folder(network, chosen, plan, device)
     elif chosen == "follow":

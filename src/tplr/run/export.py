@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from tplr.errors import ConfigError
-from tplr.files import atomic_folder, atomic_write
+from tplr.files import atomic_folder, atomic_write, check_outputs
 from tplr.logging import logger
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import chosen_window, model_fingerprint
@@ -47,7 +47,7 @@ async def export(network: NetworkReader, request: ExportRequest, device: torch.d
     """Write ``request.out``, which appears when it is complete.
 
     Raises:
-        ConfigError: ``request.out`` exists, or the window is not one of the run's.
+        ConfigError: ``request.out`` exists or can't be written, or the window is not one of the run's.
         TplrError: the model is not available, or differs from the network's.
     """
     check_new(request.out)
@@ -58,8 +58,10 @@ async def export(network: NetworkReader, request: ExportRequest, device: torch.d
 
 
 def check_new(out: Path) -> None:
-    """Raise ConfigError if ``out`` exists and is not an empty folder."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    """Raise ConfigError if ``out`` exists and is not an empty folder, or can't be written."""
+    if not out.exists():
+        check_outputs({"--out": out})
+    elif not out.is_dir() or any(out.iterdir()):
         raise ConfigError(f"--out {out}: exists already; give a new folder")
 
 
