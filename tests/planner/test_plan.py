@@ -13,7 +13,7 @@ from tplr.cli import main
 from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
 from tplr.planner import make_plan
-from tplr.planner.host import GIB
+from tplr.planner.host import GIB, known_accelerator
 from tplr.planner.plan import SNAPSHOTS
 from tplr.training.device import DeviceSettings
 
@@ -114,3 +114,22 @@ def test_the_commands_of_the_guide_run(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(words_of(command)[1:]) in (0, 1)
     assert "peak" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA A100-SXM4-40GB", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA RTX A1000", None),
+    ],
+)
+def test_accelerators_are_known_by_their_drivers_names(driver, expected):
+    found = known_accelerator(driver)
+    assert (found and found.name) == expected

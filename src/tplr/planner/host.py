@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ ACCELERATORS = {
         Accelerator(name="b200", memory=180 * GIB, bandwidth=8.0e12, peak=2250e12),
     )
 }
+
+# Words in a driver's name of a slower variant of the same accelerator.
+SLOWER = frozenset({"pcie", "nvl", "laptop", "40gb"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +99,10 @@ class Host:
 
 def known_accelerator(name: str) -> Accelerator | None:
     """Return the accelerator with the driver's name ``name``; None if its figures are not known."""
-    plain = name.lower().replace(" ", "")
-    if "pcie" in plain or "nvl" in plain:  # slower variants with the same name
+    words = re.split(r"[\s-]+", name.lower().replace("rtx ", "rtx"))
+    if SLOWER.intersection(words):
         return None
-    return next((one for key, one in ACCELERATORS.items() if key.split("-")[0] in plain), None)
+    return next((one for key, one in ACCELERATORS.items() if key.split("-")[0] in words), None)
 
 
 def _existing(folder: Path) -> Path:
