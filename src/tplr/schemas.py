@@ -489,6 +489,16 @@ class ScoreReport(Sealed):
         """The evidence that the scores follow from, together with the earlier reports."""
         return Evidence(window=self.window, observations=self.observations, alignment=self.alignment)
 
+    @property
+    def held_out_loss(self) -> float | None:
+        """Mean loss on the held-out pages before the window, nats per token; None if no update was measured.
+
+        In reports of earlier versions, and with the documented profile, it is that of one evaluated update.
+        """
+        if self.alignment and self.alignment.loss is not None:
+            return self.alignment.loss
+        return next((one.evaluation.held_out.before for one in self.observations.values() if one.evaluation), None)
+
 
 class ScoreSeal(Document):
     """``scores-seal-{window}-{uid}-v{version}.json``: commits to a score report that is published later.

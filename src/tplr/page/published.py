@@ -274,12 +274,9 @@ class PublishedRun:
         power = self._hparams.power_normalisation
         known = [uid for uid in sorted(report.peer_scores, key=int) if int(uid) in self._uids]
         measured = [one.evaluation for one in report.observations.values() if one.evaluation]
-        held_out = [one.held_out.before for one in measured]
-        if report.alignment and report.alignment.loss is not None:
-            held_out = [report.alignment.loss]  # of all held-out pages; a calibration reads a part of them
         assigned = [one.assigned.before for one in measured if one.assigned]
         return {
-            "held_out": statistics.fmean(held_out) if held_out else None,
+            "held_out": report.held_out_loss,
             "assigned": statistics.fmean(assigned) if assigned else None,
             "scores": {int(uid): _score(report, uid, power, shares) for uid in known},
             "payment": self._payment(report),

@@ -81,7 +81,7 @@ async def _window(
         window=window,
         fingerprint=report.fingerprint if report else "",
         batches={str(uid): await _batches(network, spec, window, uid) for uid in sorted(included)},
-        held_out_loss=_loss(scores),
+        held_out_loss=scores.held_out_loss if scores else None,
     )
     return facts, scores
 
@@ -99,12 +99,6 @@ async def _scores(network: NetworkReader, window: int) -> ScoreReport | None:
         return await network.comms.get_scores(network.validator(), window)
     except (ObjectNotFound, ObjectTooLarge, PayloadError):  # not scored, sealed, deleted, or not a report
         return None
-
-
-def _loss(scores: ScoreReport | None) -> float | None:
-    """Return the model's loss on held-out pages, which is equal for all miners that were measured by losses."""
-    measured = [seen.evaluation for seen in scores.observations.values() if seen.evaluation] if scores else []
-    return measured[0].held_out.before if measured else None
 
 
 async def _batches(network: NetworkReader, spec: PayloadSpec, window: int, uid: int) -> int | None:
