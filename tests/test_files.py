@@ -51,11 +51,25 @@ def test_outputs_of_long_work_are_checked_before_it(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_an_output_in_a_folder_without_permission(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(ConfigError, match="is not writable"):
-        check_outputs({"--out": tmp_path / "new" / "out"})
+def test_what_must_be_writable_depends_on_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_bytes(b"")
+    folder.mkdir()
+    forbidden = {tmp_path}
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in forbidden)  # root may write everywhere
+    check_outputs({"--out": folder / "new"})
+    check_outputs({"--record": file}, "appended file")
+    with pytest.raises(ConfigError, match=f"--out {file}: {tmp_path} is not writable"):
+        check_outputs({"--out": file})
+    with pytest.raises(ConfigError, match=f"--out {folder}: {tmp_path} is not writable"):
+        check_outputs({"--out": folder}, "folder")  # it is written beside, and renamed
+    forbidden = {file}
+    check_outputs({"--out": file})
+    check_outputs({"--out": folder}, "folder")
+    with pytest.raises(ConfigError, match=f"--record {file}: is not writable"):
+        check_outputs({"--record": file}, "appended file")
+    with pytest.raises(ConfigError, match=r"--out .*: File name too long"):
+        check_outputs({"--out": tmp_path / ("x" * 300) / "out"})
 
 
 def test_killed_midway_leaves_the_old_file(tmp_path: Path) -> None:

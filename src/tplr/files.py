@@ -10,7 +10,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from tplr.errors import ConfigError, StateError
 
@@ -102,22 +102,32 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_outputs(files: Mapping[str, Path | None]) -> None:
-    """Raise ConfigError with a line for each file that can't be written; missing folders will be created, and are fine.
+Output = Literal["file", "appended file", "folder"]
+
+
+def check_outputs(paths: Mapping[str, Path | None], what: Output = "file") -> None:
+    """Raise ConfigError with a line for each path that can't be written; missing folders will be created, and are fine.
 
     Args:
-        files: by command-line option, or by another name for the error; None: not wanted.
+        paths: by command-line option, or by another name for the error; None: not wanted.
+        what: a file is replaced, and a folder created beside the path, so they need a folder that can be written; an
+            existing file that is appended to must be writable itself.
     """
-    found = [(name, path, _obstacle(path)) for name, path in files.items() if path is not None]
+    found = [(name, path, _obstacle(path, what)) for name, path in paths.items() if path is not None]
     if lines := [f"{name} {path}: {obstacle}; give another path" for name, path, obstacle in found if obstacle]:
         raise ConfigError("\n".join(lines))
 
 
-def _obstacle(path: Path) -> str | None:
-    """Return why a file can't be written; None if it can."""
-    if path.is_dir():
-        return "is a folder"
-    folder = next(one for one in path.absolute().parents if one.exists())
+def _obstacle(path: Path, what: Output) -> str | None:
+    """Return why a path can't be written; None if it can."""
+    try:
+        if what != "folder" and path.is_dir():
+            return "is a folder"
+        if what == "appended file" and path.exists():
+            return None if os.access(path, os.W_OK) else "is not writable"
+        folder = next(one for one in path.absolute().parents if one.exists())
+    except OSError as error:
+        return error.strerror or str(error)
     if not folder.is_dir():
         return f"{folder} is a file"
     return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} is not writable"

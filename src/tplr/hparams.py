@@ -275,8 +275,8 @@ class HParams(_Strict):
             for which a miner that breaks a rule is kept off it; with 0, all active miners can be on the list.
         uids_per_window: number of miners that take the own-pages test in each window. Choose a third of the measured
             miners, because each needs several tests in ``pay_windows`` windows.
-        validator_sample_rate: fraction of a page list's batches that an evaluation reads.
-        evaluation_sequences: minimum number of sequences that an evaluation reads, if the page list has as many.
+        validator_sample_rate: fraction of a page list's batches that a gradient or a loss is measured on.
+        evaluation_sequences: minimum number of sequences of these batches, if the page list has as many.
         sealed_scores: validators publish the hash of a score report at once, and the report when the weights that
             follow from it are in force.
         pay_windows: number of last windows whose evidence determines the scores.

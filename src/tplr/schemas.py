@@ -261,7 +261,7 @@ class Evaluation(Wire):
 
     Attributes:
         assigned: on the miner's assigned pages; None if not measured.
-        held_out: on held-out pages, which are the same for all miners.
+        held_out: on held-out pages, which are the same for all miners; if ``assigned`` is None, on a quarter of them.
     """
 
     assigned: LossChange | None

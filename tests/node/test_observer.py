@@ -95,10 +95,11 @@ async def test_everybody_is_measured_in_every_window(world: World) -> None:
     (by_loss,) = [one.evaluation for one in seen.observations.values() if one.evaluation]  # one in four
     assert by_loss.assigned is None
     assert by_loss.held_out.sequences == 8  # the first of two batches, as a quarter rounded up
-    batch_loss = by_loss.held_out.before
-    assert seen.alignment.loss is not None
-    assert seen.alignment.loss == pytest.approx(batch_loss, abs=1.0)
-    assert seen.alignment.loss != batch_loss
+    held_out = await world.data_loader.held_out(world.window, world.comms.hotkey, ())
+    losses = [world.train_state.baseline(held_out.batches[i : i + 1]).losses.mean() for i in range(2)]
+    assert by_loss.held_out.before == pytest.approx(losses[0], rel=1e-6)
+    assert seen.alignment.loss == pytest.approx(sum(losses) / 2, rel=1e-6)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-3)
     assert world.records[0].outcome.struck == {ELSEWHERE: ("wrong_pages",)}
 
 

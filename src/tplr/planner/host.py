@@ -36,6 +36,7 @@ ACCELERATORS = {
     for one in (
         Accelerator(name="rtx4090", memory=24 * GIB, bandwidth=1.008e12, peak=165.2e12),
         Accelerator(name="l40s", memory=45 * GIB, bandwidth=0.864e12, peak=362e12),
+        Accelerator(name="a100-40gb", memory=40 * GIB, bandwidth=1.555e12, peak=312e12),
         Accelerator(name="a100-80gb", memory=80 * GIB, bandwidth=2.039e12, peak=312e12),
         Accelerator(name="h100", memory=80 * GIB, bandwidth=3.35e12, peak=989.5e12),
         Accelerator(name="h200", memory=140 * GIB, bandwidth=4.8e12, peak=989.5e12),
@@ -43,8 +44,8 @@ ACCELERATORS = {
     )
 }
 
-# Words in a driver's name of a slower variant of the same accelerator.
-SLOWER = frozenset({"pcie", "nvl", "laptop", "40gb"})
+# Words in a driver's name of a slower variant, or of a part, of the same accelerator.
+SLOWER = frozenset({"pcie", "nvl", "laptop", "d", "mig", "grid"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,7 @@ def known_accelerator(name: str) -> Accelerator | None:
     words = re.split(r"[\s-]+", name.lower().replace("rtx ", "rtx"))
     if SLOWER.intersection(words):
         return None
-    return next((one for key, one in ACCELERATORS.items() if key.split("-")[0] in words), None)
+    return next((one for key, one in ACCELERATORS.items() if {*key.split("-")} <= {*words}), None)
 
 
 def _existing(folder: Path) -> Path:

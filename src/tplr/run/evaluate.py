@@ -67,10 +67,8 @@ async def evaluations(
             for each as it is published.
 
     Raises:
-        ConfigError: the results can't be written.
-        Else as ``evaluate_folder`` and ``evaluate_window``.
+        As ``evaluate_folder`` and ``evaluate_window``.
     """
-    check_outputs({"--results": plan.results / "evaluation.json"})
     if isinstance(chosen, Path):
         yield await evaluate_folder(network, chosen, plan, device)
     elif chosen == "follow":
@@ -90,7 +88,7 @@ async def evaluate_folder(
     """Evaluate an exported folder, or return the existing result.
 
     Raises:
-        ConfigError: the folder is not an export, or one of another run.
+        ConfigError: the folder is not an export, or one of another run; or the result can't be written.
         TplrError: the model can't be loaded, or the pages can't be read.
     """
     record = await asyncio.to_thread(read_record, folder)
@@ -107,7 +105,10 @@ async def evaluate_folder(
 async def evaluate_window(
     network: NetworkReader, window: int, plan: EvaluationPlan, device: torch.device | str = "cpu"
 ) -> EvaluationResult:
-    """Evaluate the run's model after a window, or return the existing result. Raises as ``loaded_state``."""
+    """Evaluate the run's model after a window, or return the existing result.
+
+    Raises as ``loaded_state``, and ConfigError if the result can't be written.
+    """
     run = f"{network.arguments.netuid} {await network.start_window()}"  # another run may have the same version
     asked = await asyncio.to_thread(plan.asked)
     path = result_path(plan.results, network.hparams.version, window, f"{run} {asked}")
@@ -146,10 +147,12 @@ async def follow(
 
 
 async def _done(path: Path) -> EvaluationResult | None:
-    """Return the existing result, or None."""
+    """Return the existing result; None if there is none yet. Raises ConfigError if it could not be written either."""
     found = await asyncio.to_thread(read_result, path)
     if found:
         logger.info("evaluated already: %s", path)
+    else:
+        check_outputs({"--results": path})
     return found
 
 

@@ -59,10 +59,9 @@ async def export(network: NetworkReader, request: ExportRequest, device: torch.d
 
 def check_new(out: Path) -> None:
     """Raise ConfigError if ``out`` exists and is not an empty folder, or can't be written."""
-    if not out.exists():
-        check_outputs({"--out": out})
-    elif not out.is_dir() or any(out.iterdir()):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out}: exists already; give a new folder")
+    check_outputs({"--out": out}, "folder")
 
 
 async def gather_facts(

@@ -19,6 +19,7 @@ from tplr.planner.traffic import DOLLARS_PER_CLASS_A, DOLLARS_PER_CLASS_B
 from tplr.planner.workload import Workload
 from tplr.scale.looks import count_looks
 from tplr.scoring.selection import DEEP
+from tplr.training.evaluation import CALIBRATION_PART
 
 Participant = Literal["miner", "validator", "leader", "aggregator", "newcomer"]
 PARTICIPANTS: tuple[Participant, ...] = get_args(Participant)
@@ -174,7 +175,8 @@ class Measures:
     Attributes:
         gradient: one gradient on held-out pages, for all updates at once.
         own_pages: the gradients on the tested uids' own pages.
-        losses: forward passes on held-out pages: one for the model, and one for every ``DEEP``-th tested uid.
+        losses: forward passes on held-out pages: one for the model, and one on a part (``CALIBRATION_PART``) of them
+            for every ``DEEP``-th tested uid.
     """
 
     gradient: float
@@ -191,7 +193,7 @@ def measures(load: Workload, *, tested: int, sequences: int, gpu: str, gpus: int
     rate = gpus * mfu * ACCELERATORS[gpu].peak
     gradient = sequences * load.hparams.sequence_length * load.flops_per_token / rate
     deep = -(-tested // DEEP)
-    return Measures(gradient=gradient, own_pages=tested * gradient, losses=(1 + deep) * gradient / 3)
+    return Measures(gradient=gradient, own_pages=tested * gradient, losses=(1 + deep / CALIBRATION_PART) * gradient / 3)
 
 
 def sequences_read(load: Workload) -> int:
