@@ -42,7 +42,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a cell is a process, and there are as many as cores
 
 from convergence_cell import Machine, Row, run_cell
-from convergence_grid import GRIDS, METHODS, Cell, best_settings, finals, trials
+from convergence_grid import GRIDS, METHODS, Cell, best_finals, best_settings, finals, trials
 from convergence_text import load_tokens
 from pictures import redraw
 
@@ -134,12 +134,11 @@ def spread(values: list[float]) -> float:
 
 
 def summarize(rows: list[dict[str, str]], name: str) -> dict[str, Result]:
-    """All finished cells by label, the lowest loss first."""
-    found: dict[tuple[str, int, int], dict[int, dict[str, str]]] = {}
-    for row in rows:
-        if row["grid"] == name and row["purpose"] == "final":
-            place = (row["method"], int(row["k"]), int(row["bits"]))
-            found.setdefault(place, {})[int(row["seed"])] = row
+    """All finished cells with each method's best settings by label, the lowest loss first."""
+    found: dict[tuple[str, int, int], dict[int, Mapping[str, str]]] = {}
+    for row in best_finals(rows, name):
+        place = (row["method"], int(row["k"]), int(row["bits"]))
+        found.setdefault(place, {})[int(row["seed"])] = row
     grid, results = GRIDS[name], []
     for (method, k, bits), by_seed in found.items():
         label = f"{method} k={k}, {f'{bits} bits' if bits else 'float32'}" if k else method

@@ -1,7 +1,7 @@
 """The grids of ``convergence.py``: sizes, trials of rates, and the cells that are compared."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 TUNING_SEED = 100
@@ -26,7 +26,6 @@ class Grid:
     muon_sparse: tuple[tuple[int, int], ...]  # the same, of ``muon-sparseloco``
     muon_grouped: tuple[tuple[int, int], ...] = ((128, 1),)  # the same, of ``muon-grouped``
     tuned: str = ""  # the grid whose best rates serve methods without trials here; "": all have trials here
-    trials: tuple[str, ...] = ()  # with ``tuned``: the methods that have trials here all the same
     # By method, what is tried here instead of TRIALS; a single one needs no trial.
     rates: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
     heads: int = 4
@@ -37,6 +36,27 @@ class Grid:
         return self.rounds * self.inner_steps
 
 
+# Six for each method: peak learning rates, and what else its authors tune.
+TRIALS: dict[str, list[dict[str, float]]] = {
+    "adamw": [{"lr": lr} for lr in (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)],
+    "diloco": [{"lr": lr, "outer": outer} for lr in (4e-3, 8e-3) for outer in (0.1, 0.2, 0.3)],
+    "sparseloco": [{"lr": lr, "outer": outer, "decay": 0.95} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
+    "averaging": [{"lr": lr, "outer": outer} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
+    "demo": [{"lr": lr, "decay": decay} for lr in (1e-3, 2e-3, 4e-3) for decay in (0.9, 0.99)],
+    "muon-sparseloco": [
+        {"lr": 1.6e-2, "outer": 1.0, "decay": 0.95, "momentum": 0.95} | change
+        for change in ({}, {"lr": 8e-3}, {"lr": 3.2e-2}, {"outer": 1.4}, {"decay": 0.99}, {"momentum": 0.9})
+    ],
+    "muon-averaging": [{"lr": lr, "outer": outer} for lr in (8e-3, 1.6e-2) for outer in (0.7, 1.0, 1.4)],
+    "muon": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)],
+}
+# With expected weights, as the default.
+EXPECTED = {"lr": 1.6e-2, "outer": 2.0, "decay": 0.95, "momentum": 0.9, "expected": 0.1}
+TRIALS[GROUPED] = [
+    *TRIALS["muon-sparseloco"],
+    *(EXPECTED | {"outer": outer, "expected": share} for outer, share in ((1.4, 0.25), (2.0, 0.25), (2.8, 0.25))),
+    EXPECTED,
+]
 GRIDS = {
     "reduced": Grid(
         hidden=64, layers=2, vocab=1024, sequence=64, batch=8, peers=4,
@@ -51,15 +71,43 @@ GRIDS = {
         muon_sparse=tuple((k, bits) for k in (32, 64, 88, 128, 256) for bits in (1, 2)),
     ),
 }  # fmt: skip
-for peers in (8, 16):  # twice and four times the batch, and the tokens; nothing else changes
-    GRIDS[f"reduced-{peers}"] = replace(
-        GRIDS["reduced"],
-        peers=peers,
-        sparse=((256, 1),),
-        muon_sparse=((88, 1), (256, 1)),
-        tuned="reduced" if peers == 8 else "reduced-8",
-        trials=("adamw", "diloco", "muon-grouped") if peers == 8 else (),
-    )
+# Twice and four times the batch, and the tokens; nothing else changes. Three methods have trials of their own.
+GRIDS["reduced-8"] = replace(
+    GRIDS["reduced"],
+    peers=8,
+    sparse=((256, 1),),
+    muon_sparse=((88, 1), (256, 1)),
+    tuned="reduced",
+    rates={
+        "adamw": TRIALS["adamw"],
+        "diloco": TRIALS["diloco"],
+        GROUPED: [*TRIALS[GROUPED], *(EXPECTED | {"outer": outer} for outer in (2.8, 4.0))],
+    },
+)
+GRIDS["reduced-16"] = replace(
+    GRIDS["reduced-8"],
+    peers=16,
+    tuned="reduced-8",
+    rates={
+        "adamw": [{"lr": lr} for lr in (8e-3, 1.6e-2, 4e-3)],
+        "diloco": [{"lr": lr, "outer": outer} for lr, outer in ((4e-3, 0.2), (4e-3, 0.3), (8e-3, 0.2))],
+        GROUPED: [
+            *({"lr": 1.6e-2, "outer": outer, "decay": 0.95, "momentum": 0.9} for outer in (1.4, 2.0)),
+            *(EXPECTED | {"outer": outer} for outer in (2.0, 2.8, 4.0, 5.6)),
+        ],
+    },
+)
+# The best outer rate of many peers in a long run: 500 short rounds of a smaller model, each entry is sent 16 times.
+GRIDS["long-16"] = replace(
+    GRIDS["reduced-16"],
+    tuned="reduced-16",
+    layers=1,
+    batch=4,
+    inner_steps=5,
+    rounds=500,
+    seeds=1,
+    rates={GROUPED: [EXPECTED | {"outer": outer} for outer in (1.0, 2.0, 4.0)]},
+)
 # The full grid's model, peers and tokens in hours instead of a day: three methods have a few trials around the rates
 # found for the reduced one, the others have these rates.
 GRIDS["larger"] = replace(
@@ -81,6 +129,10 @@ GRIDS["larger"] = replace(
         + [
             {"lr": 8e-3, "outer": outer, "decay": decay, "momentum": 0.9, "expected": share}
             for outer, decay, share in ((2.8, 0.95, 0.25), (4.0, 0.95, 0.25), (2.8, 0.98, 0.25), (2.8, 0.95, 0.1))
+        ]
+        + [
+            EXPECTED | {"lr": 8e-3, "outer": 2.8} | change
+            for change in ({"outer": 4.0}, {"outer": 2.0}, {"momentum": 0.95})
         ],
     },
 )
@@ -121,24 +173,6 @@ GRIDS["gpu-short"] = replace(
 # SparseLoCo's rates are found there and used for all its cells.
 TUNED_AT = {"sparseloco": (256, 2), "muon-sparseloco": (96, 1), GROUPED: (128, 1)}
 
-# Six for each method: peak learning rates, and what else its authors tune.
-TRIALS: dict[str, list[dict[str, float]]] = {
-    "adamw": [{"lr": lr} for lr in (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)],
-    "diloco": [{"lr": lr, "outer": outer} for lr in (4e-3, 8e-3) for outer in (0.1, 0.2, 0.3)],
-    "sparseloco": [{"lr": lr, "outer": outer, "decay": 0.95} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
-    "averaging": [{"lr": lr, "outer": outer} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
-    "demo": [{"lr": lr, "decay": decay} for lr in (1e-3, 2e-3, 4e-3) for decay in (0.9, 0.99)],
-    "muon-sparseloco": [
-        {"lr": 1.6e-2, "outer": 1.0, "decay": 0.95, "momentum": 0.95} | change
-        for change in ({}, {"lr": 8e-3}, {"lr": 3.2e-2}, {"outer": 1.4}, {"decay": 0.99}, {"momentum": 0.9})
-    ],
-    "muon-averaging": [{"lr": lr, "outer": outer} for lr in (8e-3, 1.6e-2) for outer in (0.7, 1.0, 1.4)],
-    "muon": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)],
-}
-TRIALS[GROUPED] = TRIALS["muon-sparseloco"] + [
-    {"lr": 1.6e-2, "outer": outer, "decay": 0.95, "momentum": 0.9, "expected": share}
-    for outer, share in ((1.4, 0.25), (2.0, 0.25), (2.8, 0.25), (2.0, 0.1))
-]
 METHODS = [*TRIALS]
 DENSE = ("adamw", "muon", "diloco", "averaging", "muon-averaging")  # methods that send float32
 
@@ -169,9 +203,9 @@ def trials(name: str) -> list[Cell]:
 
 def _tried(grid: Grid) -> Mapping[str, Sequence[Mapping[str, float]]]:
     """The settings that are compared on this grid, by method."""
-    if grid.rates:
+    if grid.rates or grid.tuned:
         return {method: several for method, several in grid.rates.items() if len(several) > 1}
-    return {method: TRIALS[method] for method in (grid.trials if grid.tuned else TRIALS)}
+    return TRIALS
 
 
 def finals(name: str, best: Mapping[str, str]) -> list[Cell]:
@@ -203,3 +237,11 @@ def best_settings(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, str
         for method in TRIALS
         if method in tuned
     }
+
+
+def best_finals(rows: Iterable[Mapping[str, str]], name: str) -> list[Mapping[str, str]]:
+    """Return the rows of a grid's final cells with each method's best settings; earlier best ones may be there, too."""
+    rows = list(rows)
+    best = best_settings(rows, name)
+    finals = [row for row in rows if (row["grid"], row["purpose"]) == (name, "final")]
+    return [row for row in finals if row["settings"] == best.get(row["method"], row["settings"])]

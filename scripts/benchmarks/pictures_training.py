@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
+from convergence_grid import best_finals
 from figures import Rows, bars, beside, column, new_figure, save, values_of
 
 # What the benchmark's figure may be at most; it checks this.
@@ -35,9 +36,8 @@ def convergence(rows: Rows, path: Path) -> None:
     axes = figure.add_subplot()
     grid = "full" if "full" in values_of(rows, "grid") else "reduced"
     found: dict[tuple[str, str, str], dict[str, Mapping[str, str]]] = {}
-    for row in rows:
-        if (row["grid"], row["purpose"]) == (grid, "final"):
-            found.setdefault((row["method"], row["k"], row["bits"]), {})[row["seed"]] = row
+    for row in best_finals(rows, grid):
+        found.setdefault((row["method"], row["k"], row["bits"]), {})[row["seed"]] = row
     for number, ((method, k, bits), by_seed) in enumerate(found.items()):
         losses = [float(row["loss"]) for row in by_seed.values()]
         sent = int(next(iter(by_seed.values()))["bytes_per_peer"]) / 1e6
