@@ -1,7 +1,7 @@
 """The grids of ``convergence.py``: sizes, trials of rates, and the cells that are compared."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 TUNING_SEED = 100
@@ -97,7 +97,8 @@ GRIDS["reduced-16"] = replace(
         ],
     },
 )
-# The best outer rate of many peers in a long run: 500 short rounds of a smaller model, each entry is sent 16 times.
+# The best outer rate of many peers in a long run: 500 short rounds of a smaller model, in which a peer sends each entry
+# 16 times.
 GRIDS["long-16"] = replace(
     GRIDS["reduced-16"],
     tuned="reduced-16",
@@ -239,9 +240,8 @@ def best_settings(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, str
     }
 
 
-def best_finals(rows: Iterable[Mapping[str, str]], name: str) -> list[Mapping[str, str]]:
-    """Return the rows of a grid's final cells with each method's best settings; earlier best ones may be there, too."""
-    rows = list(rows)
+def best_finals(rows: Sequence[Mapping[str, str]], name: str) -> list[Mapping[str, str]]:
+    """Return the rows of a grid's final cells, without those of settings that later trials have beaten."""
     best = best_settings(rows, name)
-    finals = [row for row in rows if (row["grid"], row["purpose"]) == (name, "final")]
-    return [row for row in finals if row["settings"] == best.get(row["method"], row["settings"])]
+    found = [row for row in rows if (row["grid"], row["purpose"]) == (name, "final")]
+    return [row for row in found if row["settings"] == best.get(row["method"], row["settings"])]

@@ -127,6 +127,7 @@ def test_the_commands_of_the_guide_run(command, capsys, tmp_path, monkeypatch):
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
         ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None),
         ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA L40S-48Q", None),
         ("NVIDIA H100 PCIe", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA RTX A1000", None),

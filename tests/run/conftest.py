@@ -22,7 +22,7 @@ from tplr.hparams import HParams
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
 from tplr.localnet.network import HOTKEY, NETUID, Network, NodeSetup, create_chain, lay_out
 from tplr.localnet.plan import make_plan
-from tplr.schemas import Bucket, Evaluation, LossChange, PeerObservation, PeerScore, ScoreReport
+from tplr.schemas import Alignment, Bucket, Evaluation, LossChange, PeerObservation, PeerScore, ScoreReport
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.many import list_objects
 from tplr.testing.s3server import serve
@@ -100,7 +100,7 @@ class FinishedRun:
 
 
 def score_report(window: int, uid: int, loss: float) -> ScoreReport:
-    held_out = LossChange(before=loss, after=loss - 0.1, error=0.01, sequences=8)
+    held_out = LossChange(before=loss + 1, after=loss + 0.9, error=0.01, sequences=8)  # of a calibration
     observations = {str(one): PeerObservation(hotkey=f"hotkey-{one}", included=True) for one in (1, 2)}
     observations["1"] = observations["1"].model_copy(
         update={"evaluation": Evaluation(assigned=None, held_out=held_out)}
@@ -112,7 +112,7 @@ def score_report(window: int, uid: int, loss: float) -> ScoreReport:
         held_out_pages="",
         faults=(),
         observations=observations,
-        alignment=None,
+        alignment=Alignment(uids=(), products=(), norms=(), gram=(), loss=loss),
         follows_from=(),
         peer_scores={str(one): PeerScore(hotkey=f"hotkey-{one}", credit=0.25 * one, final=0.1) for one in (1, 2)},
         struck={},

@@ -91,7 +91,7 @@ async def _newest_scores(network: NetworkReader, validator: int) -> int:
 async def _audit(request: Request, network: NetworkReader) -> int:
     validator, hparams = network.validator(request.validator), network.hparams
     assert request.window is not None
-    check_outputs({"--record": request.record}, "appended file")
+    await asyncio.to_thread(check_outputs, {"--record": request.record}, "appended file")
     async with network.data_loader() as data_loader:
         start = await network.start_window()
         if request.window < start:

@@ -101,7 +101,7 @@ class Observer:
                     norms=tuple(round(one, PRODUCT_DECIMALS) for one in found.norms),
                     gram=published(found.gram),
                     largest_norm=found.largest_norm,
-                    loss=float(before.losses.mean()),
+                    loss=before.loss,
                 )
                 await self._evaluate(seen, valid, before, seed)
 
@@ -170,7 +170,7 @@ class Observer:
         return sample_batches(pages, seed, self._hparams)
 
     def _note_baseline(self, seen: Observation, before: Baseline) -> None:
-        self._telemetry.emit("baseline", window=seen.window, held_out_loss=float(before.losses.mean()))
+        self._telemetry.emit("baseline", window=seen.window, held_out_loss=before.loss)
 
     async def _evaluate(self, seen: Observation, updates: Updates, before: Baseline, seed: int) -> None:
         """Evaluate those of these updates that are sampled."""

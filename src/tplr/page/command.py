@@ -82,7 +82,8 @@ async def make_page(request: PageRequest, surroundings: Surroundings) -> None:
         ChainError, StoreError: the run can't be read; with ``follow``, only the first time.
         OSError: a file can't be written.
     """
-    check_outputs({"--out": request.out, "--json": request.json, "--history": request.history})
+    outputs = {"--out": request.out, "--json": request.json, "--history": request.history}
+    await asyncio.to_thread(check_outputs, outputs)
     async with AsyncExitStack() as stack:
         environment = await stack.enter_async_context(surroundings())
         network = await stack.enter_async_context(open_network(request.network, environment))

@@ -101,7 +101,7 @@ class Host:
 def known_accelerator(name: str) -> Accelerator | None:
     """Return the accelerator with the driver's name ``name``; None if its figures are not known."""
     words = re.split(r"[\s-]+", name.lower().replace("rtx ", "rtx"))
-    if SLOWER.intersection(words):
+    if SLOWER.intersection(words) or any(re.fullmatch(r"\d+[abcq]", word) for word in words):  # 48q: a virtual GPU
         return None
     return next((one for key, one in ACCELERATORS.items() if {*key.split("-")} <= {*words}), None)
 

@@ -147,12 +147,12 @@ async def follow(
 
 
 async def _done(path: Path) -> EvaluationResult | None:
-    """Return the existing result; None if there is none yet. Raises ConfigError if it could not be written either."""
+    """Return the existing result; None if there is none yet. Raises ConfigError if a new one can't be written."""
     found = await asyncio.to_thread(read_result, path)
     if found:
         logger.info("evaluated already: %s", path)
     else:
-        check_outputs({"--results": path})
+        await asyncio.to_thread(check_outputs, {"--results": path})
     return found
 
 

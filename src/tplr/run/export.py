@@ -50,7 +50,7 @@ async def export(network: NetworkReader, request: ExportRequest, device: torch.d
         ConfigError: ``request.out`` exists or can't be written, or the window is not one of the run's.
         TplrError: the model is not available, or differs from the network's.
     """
-    check_new(request.out)
+    await asyncio.to_thread(check_new, request.out)
     window = await chosen_window(network, request.window, await network.start_window())
     with tempfile.TemporaryDirectory(prefix="tplr-export-") as scratch:
         async with window_model(network, request.source, window, Path(scratch), device=device) as model:

@@ -43,6 +43,11 @@ class Baseline:
     batches: np.ndarray
     losses: np.ndarray
 
+    @property
+    def loss(self) -> float:
+        """Mean loss, in nats per token."""
+        return float(self.losses.mean())
+
     def for_calibration(self) -> Baseline:
         """Return the part that a calibration reads: the first batches, one in ``CALIBRATION_PART``, rounded up."""
         count = math.ceil(len(self.batches) / CALIBRATION_PART)
