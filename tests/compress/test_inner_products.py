@@ -7,24 +7,19 @@ import torch
 from tplr.compress.inner_products import blocks, dense_products, gram_matrix, sample_chunks, sample_size
 from tplr.compress.layout import PayloadSpec
 
-PEERS, CHUNKS, K, ENTRIES = 5, 9, 4, 32
+PEERS, CHUNKS = 5, 9
 
 
-@pytest.fixture
-def sparse():
+# Few and many entries of a small chunk, and of one so large that chunks are taken in parts.
+@pytest.mark.parametrize(("k", "entries"), [(4, 128), (4, 64), (32, 32), (2**13, 2**17)])
+def test_products_are_those_of_whole_tensors(k: int, entries: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    indices = torch.rand(PEERS, CHUNKS, ENTRIES, generator=generator).argsort(dim=2)[..., :K].sort(dim=2).values
-    return indices, torch.randn(PEERS, CHUNKS, K, generator=generator)
-
-
-def dense(sparse) -> np.ndarray:
-    return torch.zeros(PEERS, CHUNKS, ENTRIES).scatter_(2, *sparse).flatten(1).double().numpy()
-
-
-def test_products_are_those_of_whole_tensors(sparse):
-    x, other = dense(sparse), torch.randn(CHUNKS, ENTRIES, generator=torch.Generator().manual_seed(1))
-    np.testing.assert_allclose(gram_matrix(*sparse, ENTRIES), x @ x.T, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(dense_products(*sparse, other), x @ other.flatten().double().numpy(), rtol=1e-12)
+    indices = torch.rand(PEERS, CHUNKS, entries, generator=generator).argsort(dim=2)[..., :k].sort(dim=2).values
+    values = torch.randn(PEERS, CHUNKS, k, generator=generator)
+    whole = torch.zeros(PEERS, CHUNKS, entries).scatter_(2, indices, values).flatten(1).double().numpy()
+    other = torch.randn(CHUNKS, entries, generator=generator)
+    np.testing.assert_allclose(gram_matrix(indices, values, entries), whole @ whole.T, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(dense_products(indices, values, other), whole @ other.flatten().double().numpy())
 
 
 def test_rows_of_large_chunks_are_taken_in_parts():

@@ -24,6 +24,8 @@ PAIRS = 2**28
 LEAST_CHUNKS = 8
 # A coordinate sent by more peers than this is popular.
 POPULAR = 32
+# From this share of a chunk's entries on, a dense product is faster than the search for shared coordinates.
+DENSE = 1 / 16
 # Number of coordinates, over all peers, that are decoded at a time; bounds the memory.
 COORDINATES_AT_ONCE = 2**20
 
@@ -74,13 +76,16 @@ def dense_products(indices: torch.Tensor, values: torch.Tensor, dense: torch.Ten
 def gram_matrix(indices: torch.Tensor, values: torch.Tensor, entries: int) -> np.ndarray:
     """Return the inner products of all pairs of peers, float64 [peers, peers].
 
-    Coordinates are sorted, so that equal coordinates of several peers are neighbours, and only these pairs cost time.
-    If more than ``POPULAR`` peers sent the same coordinate, a dense product is faster than pairs.
+    If few entries are sent, coordinates are sorted, so that equal coordinates of several peers are neighbours, and only
+    these pairs cost time. A coordinate that more than ``POPULAR`` peers sent is in a dense product, which is faster
+    than its pairs; from ``DENSE`` on all coordinates are.
 
     Args:
         indices, values: [peers, chunks, k] each, on the CPU; a peer sends a coordinate at most once.
         entries: number of entries of a chunk.
     """
+    if indices.shape[2] >= DENSE * entries:
+        return _dense_gram(indices, values, entries)
     peers, chunks, k = indices.shape
     places = indices.numpy().astype(np.uint16 if entries <= 2**16 else np.int64)
     places = places.swapaxes(0, 1).reshape(chunks, peers * k)
@@ -98,6 +103,17 @@ def gram_matrix(indices: torch.Tensor, values: torch.Tensor, entries: int) -> np
     gram = dense @ dense.T
     upper = _pairs(place[~popular], who[~popular], number[~popular], peers)
     return gram + upper + upper.T + np.diag(np.bincount(who[~popular], number[~popular] ** 2, minlength=peers))
+
+
+def _dense_gram(indices: torch.Tensor, values: torch.Tensor, entries: int) -> np.ndarray:
+    peers, chunks, _ = indices.shape
+    gram = torch.zeros(peers, peers, dtype=torch.float64)
+    for some in blocks(np.arange(chunks), peers, entries):
+        part = slice(some[0], some[-1] + 1)
+        dense = torch.zeros(peers, len(some), entries, dtype=torch.float64)
+        dense = dense.scatter_(2, indices[:, part], values[:, part].double()).flatten(1)
+        gram += dense @ dense.T
+    return gram.numpy()
 
 
 def _pairs(place: np.ndarray, who: np.ndarray, number: np.ndarray, peers: int) -> np.ndarray:
