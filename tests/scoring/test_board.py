@@ -1,5 +1,6 @@
 """Pay is a pure function of the last windows: absence and chance earn nothing, and no score stays frozen."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -229,24 +230,60 @@ def test_chance_is_neither_paid_nor_proven(observation, evidence) -> None:
     assert not board.proven(1)
 
 
-def test_own_pages_are_compared_over_all_windows(observation, evidence) -> None:
-    """Two of six are tested in each window; uid 1 fits its own pages better, and uid 2 has random results."""
-    random = np.random.default_rng(3)
-    board = Board(HPARAMS.model_copy(update={"pay_windows": 12}))
-    for window in range(12):
-        tested = (1, 2) if window % 2 else (3, 4)
-        seen = {uid: observation(uid, sampled=uid in tested, evaluation=None) for uid in UIDS}
+def with_tests(observation, evidence, count: int) -> list[Evidence]:
+    """Return windows in which uids 1 and 2, or 3 and 4, are tested.
+
+    Uids 1 and 3 fit their own pages better, and 2 in every second of its tests.
+    """
+    random, windows = np.random.default_rng(3), []
+    for window in range(count):
+        sampled = (1, 2) if window % 2 else (3, 4)
+        seen = {uid: observation(uid, sampled=uid in sampled, evaluation=None) for uid in UIDS}
         one = evidence(window, seen, **{f"uid_{uid}": 0.3 + 0.02 * random.standard_normal() for uid in UIDS})
-        for uid in tested:
+        for uid in sampled:
             products = 0.3 + 0.02 * random.standard_normal(len(UIDS))
-            products[UIDS.index(uid)] += 0.2 if uid in (1, 3) else 0.0
+            fits = uid in (1, 3) or (uid == 2 and window % 4 == 1)
+            products[UIDS.index(uid)] += 0.2 if fits else 0.0
             one.observations[str(uid)] = seen[uid].model_copy(update={"assigned_products": published(products)})
-        board.see(Evidence.model_validate_json(one.model_dump_json()))
+        windows.append(Evidence.model_validate_json(one.model_dump_json()))
+    return windows
+
+
+def test_own_pages_are_compared_over_all_windows(observation, evidence) -> None:
+    """Two of six are tested in each window."""
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 12}))
+    for one in with_tests(observation, evidence, 12):
+        board.see(one)
     scores = board.peer_scores
     assert [scores[uid].tests for uid in UIDS] == [6, 6, 6, 6, 0, 0]
     assert scores[1].own_pages == scores[3].own_pages == 1.0
     assert max(scores[2].own_pages, scores[4].own_pages) < 0.9
     assert all(scores[uid].own_pages == 0.0 for uid in UIDS[4:])  # never tested
+
+
+POOL = {uid: f"hotkey-{uid}" for uid in UIDS}
+
+
+def test_who_has_clearly_passed_leaves_its_tests_to_others(observation, evidence) -> None:
+    """Uids 1 and 2 were tested in the same windows; nobody is ever safe from a test."""
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 12, "uids_per_window": 1}))
+    for one in with_tests(observation, evidence, 12):
+        board.see(one)
+    drawn = Counter(uid for seed in range(4000) for uid in board.sample({1: POOL[1], 2: POOL[2]}, 12, seed))
+    assert 5 * drawn[1] < drawn[2] < 4000
+
+
+def test_the_sample_follows_from_the_reports_that_an_audit_reads(observation, evidence) -> None:
+    board, again = (Board(HPARAMS.model_copy(update={"uids_per_window": 1})) for _ in range(2))
+    windows = with_tests(observation, evidence, 2 * PAY_WINDOWS)
+    for one in windows:
+        board.see(one)
+    following = 2 * PAY_WINDOWS
+    seeds = range(300)
+    before = [board.sample(POOL, following, seed) for seed in seeds]
+    board.see(evidence(following, good(observation)))
+    again.resume([report(one) for one in windows if one.window in board.follows_from])
+    assert [again.sample(POOL, following, seed) for seed in seeds] == before
 
 
 def test_own_pages_decide(observation, evaluation, evidence) -> None:

@@ -30,7 +30,7 @@ from tplr.schemas import (
     ScoreReport,
 )
 from tplr.scoring.credit import CHANCE, SHORTEST, Credit, credit, even_scales, gram_of, means_and_errors
-from tplr.scoring.measures import calibrations, loss_indicator, own_pages_factor
+from tplr.scoring.measures import calibrations, loss_indicator, own_pages_doubt, own_pages_factor
 from tplr.scoring.own_pages import FEWEST_OTHER_PAGES, deviations, indicator
 from tplr.scoring.penalties import strikes
 from tplr.scoring.selection import sample_evaluated
@@ -174,8 +174,7 @@ def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
     shares = _shared(windows, hotkeys, own_pages, MeasuredWindow.counts)
     merits = _shared(windows, hotkeys, own_pages, MeasuredWindow.would_count)
     calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
-    cosines = np.array([[one.cosine(*miner) for miner in hotkeys.items()] for one in windows], dtype=np.float64)
-    means, errors = means_and_errors(cosines)
+    cosines, means, errors = _mean_cosines(windows, hotkeys)
     peer_scores = {}
     for i, (uid, hotkey) in enumerate(hotkeys.items()):
         trust = own_pages[uid] * calibration[uid]
@@ -193,6 +192,24 @@ def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
             final=shares[uid].value * trust if uid in shares else 0.0,
         )
     return peer_scores
+
+
+def _mean_cosines(
+    windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return ``MeasuredWindow.cosine`` [windows, uids], NaN where it is None, and their ``means_and_errors``."""
+    cosines = np.array([[one.cosine(*miner) for miner in hotkeys.items()] for one in windows], dtype=np.float64)
+    return cosines, *means_and_errors(cosines)
+
+
+def _doubts(windows: Sequence[MeasuredWindow], pool: Mapping[int, str]) -> dict[int, float]:
+    """Return by uid how much more own-pages tests may change its pay: not at all unless it helps the model."""
+    if not windows:
+        return dict.fromkeys(pool, 1.0)
+    _, means, errors = _mean_cosines(windows, pool)
+    helps = dict(zip(pool, means > CHANCE * errors, strict=True))
+    tests = {uid: _own_pages_tests(windows, uid, hotkey)[0] for uid, hotkey in pool.items() if helps[uid]}
+    return {uid: own_pages_doubt(tests[uid]) if uid in tests else 0.0 for uid in pool}
 
 
 def _shared(
@@ -322,8 +339,10 @@ class Board:
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
         """Return the uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""
+        # The windows of ``follows_from`` after this one, which an audit knows.
+        windows = [one for one in self._windows if one.window > window - self.hparams.pay_windows]
         waited = {uid: self._waited(uid, hotkey, window) for uid, hotkey in pool.items()}
-        return sample_evaluated(waited, count=self.hparams.uids_per_window, seed=seed)
+        return sample_evaluated(waited, _doubts(windows, pool), count=self.hparams.uids_per_window, seed=seed)
 
     def _waited(self, uid: int, hotkey: str, window: int) -> int:
         """Return the windows since it was last sampled; ``pay_windows`` if it never was."""
