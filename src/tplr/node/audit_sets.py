@@ -29,6 +29,10 @@ class Mismatch(Exception):
         self.parts = (what, published, found)
         super().__init__(what)
 
+    def __str__(self) -> str:
+        what, published, found = self.parts
+        return f"{what}: published {published}, found {found}"
+
 
 def same(what: str, published: object, found: object) -> None:
     """Raise Mismatch unless the two values are equal."""

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from tplr.errors import ConfigError
 from tplr.hparams import HParams, load_hparams
-from tplr.node.audit import TOLERANCE
+from tplr.node.audit_scores import TOLERANCE
 from tplr.node.network_reader import NetworkReader
 from tplr.run.card import CARD, render_card
 from tplr.run.evaluate import measure_held_out
