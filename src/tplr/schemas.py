@@ -321,7 +321,8 @@ class Alignment(Wire):
         norms: L2 norm of all values sent by the uid.
         gram: ``<d_i, d_j> / scale**2``, upper triangle with diagonal, row by row.
         largest_norm: the largest norm that honest training can have at this step; None if the scheme has no bound.
-        loss: mean loss on the held-out pages without any update, nats per token; None in reports of earlier versions.
+        loss: mean loss on the held-out pages without any update, nats per token; None in reports of earlier versions,
+            which an audit refuses.
     """
 
     uids: Items[Uid] = Field(max_length=4096)

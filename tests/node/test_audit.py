@@ -300,7 +300,7 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
         "sampled uids": observed(other, sampled=True),
         "earlier windows that the scores depend on": {"follows_from": ()},
     }
-    for what, lie in lies.items():
+    for what, lie in [*lies.items(), ("held-out loss", aligned(loss=None))]:
         await seal(world, report.model_copy(update=lie))
         found = await audit(world, tmp_path)
         assert found is not None, what

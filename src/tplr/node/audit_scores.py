@@ -231,8 +231,7 @@ class ScoreClaims:
                 published = itertools.compress(getattr(report.alignment, name), known)
                 self._near(name, tuple(published), getattr(found, name), relative=name == "norms")
             self._compare_largest_norm(report.alignment.largest_norm, found.largest_norm)
-            if report.alignment.loss is not None:
-                self._compare_loss("held-out loss", report.alignment.loss, before.loss)
+            self._compare_loss("held-out loss", report.alignment.loss, before.loss)
         else:
             before = await asyncio.to_thread(self._train_state.baseline, batches)
         for key, seen in sorted(report.observations.items(), key=lambda item: int(item[0])):
