@@ -230,6 +230,10 @@ def test_chance_is_neither_paid_nor_proven(observation, evidence) -> None:
     assert not board.proven(1)
 
 
+def untested(observation) -> dict[int, PeerObservation]:
+    return {uid: observation(uid, sampled=False, evaluation=None) for uid in UIDS}
+
+
 def with_tests(observation, evidence, count: int) -> list[Evidence]:
     """Return windows in which uids 1 and 2, or 3 and 4, are tested.
 
@@ -264,21 +268,54 @@ def test_own_pages_are_compared_over_all_windows(observation, evidence) -> None:
 POOL = {uid: f"hotkey-{uid}" for uid in UIDS}
 
 
+def draws(windows: list[Evidence], *uids: int) -> Counter[int]:
+    """Return how often each of these uids is drawn if one takes the next test, over many seeds."""
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 12, "uids_per_window": 1}))
+    for one in windows:
+        board.see(one)
+    pool = {uid: POOL[uid] for uid in uids}
+    return Counter(uid for seed in range(4000) for uid in board.sample(pool, windows[-1].window + 1, seed))
+
+
 def test_who_has_clearly_passed_leaves_its_tests_to_others(observation, evidence) -> None:
     """Uids 1 and 2 were tested in the same windows; nobody is ever safe from a test."""
-    board = Board(HPARAMS.model_copy(update={"pay_windows": 12, "uids_per_window": 1}))
-    for one in with_tests(observation, evidence, 12):
-        board.see(one)
-    drawn = Counter(uid for seed in range(4000) for uid in board.sample({1: POOL[1], 2: POOL[2]}, 12, seed))
+    drawn = draws(with_tests(observation, evidence, 12), 1, 2)
     assert 5 * drawn[1] < drawn[2] < 4000
 
 
-def test_the_sample_follows_from_the_reports_that_an_audit_reads(observation, evidence) -> None:
+def test_who_does_not_help_leaves_its_tests_to_others(observation, evidence) -> None:
+    """Uids 5 and 6 were never tested."""
+    drawn = draws([evidence(window, untested(observation), uid_5=0.0) for window in range(12)], 5, 6)
+    assert 5 * drawn[5] < drawn[6] < 4000
+
+
+def test_who_sends_steps_too_short_to_compare_is_not_in_doubt_for_ever(observation, evidence) -> None:
+    """Uid 5 was tested as often as uid 2, without an indicator."""
+    windows = []
+    for one in with_tests(observation, evidence, 12):
+        seen = one.observations["5"].model_copy(update={"assigned_products": one.observations["2"].assigned_products})
+        seen = seen.model_copy(update={"sampled": bool(seen.assigned_products)})
+        assert one.alignment is not None
+        gram = np.full((len(UIDS), len(UIDS)), 0.1)
+        np.fill_diagonal(gram, 1.0)
+        tiny = np.where(np.array(UIDS) == 5, 1e-3, 1.0)
+        products = tuple(tiny * one.alignment.products)
+        upper = (gram * tiny[:, None] * tiny)[np.triu_indices(len(UIDS))]
+        alignment = one.alignment.model_copy(update={"gram": tuple(upper.tolist()), "products": products})
+        windows.append(Evidence(window=one.window, observations={**one.observations, "5": seen}, alignment=alignment))
+    assert paid(windows)[5].tests == 0
+    drawn = draws(windows, 2, 5)
+    assert 5 * drawn[5] < drawn[2] < 4000
+
+
+@pytest.mark.parametrize("lost", [0, 5])
+def test_the_sample_follows_from_the_reports_that_an_audit_reads(lost: int, observation, evidence) -> None:
+    """Also after windows in which the validator was down."""
     board, again = (Board(HPARAMS.model_copy(update={"uids_per_window": 1})) for _ in range(2))
     windows = with_tests(observation, evidence, 2 * PAY_WINDOWS)
     for one in windows:
         board.see(one)
-    following = 2 * PAY_WINDOWS
+    following = 2 * PAY_WINDOWS + lost
     seeds = range(300)
     before = [board.sample(POOL, following, seed) for seed in seeds]
     board.see(evidence(following, good(observation)))

@@ -207,9 +207,20 @@ def _doubts(windows: Sequence[MeasuredWindow], pool: Mapping[int, str]) -> dict[
     if not windows:
         return dict.fromkeys(pool, 1.0)
     _, means, errors = _mean_cosines(windows, pool)
-    helps = dict(zip(pool, means > CHANCE * errors, strict=True))
-    tests = {uid: _own_pages_tests(windows, uid, hotkey)[0] for uid, hotkey in pool.items() if helps[uid]}
-    return {uid: own_pages_doubt(tests[uid]) if uid in tests else 0.0 for uid in pool}
+    return {
+        uid: own_pages_doubt(_taken_tests(windows, uid, hotkey)) if helps else 0.0
+        for (uid, hotkey), helps in zip(pool.items(), means > CHANCE * errors, strict=True)
+    }
+
+
+def _taken_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> list[float]:
+    """Return the indicators of the own-pages tests that a uid took, 0 for each that has none.
+
+    A step that is too short to be compared has none, and would be in doubt for ever.
+    """
+    found, _ = _own_pages_tests(windows, uid, hotkey)
+    taken = sum(1 for one in windows if (seen := one.seen(uid, hotkey)) and seen.assigned_products)
+    return [*found, *[0.0] * (taken - len(found))]
 
 
 def _shared(
@@ -341,12 +352,12 @@ class Board:
         """Return the uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""
         # The windows of ``follows_from`` after this one, which an audit knows.
         windows = [one for one in self._windows if one.window > window - self.hparams.pay_windows]
-        waited = {uid: self._waited(uid, hotkey, window) for uid, hotkey in pool.items()}
+        waited = {uid: self._waited(windows, uid, hotkey, window) for uid, hotkey in pool.items()}
         return sample_evaluated(waited, _doubts(windows, pool), count=self.hparams.uids_per_window, seed=seed)
 
-    def _waited(self, uid: int, hotkey: str, window: int) -> int:
-        """Return the windows since it was last sampled; ``pay_windows`` if it never was."""
-        for one in reversed(self._windows):
+    def _waited(self, windows: Sequence[MeasuredWindow], uid: int, hotkey: str, window: int) -> int:
+        """Return the windows since it was last sampled in ``windows``; ``pay_windows`` if it was not."""
+        for one in reversed(windows):
             seen = one.seen(uid, hotkey)
             if seen is not None and seen.sampled:
                 return window - one.window

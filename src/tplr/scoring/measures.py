@@ -12,12 +12,12 @@ SIGNIFICANT = 2.0
 WORST = -1.0
 # Mean own-pages indicator above which the factor is positive, and from which it is 1.
 OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.25, 0.5
-# The spread of few indicators can be small by chance, so it is computed as if there were this many more tests with
-# the variance of an indicator by chance alone, which is uniform in [-1, 1].
-USUAL_TESTS, CHANCE_VARIANCE = 3, 1 / 3
 # The same if only losses can be compared, with ``SIGNIFICANT`` standard errors added: an honest miner with little
 # effort has a mean of about 0.
 LOSS_LOW, LOSS_HIGH = -0.2, 0.0
+# The spread of few indicators can be small by chance, so it is computed as if there were this many more tests with
+# the variance of an indicator by chance alone, which is uniform in [-1, 1].
+USUAL_TESTS, CHANCE_VARIANCE = 3, 1 / 3
 # Smallest standard deviation of an indicator by loss: its value by chance alone.
 LOSS_SPREAD = 1 / SIGNIFICANT
 # Share of the usual ratio of measured to predicted gain from which there is no loss: honest miners' ratios vary, too.

@@ -24,7 +24,7 @@ def sample_evaluated(
 
     Both are limited, so in every window each uid has a positive probability and none is certain: no miner can predict
     a window without evaluation. With the square, uids of equal doubt are drawn about equally often. Those beyond doubt
-    are drawn less often, and leave their tests to those that have passed about as many tests as they failed.
+    leave tests to those whose pay is uncertain.
 
     Args:
         waited: windows since the last evaluation, by uid; ``LEAST_WAITED`` to ``MOST_WAITED`` count.
