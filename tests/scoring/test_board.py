@@ -234,10 +234,10 @@ def untested(observation) -> dict[int, PeerObservation]:
     return {uid: observation(uid, sampled=False, evaluation=None) for uid in UIDS}
 
 
-def with_tests(observation, evidence, count: int) -> list[Evidence]:
+def with_tests(observation, evidence, count: int, *, every: int = 2) -> list[Evidence]:
     """Return windows in which uids 1 and 2, or 3 and 4, are tested.
 
-    Uids 1 and 3 fit their own pages better, and 2 in every second of its tests.
+    Uids 1 and 3 fit their own pages better, and 2 in one of ``every`` tests.
     """
     random, windows = np.random.default_rng(3), []
     for window in range(count):
@@ -246,7 +246,7 @@ def with_tests(observation, evidence, count: int) -> list[Evidence]:
         one = evidence(window, seen, **{f"uid_{uid}": 0.3 + 0.02 * random.standard_normal() for uid in UIDS})
         for uid in sampled:
             products = 0.3 + 0.02 * random.standard_normal(len(UIDS))
-            fits = uid in (1, 3) or (uid == 2 and window % 4 == 1)
+            fits = uid in (1, 3) or (uid == 2 and window % (2 * every) == 1)
             products[UIDS.index(uid)] += 0.2 if fits else 0.0
             one.observations[str(uid)] = seen[uid].model_copy(update={"assigned_products": published(products)})
         windows.append(Evidence.model_validate_json(one.model_dump_json()))
@@ -281,6 +281,22 @@ def test_who_has_clearly_passed_leaves_its_tests_to_others(observation, evidence
     """Uids 1 and 2 were tested in the same windows; nobody is ever safe from a test."""
     drawn = draws(with_tests(observation, evidence, 12), 1, 2)
     assert 5 * drawn[1] < drawn[2] < 4000
+
+
+def test_only_who_fails_its_tests_beyond_doubt_loses_its_place(observation, evidence) -> None:
+    """Uids 2 and 4 have a factor of 0 after as many tests; 2 may have had bad luck."""
+    count = 2 * DISPROVING_TESTS
+    board, early = (Board(HPARAMS.model_copy(update={"pay_windows": count})) for _ in range(2))
+    for one in with_tests(observation, evidence, count, every=4):
+        if one.window < count - 2:
+            early.see(one)
+        board.see(one)
+    for uid in (2, 4):
+        assert (board.peer_scores[uid].own_pages, board.peer_scores[uid].tests) == (0.0, DISPROVING_TESTS)
+    assert board.proven(1)
+    assert board.proven(2)
+    assert board.proven(4) is False
+    assert early.proven(4)  # fewer tests
 
 
 def test_who_does_not_help_leaves_its_tests_to_others(observation, evidence) -> None:

@@ -43,7 +43,7 @@ PROVING_WINDOWS = 2
 # window is a new chance for miners that send noise to exceed ``CHANCE``. Below ``CHANCE`` a miner is a known zero; in
 # between, a listed miner keeps its place.
 PROVEN = 4.0
-# Number of own-pages tests after which a factor of 0 means that a miner does not train on its own pages.
+# Fewest own-pages tests that can show that a miner does not train on its own pages.
 DISPROVING_TESTS = 8
 # Steps of the ``own_pages`` factor, from the least positive one.
 TRUST = (math.ulp(0.0), 0.25, 0.5, 1.0)
@@ -331,9 +331,7 @@ class Board:
             return None
         if found.measured < self._fewest:
             return False if self._missed(uid, found) >= self._fewest else None
-        if found.mean <= CHANCE * found.error or (found.own_pages <= 0 and found.tests >= DISPROVING_TESTS):
-            return False
-        if self._harms(uid, found):
+        if found.mean <= CHANCE * found.error or self._disproven(uid, found) or self._harms(uid, found):
             return False
         return True if found.mean > PROVEN * found.error else None
 
@@ -341,6 +339,13 @@ class Board:
         """Return in how many windows its update was missing though it was listed, while others were measured."""
         asked = [one for one in self._windows if one.products and (seen := one.seen(uid, found.hotkey)) and seen.listed]
         return sum(one.would_count(uid, found.hotkey) is False for one in asked)
+
+    def _disproven(self, uid: int, found: PeerScore) -> bool:
+        """Return whether its tests show beyond doubt that it does not train on its own pages."""
+        if found.own_pages > 0 or found.tests < DISPROVING_TESTS:
+            return False
+        tests, _ = _own_pages_tests(self._windows, uid, found.hotkey)
+        return not tests or own_pages_doubt(tests) <= 0  # a factor by loss contains its doubt
 
     def _harms(self, uid: int, found: PeerScore) -> bool:
         """Return whether its last measured updates increased the loss beyond chance, regardless of its earlier ones."""
