@@ -109,6 +109,13 @@ GRIDS["long-16"] = replace(
     seeds=1,
     rates={GROUPED: [EXPECTED | {"outer": outer} for outer in (1.0, 2.0, 4.0)]},
 )
+# The default with the outer rate of ``hparams.json``, which is the same for every number of peers.
+GRIDS |= {
+    f"shipped-{GRIDS[name].peers}": replace(
+        GRIDS[name], tuned="", sparse=(), muon_sparse=(), rates={GROUPED: [EXPECTED | {"outer": 1.0}]}
+    )
+    for name in ("reduced", "reduced-8", "reduced-16")
+}
 # The full grid's model, peers and tokens in hours instead of a day: three methods have a few trials around the rates
 # found for the reduced one, the others have these rates.
 GRIDS["larger"] = replace(
@@ -133,7 +140,7 @@ GRIDS["larger"] = replace(
         ]
         + [
             EXPECTED | {"lr": 8e-3, "outer": 2.8} | change
-            for change in ({"outer": 4.0}, {"outer": 2.0}, {"momentum": 0.95})
+            for change in ({"outer": 4.0}, {"outer": 2.0}, {"momentum": 0.95}, {"lr": 6e-3}, {"lr": 4e-3})
         ],
     },
 )

@@ -39,8 +39,8 @@ class Kind(NamedTuple):
     helps: bool = True
 
 
-# Cheats that help: three copiers, a repeater and one of wrong pages. Others: random values, flipped signs, noise or
-# poison else; those that are out of sync are honest otherwise.
+# Cheats that help: three copiers, a repeater and one of wrong pages. Cheats that don't: random values, flipped signs,
+# noise else, poison else, and two that are out of sync.
 CHEATS = {ELSEWHERE: Kind(5, 0.0), "does not help": Kind(6, 0.0, helps=False)}
 NETWORKS: dict[str, dict[str, Kind]] = {
     "crowd, Muon": {
