@@ -1,6 +1,5 @@
 """Pay is a pure function of the last windows: absence and chance earn nothing, and no score stays frozen."""
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -230,113 +229,24 @@ def test_chance_is_neither_paid_nor_proven(observation, evidence) -> None:
     assert not board.proven(1)
 
 
-def untested(observation) -> dict[int, PeerObservation]:
-    return {uid: observation(uid, sampled=False, evaluation=None) for uid in UIDS}
-
-
-def with_tests(observation, evidence, count: int, *, every: int = 2) -> list[Evidence]:
-    """Return windows in which uids 1 and 2, or 3 and 4, are tested.
-
-    Uids 1 and 3 fit their own pages better, and 2 in one of ``every`` tests.
-    """
-    random, windows = np.random.default_rng(3), []
-    for window in range(count):
-        sampled = (1, 2) if window % 2 else (3, 4)
-        seen = {uid: observation(uid, sampled=uid in sampled, evaluation=None) for uid in UIDS}
-        one = evidence(window, seen, **{f"uid_{uid}": 0.3 + 0.02 * random.standard_normal() for uid in UIDS})
-        for uid in sampled:
-            products = 0.3 + 0.02 * random.standard_normal(len(UIDS))
-            fits = uid in (1, 3) or (uid == 2 and window % (2 * every) == 1)
-            products[UIDS.index(uid)] += 0.2 if fits else 0.0
-            one.observations[str(uid)] = seen[uid].model_copy(update={"assigned_products": published(products)})
-        windows.append(Evidence.model_validate_json(one.model_dump_json()))
-    return windows
-
-
 def test_own_pages_are_compared_over_all_windows(observation, evidence) -> None:
-    """Two of six are tested in each window."""
+    """Two of six are tested in each window; uid 1 fits its own pages better, and uid 2 has random results."""
+    random = np.random.default_rng(3)
     board = Board(HPARAMS.model_copy(update={"pay_windows": 12}))
-    for one in with_tests(observation, evidence, 12):
-        board.see(one)
+    for window in range(12):
+        tested = (1, 2) if window % 2 else (3, 4)
+        seen = {uid: observation(uid, sampled=uid in tested, evaluation=None) for uid in UIDS}
+        one = evidence(window, seen, **{f"uid_{uid}": 0.3 + 0.02 * random.standard_normal() for uid in UIDS})
+        for uid in tested:
+            products = 0.3 + 0.02 * random.standard_normal(len(UIDS))
+            products[UIDS.index(uid)] += 0.2 if uid in (1, 3) else 0.0
+            one.observations[str(uid)] = seen[uid].model_copy(update={"assigned_products": published(products)})
+        board.see(Evidence.model_validate_json(one.model_dump_json()))
     scores = board.peer_scores
     assert [scores[uid].tests for uid in UIDS] == [6, 6, 6, 6, 0, 0]
     assert scores[1].own_pages == scores[3].own_pages == 1.0
     assert max(scores[2].own_pages, scores[4].own_pages) < 0.9
     assert all(scores[uid].own_pages == 0.0 for uid in UIDS[4:])  # never tested
-
-
-POOL = {uid: f"hotkey-{uid}" for uid in UIDS}
-
-
-def draws(windows: list[Evidence], *uids: int) -> Counter[int]:
-    """Return how often each of these uids is drawn if one takes the next test, over many seeds."""
-    board = Board(HPARAMS.model_copy(update={"pay_windows": 12, "uids_per_window": 1}))
-    for one in windows:
-        board.see(one)
-    pool = {uid: POOL[uid] for uid in uids}
-    return Counter(uid for seed in range(4000) for uid in board.sample(pool, windows[-1].window + 1, seed))
-
-
-def test_who_has_clearly_passed_leaves_its_tests_to_others(observation, evidence) -> None:
-    """Uids 1 and 2 were tested in the same windows; nobody is ever safe from a test."""
-    drawn = draws(with_tests(observation, evidence, 12), 1, 2)
-    assert 5 * drawn[1] < drawn[2] < 4000
-
-
-def test_only_who_fails_its_tests_beyond_doubt_loses_its_place(observation, evidence) -> None:
-    """Uids 2 and 4 have a factor of 0 after as many tests; 2 may have had bad luck."""
-    count = 2 * DISPROVING_TESTS
-    board, early = (Board(HPARAMS.model_copy(update={"pay_windows": count})) for _ in range(2))
-    for one in with_tests(observation, evidence, count, every=4):
-        if one.window < count - 2:
-            early.see(one)
-        board.see(one)
-    for uid in (2, 4):
-        assert (board.peer_scores[uid].own_pages, board.peer_scores[uid].tests) == (0.0, DISPROVING_TESTS)
-    assert board.proven(1)
-    assert board.proven(2)
-    assert board.proven(4) is False
-    assert early.proven(4)  # fewer tests
-
-
-def test_who_does_not_help_leaves_its_tests_to_others(observation, evidence) -> None:
-    """Uids 5 and 6 were never tested."""
-    drawn = draws([evidence(window, untested(observation), uid_5=0.0) for window in range(12)], 5, 6)
-    assert 5 * drawn[5] < drawn[6] < 4000
-
-
-def test_who_sends_steps_too_short_to_compare_is_not_in_doubt_for_ever(observation, evidence) -> None:
-    """Uid 5 was tested as often as uid 2, without an indicator."""
-    windows = []
-    for one in with_tests(observation, evidence, 12):
-        seen = one.observations["5"].model_copy(update={"assigned_products": one.observations["2"].assigned_products})
-        seen = seen.model_copy(update={"sampled": bool(seen.assigned_products)})
-        assert one.alignment is not None
-        gram = np.full((len(UIDS), len(UIDS)), 0.1)
-        np.fill_diagonal(gram, 1.0)
-        tiny = np.where(np.array(UIDS) == 5, 1e-3, 1.0)
-        products = tuple(tiny * one.alignment.products)
-        upper = (gram * tiny[:, None] * tiny)[np.triu_indices(len(UIDS))]
-        alignment = one.alignment.model_copy(update={"gram": tuple(upper.tolist()), "products": products})
-        windows.append(Evidence(window=one.window, observations={**one.observations, "5": seen}, alignment=alignment))
-    assert paid(windows)[5].tests == 0
-    drawn = draws(windows, 2, 5)
-    assert 5 * drawn[5] < drawn[2] < 4000
-
-
-@pytest.mark.parametrize("lost", [0, 5])
-def test_the_sample_follows_from_the_reports_that_an_audit_reads(lost: int, observation, evidence) -> None:
-    """Also after windows in which the validator was down."""
-    board, again = (Board(HPARAMS.model_copy(update={"uids_per_window": 1})) for _ in range(2))
-    windows = with_tests(observation, evidence, 2 * PAY_WINDOWS)
-    for one in windows:
-        board.see(one)
-    following = 2 * PAY_WINDOWS + lost
-    seeds = range(300)
-    before = [board.sample(POOL, following, seed) for seed in seeds]
-    board.see(evidence(following, good(observation)))
-    again.resume([report(one) for one in windows if one.window in board.follows_from])
-    assert [again.sample(POOL, following, seed) for seed in seeds] == before
 
 
 def test_own_pages_decide(observation, evaluation, evidence) -> None:
@@ -403,6 +313,23 @@ def test_scores_follow_from_the_reports(observation, evidence) -> None:
     other.resume([report(one) for one in windows[:2]])
     assert other.see(windows[2]).peer_scores == board.peer_scores
     assert other.follows_from == board.follows_from == (0, 1)
+
+
+@pytest.mark.parametrize("lost", [0, 5])
+def test_the_sample_follows_from_the_reports_that_an_audit_reads(lost: int, observation, evidence) -> None:
+    """Also after windows in which the validator was down."""
+    board, again = (Board(HPARAMS.model_copy(update={"uids_per_window": 1})) for _ in range(2))
+    windows = [
+        evidence(window, {uid: observation(uid, sampled=uid % 2 == window % 2) for uid in UIDS})
+        for window in range(2 * PAY_WINDOWS)
+    ]
+    for one in windows:
+        board.see(one)
+    pool, following = {uid: f"hotkey-{uid}" for uid in UIDS}, 2 * PAY_WINDOWS + lost
+    before = [board.sample(pool, following, seed) for seed in range(300)]
+    board.see(evidence(following, good(observation)))
+    again.resume([report(one) for one in windows if one.window in board.follows_from])
+    assert [again.sample(pool, following, seed) for seed in range(300)] == before
 
 
 def report(one: Evidence, **changes: Any) -> ScoreReport:

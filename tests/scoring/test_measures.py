@@ -17,7 +17,6 @@ from tplr.scoring.measures import (
     calibrations,
     loss_indicator,
     measured_gain,
-    own_pages_doubt,
     own_pages_factor,
 )
 
@@ -57,19 +56,6 @@ def test_own_pages_factor() -> None:
     middle = (OWN_PAGES_LOW + OWN_PAGES_HIGH) / 2
     assert own_pages_factor([middle - 0.1, middle + 0.1]) == pytest.approx(0.5)
     assert own_pages_factor([0.0], [1.0]) == 0.0
-
-
-def test_more_tests_leave_less_doubt_about_the_own_pages_factor() -> None:
-    between = (OWN_PAGES_LOW + OWN_PAGES_HIGH) / 2
-    assert own_pages_doubt([]) == own_pages_doubt([between]) == 1.0
-    for usual in ([0.9, 1.0], [-0.6, 0.6]):  # of an honest miner, and of one that trained elsewhere
-        doubts = [own_pages_doubt(usual * count) for count in range(1, 15)]
-        assert doubts == sorted(doubts, reverse=True)
-        assert doubts[0] > 0.5 > doubts[-1] == 0.0
-    # Chance with the spread of uniform numbers in [-1, 1]: the mean's error is 0.577 / sqrt(n), so after 192 tests the
-    # range is four errors of 1 / 24 over a width of 1 / 4.
-    spread = math.sqrt(1 / 3)
-    assert own_pages_doubt([between - spread, between + spread] * 96) == pytest.approx(4 / 24 / 0.25)
 
 
 def test_own_pages_by_loss_cost_only_what_is_below_zero_beyond_chance() -> None:

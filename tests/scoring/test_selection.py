@@ -2,13 +2,9 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
-
-import pytest
 
 from tplr.scoring.selection import (
     FEWEST_ON_PROBATION,
-    LEAST_DOUBT,
     MOST_WAITED,
     ChosenPeers,
     earned_peers,
@@ -21,16 +17,11 @@ from tplr.scoring.selection import (
 from tplr.scoring.weights import power_normalise
 
 
-def equal(pool: Iterable[int]) -> dict[int, float]:
-    """Return the same doubt for all."""
-    return dict.fromkeys(pool, 0.5)
-
-
 def evaluate_windows(count: int, windows: int, *, per_window: int = 4) -> list[tuple[int, ...]]:
     """Return the evaluated miners of each window."""
     waited, sampled = dict.fromkeys(range(count), MOST_WAITED), []
     for window in range(windows):
-        sampled.append(sample_evaluated(waited, equal(waited), count=per_window, seed=1000 + window))
+        sampled.append(sample_evaluated(waited, count=per_window, seed=1000 + window))
         waited = {uid: 1 if uid in sampled[-1] else waited[uid] + 1 for uid in range(count)}
     return sampled
 
@@ -39,7 +30,7 @@ def test_everybody_has_a_chance_in_every_window() -> None:
     """A miner that was just evaluated also has a chance; one that has waited has a larger chance, and no miner is
     certain."""
     waited = {uid: 1 + uid for uid in range(20)}
-    counts = Counter(uid for seed in range(2000) for uid in sample_evaluated(waited, equal(waited), count=4, seed=seed))
+    counts = Counter(uid for seed in range(2000) for uid in sample_evaluated(waited, count=4, seed=seed))
     assert 0 < counts[0] < counts[9] < counts[19] < 0.6 * 2000
     assert len(counts) == 20
 
@@ -58,13 +49,6 @@ def test_all_come_about_equally_often_and_nobody_waits_for_long() -> None:
     assert max(gaps) < 20
 
 
-def test_who_is_beyond_doubt_is_drawn_less_often_but_always_has_a_chance() -> None:
-    waited, doubts = dict.fromkeys(range(10), 3), {uid: uid / 9 for uid in range(10)}
-    counts = Counter(uid for seed in range(4000) for uid in sample_evaluated(waited, doubts, count=1, seed=seed))
-    assert 0 < counts[0] < counts[4] < counts[9]
-    assert counts[9] == pytest.approx(counts[0] / LEAST_DOUBT, rel=0.35)
-
-
 def test_one_in_four_of_them_is_evaluated_by_its_loss() -> None:
     for count, expected in ((0, 0), (1, 1), (4, 1), (5, 2), (8, 2)):
         found = evaluated_by_loss(range(count), seed=7)
@@ -75,15 +59,14 @@ def test_one_in_four_of_them_is_evaluated_by_its_loss() -> None:
 
 def test_the_sample_follows_from_the_seed_and_not_from_the_order() -> None:
     waited = {uid: uid for uid in range(12)}
-    assert len({sample_evaluated(waited, equal(waited), count=1, seed=seed) for seed in range(60)}) > 8
+    assert len({sample_evaluated(waited, count=1, seed=seed) for seed in range(60)}) > 8
     backwards = dict(reversed(waited.items()))
     assert all(
-        sample_evaluated(waited, equal(waited), count=4, seed=seed)
-        == sample_evaluated(backwards, equal(backwards), count=4, seed=seed)
+        sample_evaluated(waited, count=4, seed=seed) == sample_evaluated(backwards, count=4, seed=seed)
         for seed in range(20)
     )
-    assert sample_evaluated({}, {}, count=4, seed=1) == ()
-    assert sample_evaluated({7: 1, 3: 9}, equal((3, 7)), count=4, seed=1) == (3, 7)
+    assert sample_evaluated({}, count=4, seed=1) == ()
+    assert sample_evaluated({7: 1, 3: 9}, count=4, seed=1) == (3, 7)
 
 
 def test_first_list_by_incentive_then_activity() -> None:

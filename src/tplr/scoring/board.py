@@ -30,7 +30,7 @@ from tplr.schemas import (
     ScoreReport,
 )
 from tplr.scoring.credit import CHANCE, SHORTEST, Credit, credit, even_scales, gram_of, means_and_errors
-from tplr.scoring.measures import calibrations, loss_indicator, own_pages_doubt, own_pages_factor
+from tplr.scoring.measures import calibrations, loss_indicator, own_pages_factor
 from tplr.scoring.own_pages import FEWEST_OTHER_PAGES, deviations, indicator
 from tplr.scoring.penalties import strikes
 from tplr.scoring.selection import sample_evaluated
@@ -43,7 +43,7 @@ PROVING_WINDOWS = 2
 # window is a new chance for miners that send noise to exceed ``CHANCE``. Below ``CHANCE`` a miner is a known zero; in
 # between, a listed miner keeps its place.
 PROVEN = 4.0
-# Fewest own-pages tests that can show that a miner does not train on its own pages.
+# Number of own-pages tests after which a factor of 0 means that a miner does not train on its own pages.
 DISPROVING_TESTS = 8
 # Steps of the ``own_pages`` factor, from the least positive one.
 TRUST = (math.ulp(0.0), 0.25, 0.5, 1.0)
@@ -174,7 +174,8 @@ def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
     shares = _shared(windows, hotkeys, own_pages, MeasuredWindow.counts)
     merits = _shared(windows, hotkeys, own_pages, MeasuredWindow.would_count)
     calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
-    cosines, means, errors = _mean_cosines(windows, hotkeys)
+    cosines = np.array([[one.cosine(*miner) for miner in hotkeys.items()] for one in windows], dtype=np.float64)
+    means, errors = means_and_errors(cosines)
     peer_scores = {}
     for i, (uid, hotkey) in enumerate(hotkeys.items()):
         trust = own_pages[uid] * calibration[uid]
@@ -192,35 +193,6 @@ def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
             final=shares[uid].value * trust if uid in shares else 0.0,
         )
     return peer_scores
-
-
-def _mean_cosines(
-    windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ``MeasuredWindow.cosine`` [windows, uids], NaN where it is None, and their ``means_and_errors``."""
-    cosines = np.array([[one.cosine(*miner) for miner in hotkeys.items()] for one in windows], dtype=np.float64)
-    return cosines, *means_and_errors(cosines)
-
-
-def _doubts(windows: Sequence[MeasuredWindow], pool: Mapping[int, str]) -> dict[int, float]:
-    """Return by uid how much more own-pages tests may change its pay: not at all unless it helps the model."""
-    if not windows:
-        return dict.fromkeys(pool, 1.0)
-    _, means, errors = _mean_cosines(windows, pool)
-    return {
-        uid: own_pages_doubt(_taken_tests(windows, uid, hotkey)) if helps else 0.0
-        for (uid, hotkey), helps in zip(pool.items(), means > CHANCE * errors, strict=True)
-    }
-
-
-def _taken_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> list[float]:
-    """Return the indicators of the own-pages tests that a uid took, 0 for each that has none.
-
-    A step that is too short to be compared has none, and would be in doubt for ever.
-    """
-    found, _ = _own_pages_tests(windows, uid, hotkey)
-    taken = sum(1 for one in windows if (seen := one.seen(uid, hotkey)) and seen.assigned_products)
-    return [*found, *[0.0] * (taken - len(found))]
 
 
 def _shared(
@@ -331,7 +303,9 @@ class Board:
             return None
         if found.measured < self._fewest:
             return False if self._missed(uid, found) >= self._fewest else None
-        if found.mean <= CHANCE * found.error or self._disproven(uid, found) or self._harms(uid, found):
+        if found.mean <= CHANCE * found.error or (found.own_pages <= 0 and found.tests >= DISPROVING_TESTS):
+            return False
+        if self._harms(uid, found):
             return False
         return True if found.mean > PROVEN * found.error else None
 
@@ -339,13 +313,6 @@ class Board:
         """Return in how many windows its update was missing though it was listed, while others were measured."""
         asked = [one for one in self._windows if one.products and (seen := one.seen(uid, found.hotkey)) and seen.listed]
         return sum(one.would_count(uid, found.hotkey) is False for one in asked)
-
-    def _disproven(self, uid: int, found: PeerScore) -> bool:
-        """Return whether its tests show beyond doubt that it does not train on its own pages."""
-        if found.own_pages > 0 or found.tests < DISPROVING_TESTS:
-            return False
-        tests, _ = _own_pages_tests(self._windows, uid, found.hotkey)
-        return not tests or own_pages_doubt(tests) <= 0  # a factor by loss contains its doubt
 
     def _harms(self, uid: int, found: PeerScore) -> bool:
         """Return whether its last measured updates increased the loss beyond chance, regardless of its earlier ones."""
@@ -358,7 +325,7 @@ class Board:
         # The windows of ``follows_from`` after this one, which an audit knows.
         windows = [one for one in self._windows if one.window > window - self.hparams.pay_windows]
         waited = {uid: self._waited(windows, uid, hotkey, window) for uid, hotkey in pool.items()}
-        return sample_evaluated(waited, _doubts(windows, pool), count=self.hparams.uids_per_window, seed=seed)
+        return sample_evaluated(waited, count=self.hparams.uids_per_window, seed=seed)
 
     def _waited(self, windows: Sequence[MeasuredWindow], uid: int, hotkey: str, window: int) -> int:
         """Return the windows since it was last sampled in ``windows``; ``pay_windows`` if it was not."""

@@ -15,9 +15,6 @@ OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.25, 0.5
 # The same if only losses can be compared, with ``SIGNIFICANT`` standard errors added: an honest miner with little
 # effort has a mean of about 0.
 LOSS_LOW, LOSS_HIGH = -0.2, 0.0
-# The spread of few indicators can be small by chance, so it is computed as if there were this many more tests with
-# the variance of an indicator by chance alone, which is uniform in [-1, 1].
-USUAL_TESTS, CHANCE_VARIANCE = 3, 1 / 3
 # Smallest standard deviation of an indicator by loss: its value by chance alone.
 LOSS_SPREAD = 1 / SIGNIFICANT
 # Share of the usual ratio of measured to predicted gain from which there is no loss: honest miners' ratios vary, too.
@@ -69,20 +66,6 @@ def own_pages_factor(tests: Sequence[float], by_loss: Sequence[float] = ()) -> f
     spread = max(LOSS_SPREAD, statistics.stdev(by_loss) if len(by_loss) > 1 else 1.0)
     most = math.fsum(by_loss) / len(by_loss) + SIGNIFICANT * spread / math.sqrt(len(by_loss))
     return _clipped(most, LOSS_LOW, LOSS_HIGH)
-
-
-def own_pages_doubt(tests: Sequence[float]) -> float:
-    """Return by how much more tests may change the factor: its range over ``SIGNIFICANT`` standard errors of the mean.
-
-    It is 1 before the first test, and 0 if the mean is well above ``OWN_PAGES_HIGH`` or well below ``OWN_PAGES_LOW``.
-    """
-    if not tests:
-        return 1.0
-    mean = math.fsum(tests) / len(tests)
-    squares = math.fsum((one - mean) ** 2 for one in tests) + USUAL_TESTS * CHANCE_VARIANCE
-    error = SIGNIFICANT * math.sqrt(squares / (len(tests) + USUAL_TESTS) / len(tests))
-    most, least = (_clipped(mean + sign * error, OWN_PAGES_LOW, OWN_PAGES_HIGH) for sign in (1, -1))
-    return most - least
 
 
 def _clipped(mean: float, low: float, high: float) -> float:

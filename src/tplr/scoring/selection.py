@@ -9,32 +9,24 @@ from tplr.seeds import derive
 
 # Minimum and maximum of the waiting windows that count in the draw of evaluated uids.
 LEAST_WAITED, MOST_WAITED = 2, 20
-# Minimum of the doubt that counts there, so that a miner beyond doubt is also tested.
-LEAST_DOUBT = 1 / 16
 # Minimum number of miners on probation in addition to the reserve, for short peer lists.
 FEWEST_ON_PROBATION = 16
 # One of this many drawn uids is also evaluated by its loss: a few are enough to check the predictions.
 DEEP = 4
 
 
-def sample_evaluated(
-    waited: Mapping[int, int], doubts: Mapping[int, float], *, count: int, seed: int
-) -> tuple[int, ...]:
-    """Draw ``count`` uids in proportion to doubt and to the square of the windows since their last draw.
+def sample_evaluated(waited: Mapping[int, int], *, count: int, seed: int) -> tuple[int, ...]:
+    """Draw ``count`` uids in proportion to the square of the windows since their last draw; return them ascending.
 
-    Both are limited, so in every window each uid has a positive probability and none is certain: no miner can predict
-    a window without evaluation. With the square, uids of equal doubt are drawn about equally often. Those beyond doubt
-    leave tests to those whose pay is uncertain.
+    The windows are limited to ``LEAST_WAITED`` and ``MOST_WAITED``, so in every window each uid has a positive
+    probability and none is certain: no miner can predict a window without evaluation. With the square all uids are
+    drawn about equally often.
 
     Args:
-        waited: windows since the last evaluation, by uid; ``LEAST_WAITED`` to ``MOST_WAITED`` count.
-        doubts: by uid, how much more tests may change its pay, at most 1; at least ``LEAST_DOUBT`` counts.
-
-    Returns:
-        Their uids, ascending.
+        waited: windows since the last evaluation, by uid.
     """
     pool = sorted(waited)
-    weights = [min(max(waited[uid], LEAST_WAITED), MOST_WAITED) ** 2 * max(doubts[uid], LEAST_DOUBT) for uid in pool]
+    weights = [min(max(waited[uid], LEAST_WAITED), MOST_WAITED) ** 2 for uid in pool]
     return tuple(sorted(PCG64Stream(seed).weighted_sample(pool, weights, count)))
 
 
