@@ -42,7 +42,7 @@ class Watched(MemoryStore):
         return data
 
 
-async def open_reader(library, store, rows_per_page=100, deadline_seconds=0.5, footers=None) -> PageReader:
+async def open_reader(library, store, rows_per_page=100, deadline_seconds=20.0, footers=None) -> PageReader:
     await library.put_into(store)
     replicas = Replicas([store], deadline_seconds=deadline_seconds, pause_seconds=0.01)
     manifest = await fetch_manifest(replicas, SUBFOLDER)
@@ -257,7 +257,7 @@ async def test_a_missing_shard_is_named(library):
 async def test_a_flipped_bit_is_noticed_and_read_again(library):
     store = Watched()
     library.add("bits", [360], compression="none", use_dictionary=False)
-    reader = await open_reader(library, store, deadline_seconds=5)
+    reader = await open_reader(library, store)
     page, rows = PageRef("bits", 5, "train"), library.rows["bits"]
     left = 1
 
@@ -274,7 +274,7 @@ async def test_a_flipped_bit_is_noticed_and_read_again(library):
     assert left == 0
     left = 10**6
     with pytest.raises(StoreUnavailable, match=r"bits/0\.parquet: changed or damaged"):
-        await (await open_reader(library, store)).texts(page)
+        await (await open_reader(library, store, deadline_seconds=0.5)).texts(page)
 
 
 async def test_another_version_of_a_file_is_never_read_by_an_old_footer(library):
@@ -290,7 +290,7 @@ async def test_another_version_of_a_file_is_never_read_by_an_old_footer(library)
 async def test_a_file_replaced_meanwhile_is_checked_anew(library):
     store = Watched()
     del library.sizes["even"]["shards"][0]["byte_size"]
-    reader = await open_reader(library, store, deadline_seconds=5)
+    reader = await open_reader(library, store)
     page, key, rows = PageRef("even", 100, "train"), f"{SUBFOLDER}/even/0.parquet", library.rows["even"]
     assert await reader.texts(page) == rows[100:200]
 
