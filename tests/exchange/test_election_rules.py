@@ -27,6 +27,7 @@ from tplr.chain.electors import Elector, Electors
 from tplr.exchange.ballots import CheckedProof, CheckedRelay, CheckedStatus, Value, Vote
 from tplr.exchange.election import (
     COMMIT_AFTER,
+    COMMIT_FROM,
     COMMIT_UNTIL,
     ECHO_UNTIL,
     LOOK_AFTER_SECONDS,
@@ -352,10 +353,14 @@ def echoed(at: float = 0.5) -> One:
     return elector
 
 
-def test_an_elector_commits_two_delta_after_its_echo() -> None:
-    """Until then another elector may have echoed another proposal."""
-    elector = echoed(0.5).read(*echoes(0, BOTH, (1, 2)))
-    due = 0.5 + COMMIT_AFTER
+@pytest.mark.parametrize(("echo", "due"), [(0.5, 3.0), (1.0, 3.0), (1.5, 3.5)])
+def test_an_elector_commits_two_delta_after_its_echo_and_not_before_three(echo: float, due: float) -> None:
+    """Until then another elector may have echoed another proposal.
+
+    Until two Delta it reads only the proposer's relay, and a further Delta passes until its echo has been read.
+    """
+    elector = echoed(echo).read(*echoes(0, BOTH, (1, 2)))
+    assert due == max(echo + COMMIT_AFTER, COMMIT_FROM)
     assert COMMIT_AFTER == 2  # Delta until the others have read the echo, and Delta until it has read theirs
     assert elector.at(due - 0.1) == elector.at(due + 0.1, seen=due - 0.1) == []
     (action,) = elector.at(due)

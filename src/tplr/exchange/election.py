@@ -12,15 +12,16 @@ from, Delta  what
 1            the proposer proposes the tally of the votes, or the value of the latest proof; in slot 0 as
              soon as it has all votes
 until 3      an elector that has seen exactly one proposal, and accepts it, echoes it with its votes or proof
-until 5      two Delta after its echo, or as soon as all have echoed, an elector commits if echoes of more
-             than half of the stake are for the value, and it has seen no other proposal
+until 5      two Delta after its echo and not before 3, or as soon as all have echoed, an elector commits if
+             echoes of more than half of the stake are for the value, and it has seen no other proposal
 until 6      decisions reach all electors: each reader of a decision's proof is locked on its value
 ===========  ===========================================================================================
 
 *Agreement*, if the others hold less than half of the stake and Delta holds: let honest A commit v in slot r, two Delta
-after its echo at t. Every honest elector has read that echo by t + Delta. If it echoed another value before, A saw it
-by t + two Delta; after, it had seen two proposals, and echoed neither. So no other value has a proof of slot r, which
-needs an honest echo, all honest electors are locked on v before slot r + 1, and by induction accept nothing else later.
+after its echo at t, and three after the slot's beginning. Every honest elector has read that echo by t + Delta if it
+reads the others' relays, which it does from two Delta into the slot. If it echoed another value before both, A saw it
+in time; after, it had seen two proposals, and echoed neither. So no other value has a proof of slot r, which needs an
+honest echo, all honest electors are locked on v before slot r + 1, and by induction accept nothing else later.
 
 *Progress*, if honest electors hold more than half: at the start of slot r an honest elector publishes everything that
 it demands of a proposal, its lock and the votes it has seen. An honest proposer has read this one Delta later, so all
@@ -52,6 +53,8 @@ from tplr.exchange.quorum import Question, supported, tally_lost
 # In Delta, from the start of a slot.
 PROPOSE_FROM, PROPOSE_UNTIL, ECHO_UNTIL, COMMIT_UNTIL, SLOT = 1, 2, 3, 5, 6
 COMMIT_AFTER = 2  # after this elector's own echo
+# One after PROPOSE_UNTIL: until then an elector may echo the proposer's relay without having read the others'.
+COMMIT_FROM = PROPOSE_UNTIL + 1
 # A decision is written again when it has more commitments, and R2 accepts one write per second for a key.
 LOOK_AFTER_SECONDS = 1.1
 
@@ -234,7 +237,7 @@ class Election:
         slot = self.slot_at(now)
         times = [(slot * SLOT + step) * self._delta for step in (PROPOSE_FROM, ECHO_UNTIL, SLOT)]
         if slot in self._own_echoes:
-            times += [self._own_echoes[slot].at + COMMIT_AFTER * self._delta, self._read_decisions_at]
+            times += [self._commits_from(slot, self._own_echoes[slot]), self._read_decisions_at]
         return min((time for time in times if time > now), default=now + self._delta)
 
     def wanted(self, now: float) -> list[Wanted]:
@@ -367,12 +370,16 @@ class Election:
         if own is None or len(state.proposals) != 1 or now > (slot * SLOT + COMMIT_UNTIL) * self._delta:
             return []
         echoes = state.echoes.get(own.id, {})
-        waited = seen >= own.at + COMMIT_AFTER * self._delta
+        waited = seen >= self._commits_from(slot, own)
         if self._uid not in echoes or not (waited or len(echoes) == len(self._electors.ranked)):
             return []
         if not self._electors.outweighs(echoes):
             return []
         return self._committing(CheckedProof(slot, state.proposals[own.id].value, own.id, dict(echoes)), now)
+
+    def _commits_from(self, slot: int, own: _OwnEcho) -> float:
+        """Return the time by which this elector has read each echo of another value, if not all have echoed."""
+        return max(own.at + COMMIT_AFTER * self._delta, (slot * SLOT + COMMIT_FROM) * self._delta)
 
     def _committing(self, proof: CheckedProof, now: float) -> list[Action]:
         self.committed = proof
