@@ -77,7 +77,10 @@ def test_with_half_of_the_stake_the_adversary_may_stop_a_decision_but_not_split_
     ("stakes", "seed"), [((3, 5, 4, 11), 3979315673), ((3, 5, 2, 9), 3913470300)], ids=["11 of 23", "9 of 19"]
 )
 def test_who_shows_each_another_proposal_early_in_a_slot_splits_nobody(stakes: tuple[int, ...], seed: int) -> None:
-    """One echoed another proposal after two Delta, without having read the first one's echo."""
+    """Attacks that split: one elector echoed a second proposal, and another had committed to the first by then.
+
+    Before two Delta of a slot an elector does not read the others' relays.
+    """
     network = Network(dict(enumerate(stakes)), frozenset({3}), seed, chaos=1.0, delays=(0.0, 1.0, DELTA))
     network.run(slots=4)
     check(network)

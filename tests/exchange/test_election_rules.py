@@ -323,6 +323,16 @@ def test_one_of_two_proposals_is_echoed_by_nobody() -> None:
     assert elector.election.equivocators == {0}
 
 
+def test_from_two_delta_on_an_elector_echoes_only_if_its_round_has_read_all_relays() -> None:
+    """A round that began before reads only the proposer's, and may end later."""
+    elector = one(3)
+    assert elector.wanted(PROPOSE_UNTIL - 0.1)["relay"] == [0]
+    assert elector.wanted(PROPOSE_UNTIL)["relay"] == [0, 1, 2, 4]
+    elector.read(proposal(0, BOTH, EVERYBODY))
+    assert elector.at(PROPOSE_UNTIL, seen=PROPOSE_UNTIL - 0.1) == []
+    assert [type(action) for action in elector.at(PROPOSE_UNTIL + 0.1, seen=PROPOSE_UNTIL)] == [Repeat]
+
+
 def test_an_elector_echoes_once_in_a_slot() -> None:
     elector = one(4).read(proposal(0, BOTH, EVERYBODY))
     assert [type(action) for action in elector.at(0.5)] == [Repeat]

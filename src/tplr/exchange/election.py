@@ -17,11 +17,13 @@ until 5      two Delta after its echo and not before 3, or as soon as all have e
 until 6      decisions reach all electors: each reader of a decision's proof is locked on its value
 ===========  ===========================================================================================
 
-*Agreement*, if the others hold less than half of the stake and Delta holds: let honest A commit v in slot r, two Delta
-after its echo at t, and three after the slot's beginning. Every honest elector has read that echo by t + Delta if it
-reads the others' relays, which it does from two Delta into the slot. If it echoed another value before both, A saw it
-in time; after, it had seen two proposals, and echoed neither. So no other value has a proof of slot r, which needs an
-honest echo, all honest electors are locked on v before slot r + 1, and by induction accept nothing else later.
+*Agreement*, if the others hold less than half of the stake and Delta holds: let honest A echo v at time t of slot r,
+and commit to it at t + two Delta or at three Delta, whichever is later. Suppose that honest B echoes another value.
+Until two Delta B reads only the proposer's relay, so it may not know A's echo; but A reads B's echo by three Delta.
+From two Delta on B reads all relays. If it echoes before t + Delta, A reads that echo by t + two Delta; after t + Delta
+it has seen two proposals, and echoes neither. So A has seen two proposals, and does not commit. If all have echoed v,
+there is no such B. So no other value has a proof of slot r, which needs an honest echo, all honest electors are locked
+on v before slot r + 1, and by induction accept nothing else later.
 
 *Progress*, if honest electors hold more than half: at the start of slot r an honest elector publishes everything that
 it demands of a proposal, its lock and the votes it has seen. An honest proposer has read this one Delta later, so all
@@ -53,7 +55,8 @@ from tplr.exchange.quorum import Question, supported, tally_lost
 # In Delta, from the start of a slot.
 PROPOSE_FROM, PROPOSE_UNTIL, ECHO_UNTIL, COMMIT_UNTIL, SLOT = 1, 2, 3, 5, 6
 COMMIT_AFTER = 2  # after this elector's own echo
-# One after PROPOSE_UNTIL: until then an elector may echo the proposer's relay without having read the others'.
+# From the start of a slot: an elector may echo until PROPOSE_UNTIL without having read the others' relays, and its echo
+# is read one Delta later.
 COMMIT_FROM = PROPOSE_UNTIL + 1
 # A decision is written again when it has more commitments, and R2 accepts one write per second for a key.
 LOOK_AFTER_SECONDS = 1.1
@@ -310,6 +313,8 @@ class Election:
             if late > PROPOSE_UNTIL * self._delta or not (all_voted or into >= PROPOSE_FROM * self._delta):
                 return []
             return self._propose(slot, now)
+        if into < PROPOSE_UNTIL * self._delta <= late:
+            return []  # this round has not read the others' relays, and the next one will (``wanted``)
         relays = [*self._slots.get(slot, _Slot()).proposals.values()]
         if late > ECHO_UNTIL * self._delta or len(relays) != 1 or not self._accepts(relays[0]):
             return []

@@ -322,7 +322,7 @@ class Board:
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
         """Return the uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""
-        # The windows of ``follows_from`` after this one, which an audit knows.
+        # Only windows that will be in ``follows_from`` of this window's report: an audit reads no others.
         windows = [one for one in self._windows if one.window > window - self.hparams.pay_windows]
         waited = {uid: self._waited(windows, uid, hotkey, window) for uid, hotkey in pool.items()}
         return sample_evaluated(waited, count=self.hparams.uids_per_window, seed=seed)
