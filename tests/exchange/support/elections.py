@@ -1,9 +1,11 @@
-"""A network of electors in discrete time, and an adversary.
+"""A network of electors in simulated time, and an adversary.
 
-The adversary sees everything at once. It shows each reader other documents, in any order, any number of them, changes
-and withholds them, and delays honest documents by up to Delta. It can't sign for others.
+An elector reads in rounds, and acts at the end of each. The adversary sees everything at once. It shows each reader
+other documents, in any order, any number of them, changes and withholds them, and delays honest documents: a reader
+may find one only in its last round that ends within Delta. It can't sign for others.
 """
 
+import heapq
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,12 +23,15 @@ from tplr.exchange.ballots import (
     Vote,
     value_id,
 )
-from tplr.exchange.election import SLOT, Action, Commit, Election, Propose, Repeat, SendStatus, Wanted
+from tplr.exchange.election import PROPOSE_UNTIL, SLOT, Action, Commit, Election, Propose, Repeat, SendStatus, Wanted
 from tplr.exchange.envelope import Author, Run, Signed, body_sha256
 from tplr.exchange.quorum import WindowQuestion, void
 from tplr.schemas import Document, PeerList, Reason
 
 RUN, WINDOW, DELTA = Run(3, "1"), 7, 3.0
+PAUSE = 0.5  # seconds between an elector's rounds of reading
+# Lengths of rounds, in seconds. Two rounds and pauses take at most Delta, so each document can be read in time.
+AT_ONCE, LONG_ROUNDS = (0.0,), (0.0, 0.5, 1.0)
 Checked = Signed[Vote] | CheckedRelay | CheckedStatus | CheckedDecision
 
 
@@ -112,7 +117,12 @@ def carried_out(uid: int, action: Action) -> CheckedRelay | CheckedStatus | Chec
 
 @dataclass
 class Network:
-    """Honest electors and their published documents, with the time from which each reader sees each document."""
+    """Honest electors and their published documents, with the times at which they said and each reader sees each.
+
+    Attributes:
+        by_echoes: proofs to which electors committed because of a slot's echoes, not because others had decided.
+        rounds: possible lengths of a round of reading, in seconds: ``AT_ONCE`` or ``LONG_ROUNDS``.
+    """
 
     stakes: dict[int, int]
     hostile: frozenset[int]
@@ -121,14 +131,16 @@ class Network:
     played: tuple[int, ...] = (103, 104)  # miners that show different electors different bytes
     chaos: float = 0.5
     electors: Electors = field(init=False)
-    published: dict[tuple[Wanted, int], tuple[float, Checked]] = field(default_factory=dict)
+    published: dict[tuple[Wanted, int], tuple[float, float, Checked]] = field(default_factory=dict)
     proposals: dict[int, list[CheckedRelay]] = field(default_factory=dict)
     echoes: dict[tuple[int, str], dict[int, Signed[Echo]]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     committed: dict[int, CheckedProof] = field(default_factory=dict)
     committed_at: dict[int, float] = field(default_factory=dict)
+    by_echoes: list[CheckedProof] = field(default_factory=list)
     shown: dict[tuple[Wanted, int], tuple[float, Checked | None]] = field(default_factory=dict)
     delays: tuple[float, ...] = (0.0, 1.0, DELTA)
+    rounds: tuple[float, ...] = AT_ONCE
     requests: int = 0
 
     def __post_init__(self) -> None:
@@ -157,26 +169,34 @@ class Network:
         for uid in self.honest:
             self.nodes[uid].vote(self.votes[uid][0])
             self._publish(Wanted("vote", uid, 0), self.votes[uid][0], 0.0)
-        for tick in range(int(slots * SLOT * DELTA)):
-            order = [*self.honest]
-            self.draw.shuffle(order)
-            for uid in order:
-                self._round(uid, float(tick))
+        ends = [(0.0, self.draw.random(), uid, 0.0) for uid in self.honest]
+        heapq.heapify(ends)
+        while ends[0][0] < slots * SLOT * DELTA:
+            now, _, uid, began = heapq.heappop(ends)
+            self._round(uid, began, now)
+            begins = now + PAUSE
+            heapq.heappush(ends, (begins + self.draw.choice(self.rounds), self.draw.random(), uid, begins))
 
-    def _round(self, uid: int, now: float) -> None:
+    def _round(self, uid: int, began: float, now: float) -> None:
+        """Read what ``uid`` asks for, each document at some time of the round, and act at its end."""
         node = self.nodes[uid]
-        for wanted in node.wanted(now):
+        for wanted in node.wanted(began):
             self.requests += 1
-            if wanted.uid in self.hostile:
-                found = self._shown(wanted, uid, now)
-            else:
-                since, found = self.published.get((wanted, uid), (float("inf"), None))
-                found = found if since <= now else None
+            at = self.draw.uniform(began, now)
+            found = self._shown(wanted, uid, at) if wanted.uid in self.hostile else self._read(wanted, uid, at, now)
             if found is not None:
                 self.feed(node, found)
-        while actions := node.act(now, now):
+        while actions := node.act(began, now):
             for action in actions:
                 self._say(uid, action, now)
+
+    def _read(self, wanted: Wanted, reader: int, at: float, ends: float) -> Checked | None:
+        """Return an honest document if it is shown by now, or if the reader's next round may end too late."""
+        if (wanted, reader) not in self.published:
+            return None
+        said, since, document = self.published[wanted, reader]
+        last = ends + PAUSE + max(self.rounds) > said + DELTA
+        return document if since <= at or last else None
 
     @staticmethod
     def feed(node: Election, found: Checked, *, restored: bool = False) -> None:
@@ -201,6 +221,8 @@ class Network:
         elif isinstance(document, CheckedStatus):
             self._publish(Wanted("status", uid, document.slot), document, now)
         else:
+            if node.decided is None:
+                self.by_echoes.append(document.proof)
             node.decision(document)
             assert self.committed.setdefault(uid, document.proof).id == document.proof.id
             self.committed_at.setdefault(uid, now)
@@ -216,7 +238,7 @@ class Network:
     def _publish(self, what: Wanted, document: Checked, now: float) -> None:
         for reader in self.honest:
             delay = self.draw.choice(self.delays)
-            self.published[what, reader] = (now + delay, document)
+            self.published[what, reader] = (now, now + delay, document)
 
     # Actions of the adversary
 
@@ -224,8 +246,9 @@ class Network:
         """Each reader sees a different document, from a different time on, or never; sometimes a second one later."""
         since, document = self.shown.get((wanted, reader), (-1.0, None))
         if since < 0:
-            # At once, at any time, or just before a bound.
-            into = self.draw.choice((0.0, self.draw.uniform(0.0, SLOT * DELTA), self.draw.randint(1, SLOT) * DELTA - 1))
+            # At once, before honest electors read each other's relays, at any time, or just before a bound.
+            early, later = (self.draw.uniform(0.0, bound * DELTA) for bound in (PROPOSE_UNTIL, SLOT))
+            into = self.draw.choice((0.0, early, later, self.draw.randint(1, SLOT) * DELTA - 1))
             since = now + (into if self.draw.random() < self.chaos else 1e9)
             self.shown[wanted, reader] = (since, None)
         if now < since:
