@@ -106,15 +106,14 @@ GRIDS["long-16"] = replace(
     batch=4,
     inner_steps=5,
     rounds=500,
-    seeds=1,
     rates={GROUPED: [EXPECTED | {"outer": outer} for outer in (1.0, 2.0, 4.0)]},
 )
 # The default with the outer rate of ``hparams.json``, which is the same for every number of peers.
 GRIDS |= {
-    f"shipped-{GRIDS[name].peers}": replace(
-        GRIDS[name], tuned="", sparse=(), muon_sparse=(), rates={GROUPED: [EXPECTED | {"outer": 1.0}]}
+    f"outer-1-{name}": replace(
+        GRIDS[of], tuned="", sparse=(), muon_sparse=(), rates={GROUPED: [EXPECTED | {"outer": 1.0}]}
     )
-    for name in ("reduced", "reduced-8", "reduced-16")
+    for name, of in {"4": "reduced", "8": "reduced-8", "16": "reduced-16", "long-16": "long-16"}.items()
 }
 # The full grid's model, peers and tokens in hours instead of a day: three methods have a few trials around the rates
 # found for the reduced one, the others have these rates.

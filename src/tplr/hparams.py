@@ -273,8 +273,8 @@ class HParams(_Strict):
         start_horizon_windows: a start window further ahead than this is ignored.
         probation_windows: number of windows in which a miner is only measured before it can be on the peer list, and
             for which a miner that breaks a rule is kept off it; with 0, all active miners can be on the list.
-        uids_per_window: number of miners that take the own-pages test in each window. Choose a third of the measured
-            miners, because each needs several tests in ``pay_windows`` windows.
+        uids_per_window: number of miners that take the own-pages test in each window. Choose two thirds of the
+            measured miners, because each needs many tests in ``pay_windows`` windows.
         validator_sample_rate: fraction of a page list's batches that a gradient or a loss is measured on.
         evaluation_sequences: minimum number of sequences of these batches, if the page list has as many.
         sealed_scores: validators publish the hash of a score report at once, and the report when the weights that

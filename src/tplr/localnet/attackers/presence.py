@@ -10,9 +10,6 @@ from tplr.localnet.attackers.values import noise_like
 from tplr.localnet.simulation import World
 from tplr.seeds import derive
 
-# It works from this many windows after its last evaluation on, so in about a quarter of all windows.
-WORTH_WORKING = 3
-
 
 class HalfAbsent(Cheat):
     """Sends an update in every second window only."""
@@ -108,7 +105,9 @@ class Timed(Cheat):
     def due(self, world: World, window: int) -> bool:
         """Return whether it works in this window: in the quarter of windows in which its evaluation is most likely.
 
-        The probability grows with the windows since its last evaluation, which it can compute from public blocks.
+        The probability grows with the windows since its last evaluation, which it can compute from public blocks. So it
+        works again after as many windows as lie between two of its evaluations on average, but not in the next one.
         """
         drawn = [one.window for one in world.records if one.seen.observations[self.uid].sampled]
-        return not drawn or window - drawn[-1] >= WORTH_WORKING
+        between = round(len(world.by_uid) / world.hparams.uids_per_window)
+        return not drawn or window - drawn[-1] >= max(2, between)
