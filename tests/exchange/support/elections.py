@@ -30,7 +30,8 @@ from tplr.schemas import Document, PeerList, Reason
 
 RUN, WINDOW, DELTA = Run(3, "1"), 7, 3.0
 PAUSE = 0.5  # seconds between an elector's rounds of reading
-# Lengths of rounds, in seconds. Two rounds and pauses take at most Delta, so each document can be read in time.
+# Lengths of rounds, in seconds. Two rounds and pauses take at most Delta, so each document can be read within Delta.
+# An action is taken at the end of a round, so a slot's schedule may be late with long rounds: they need not decide.
 AT_ONCE, LONG_ROUNDS = (0.0,), (0.0, 0.5, 1.0)
 Checked = Signed[Vote] | CheckedRelay | CheckedStatus | CheckedDecision
 
@@ -131,7 +132,7 @@ class Network:
     played: tuple[int, ...] = (103, 104)  # miners that show different electors different bytes
     chaos: float = 0.5
     electors: Electors = field(init=False)
-    published: dict[tuple[Wanted, int], tuple[float, float, Checked]] = field(default_factory=dict)
+    published: dict[tuple[Wanted, int], list[tuple[float, float, Checked]]] = field(default_factory=dict)  # versions
     proposals: dict[int, list[CheckedRelay]] = field(default_factory=dict)
     echoes: dict[tuple[int, str], dict[int, Signed[Echo]]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
@@ -191,12 +192,10 @@ class Network:
                 self._say(uid, action, now)
 
     def _read(self, wanted: Wanted, reader: int, at: float, ends: float) -> Checked | None:
-        """Return an honest document if it is shown by now, or if the reader's next round may end too late."""
-        if (wanted, reader) not in self.published:
-            return None
-        said, since, document = self.published[wanted, reader]
-        last = ends + PAUSE + max(self.rounds) > said + DELTA
-        return document if since <= at or last else None
+        """Return the last version that is shown by now, or whose reader may end its next round too late."""
+        versions, next_end = self.published.get((wanted, reader), []), ends + PAUSE + max(self.rounds)
+        shown = [one for said, since, one in versions if since <= at or next_end > said + DELTA]
+        return shown[-1] if shown else None
 
     @staticmethod
     def feed(node: Election, found: Checked, *, restored: bool = False) -> None:
@@ -238,7 +237,7 @@ class Network:
     def _publish(self, what: Wanted, document: Checked, now: float) -> None:
         for reader in self.honest:
             delay = self.draw.choice(self.delays)
-            self.published[what, reader] = (now, now + delay, document)
+            self.published.setdefault((what, reader), []).append((now, now + delay, document))
 
     # Actions of the adversary
 

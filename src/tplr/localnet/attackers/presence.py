@@ -103,10 +103,10 @@ class Timed(Cheat):
         return self.addressed(kept, world, window)
 
     def due(self, world: World, window: int) -> bool:
-        """Return whether it works in this window: in the quarter of windows in which its evaluation is most likely.
+        """Return whether it works in this window: only if its evaluation is likely.
 
         The probability grows with the windows since its last evaluation, which it can compute from public blocks. So it
-        works again after as many windows as lie between two of its evaluations on average, but not in the next one.
+        works again after as many windows as lie between two of its evaluations on average, and at least two.
         """
         drawn = [one.window for one in world.records if one.seen.observations[self.uid].sampled]
         between = round(len(world.by_uid) / world.hparams.uids_per_window)
