@@ -31,7 +31,7 @@ from tplr.schemas import Document, PeerList, Reason
 RUN, WINDOW, DELTA = Run(3, "1"), 7, 3.0
 PAUSE = 0.5  # seconds between an elector's rounds of reading
 # Lengths of rounds, in seconds. Two rounds and pauses take at most Delta, so each document can be read within Delta.
-# An action is taken at the end of a round, so a slot's schedule may be late with long rounds: they need not decide.
+# An action is taken at the end of a round, so with long rounds it may be too late for its slot.
 AT_ONCE, LONG_ROUNDS = (0.0,), (0.0, 0.5, 1.0)
 Checked = Signed[Vote] | CheckedRelay | CheckedStatus | CheckedDecision
 
@@ -118,7 +118,7 @@ def carried_out(uid: int, action: Action) -> CheckedRelay | CheckedStatus | Chec
 
 @dataclass
 class Network:
-    """Honest electors and their published documents, with the times at which they said and each reader sees each.
+    """Honest electors and their documents: each version with its time, and the time from which each reader sees it.
 
     Attributes:
         by_echoes: proofs to which electors committed because of a slot's echoes, not because others had decided.
@@ -132,7 +132,7 @@ class Network:
     played: tuple[int, ...] = (103, 104)  # miners that show different electors different bytes
     chaos: float = 0.5
     electors: Electors = field(init=False)
-    published: dict[tuple[Wanted, int], list[tuple[float, float, Checked]]] = field(default_factory=dict)  # versions
+    published: dict[tuple[Wanted, int], list[tuple[float, float, Checked]]] = field(default_factory=dict)
     proposals: dict[int, list[CheckedRelay]] = field(default_factory=dict)
     echoes: dict[tuple[int, str], dict[int, Signed[Echo]]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
@@ -192,7 +192,7 @@ class Network:
                 self._say(uid, action, now)
 
     def _read(self, wanted: Wanted, reader: int, at: float, ends: float) -> Checked | None:
-        """Return the last version that is shown by now, or whose reader may end its next round too late."""
+        """Return the newest version that is shown at ``at``, or is due: the next round may end later than Delta."""
         versions, next_end = self.published.get((wanted, reader), []), ends + PAUSE + max(self.rounds)
         shown = [one for said, since, one in versions if since <= at or next_end > said + DELTA]
         return shown[-1] if shown else None
