@@ -199,6 +199,18 @@ def test_giants_in_the_first_window_move_no_more_than_a_share_of_the_bound():
         assert found == pytest.approx(0.5 * FIRST * bound(name, 0), rel=1e-5)
 
 
+def test_a_larger_outer_rate_makes_no_first_step_of_giants_longer():
+    def steps(rate: float) -> dict[str, float]:
+        parameters = weights()
+        scheme = SparselocoOuter(parameters, hparams("sparseloco", outer_learning_rate=rate))
+        return moved(scheme, parameters, [sent(0, 1e19)], step=0)
+
+    usual = steps(1.0)
+    assert steps(4.0) == pytest.approx(usual, rel=1e-5)
+    for name, found in steps(0.25).items():
+        assert found == pytest.approx(0.25 * usual[name], rel=1e-5)
+
+
 def test_giants_that_stay_raise_the_caps_to_the_bound_and_no_further():
     parameters, scheme = after_honest_windows(HISTORY)
     found = [moved(scheme, parameters, [sent(0, 1e19, seed=w)], step=100)["matrix"] for w in range(12 * HISTORY)]
@@ -214,7 +226,7 @@ def test_giants_that_stay_raise_the_caps_to_the_bound_and_no_further():
 def test_while_a_quarter_is_honest_no_others_move_the_cap_beyond_honest_norms(honest, others):
     history = [0.02] * HISTORY
     for window in others:
-        cap = window_cap([*honest, *window[: 3 * len(honest)]], history)
+        cap = window_cap([*honest, *window[: 3 * len(honest)]], history, FIRST)
         assert min(*honest, 0.02) * (1 - 1e-6) <= cap <= max(*honest, 0.02) * (1 + 1e-6)
         history = [*history[1:], cap]
 
@@ -225,7 +237,7 @@ def test_the_cap_follows_when_all_norms_fall_or_rise():
         for _ in range(60):
             usual *= factor
             norms = [usual * one for one in (0.5, 0.8, 1.0, 1.0, 1.3)]
-            cap = window_cap(norms, history)
+            cap = window_cap(norms, history, FIRST)
             history = [*history[1:], cap]
         assert norms[0] < cap < norms[-1]
 
@@ -273,19 +285,20 @@ def test_a_window_of_nothing_leaves_the_caps():
 
 
 def test_caps_start_at_the_median_and_follow_the_quartiles_within_reach_of_the_history():
-    assert window_cap([0.3, 0.1, 0.2, 0.0], []) == np.float32(0.2)
-    assert window_cap([0.3, 0.1, 0.2, 0.5], []) == np.float32(0.2)  # the lower median
-    assert window_cap([0.1, 0.2, 0.3, 0.4], [0.25]) == 0.25
-    assert window_cap([0.1, 0.3, 0.3, 0.4], [0.25]) == 0.25  # three of four are above it, and one is not
-    assert window_cap([0.3, 0.31, 0.35, 0.4], [0.25]) == np.float32(0.3)
-    assert window_cap([0.2, 0.2, 0.2, 0.2, 0.3], [0.25]) == np.float32(0.2)
-    assert window_cap([0.9], [0.125, 0.25, 0.375]) == 0.5
-    assert window_cap([9.0], [0.5, 0.75, 0.875]) == 1.0
-    assert window_cap([1e-9], [0.125, 0.25, 0.375]) == 0.125
-    assert window_cap([1e-9], []) == LOWEST
-    assert window_cap([0.1, 0.9, 0.9], []) == FIRST
-    assert window_cap([0.0], [0.25]) == 0.5
-    assert window_cap([], []) == FIRST
+    assert window_cap([0.3, 0.1, 0.2, 0.0], [], FIRST) == np.float32(0.2)
+    assert window_cap([0.3, 0.1, 0.2, 0.5], [], FIRST) == np.float32(0.2)  # the lower median
+    assert window_cap([0.1, 0.2, 0.3, 0.4], [0.25], FIRST) == 0.25
+    assert window_cap([0.1, 0.3, 0.3, 0.4], [0.25], FIRST) == 0.25  # three of four are above it, and one is not
+    assert window_cap([0.3, 0.31, 0.35, 0.4], [0.25], FIRST) == np.float32(0.3)
+    assert window_cap([0.2, 0.2, 0.2, 0.2, 0.3], [0.25], FIRST) == np.float32(0.2)
+    assert window_cap([0.9], [0.125, 0.25, 0.375], FIRST) == 0.5
+    assert window_cap([9.0], [0.5, 0.75, 0.875], FIRST) == 1.0
+    assert window_cap([1e-9], [0.125, 0.25, 0.375], FIRST) == 0.125
+    assert window_cap([1e-9], [], FIRST) == LOWEST
+    assert window_cap([0.1, 0.9, 0.9], [], FIRST) == FIRST
+    assert window_cap([0.0], [0.25], FIRST) == 0.5
+    assert window_cap([], [], FIRST) == FIRST
+    assert window_cap([0.1, 0.9, 0.9], [], 0.125) == window_cap([], [], 0.125) == 0.125
 
 
 def test_a_warm_up_lifts_the_caps_and_not_their_history():

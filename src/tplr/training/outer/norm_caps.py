@@ -4,9 +4,9 @@ A window's median alone would be controlled by its senders: a single peer, or ha
 window's cap is the usual one, the median of the last caps, unless more than three quarters of the window's norms are
 above it, or below it. Then it is the quartile, within a factor of ``REACH``. If a quarter of the updates are honest, no
 number of others can move a cap beyond both the usual cap and all honest norms. A cap never exceeds a bound that follows
-from the hparams, and a run's first cap no more than a share of it (``FIRST``), because there is no usual one yet and
-half of the updates may be large. Caps are stored in units of that bound, so its growth in a run's first windows changes
-them little. They are equal on all nodes: they are part of saved states and of checkpoints.
+from the hparams, and a run's first cap no more than a share of it (``first_cap``), because there is no usual one yet
+and half of the updates may be large. Caps are stored in units of that bound, so its growth in a run's first windows
+changes them little. They are equal on all nodes: they are part of saved states and of checkpoints.
 """
 
 import functools
@@ -24,7 +24,7 @@ from tplr.training.schedule import learning_rate
 
 HISTORY = 8  # windows whose caps count
 REACH = 2.0
-# Largest first cap, as a share of the bound: of the order of honest norms in a run's first windows.
+# Largest first cap at an outer rate of 1, as a share of the bound: of the order of honest norms in the first windows.
 FIRST = 0.25
 # Smallest cap, as a share of the bound, so that a cap recovers soon after a majority of tiny updates has lowered it.
 LOWEST = 2.0**-10
@@ -86,17 +86,22 @@ def _geometric_sum(ratio: float, terms: int) -> float:
     return total
 
 
-def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:
+def first_cap(constants: SparselocoParams) -> float:
+    """Return the largest first cap, in units of the bound: a larger outer rate does not make a first step longer."""
+    return FIRST / max(1.0, constants.outer_learning_rate)
+
+
+def window_cap(norms: Sequence[float], history: Sequence[float], first: float) -> float:
     """Return a window's cap in units of the bound, representable as float32; without norms, the largest possible one.
 
     Args:
         norms: of the window's updates, in units of the bound; zeros do not count.
-        history: caps of the last windows; if empty, the cap is the median of the norms, and at most ``FIRST``.
+        history: caps of the last windows; if empty, the cap is the median of the norms, and at most ``first``.
     """
     lengths = sorted(norm for norm in norms if norm > 0)
     if not history:
-        first = statistics.median_low(lengths) if lengths else FIRST
-        return float(np.float32(min(max(first, LOWEST), FIRST)))
+        cap = statistics.median_low(lengths) if lengths else first
+        return float(np.float32(min(max(cap, LOWEST), first)))
     usual = max(LOWEST, statistics.median_low(history))
     lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
     quarter = math.ceil(len(lengths) / 4)

@@ -20,7 +20,15 @@ from tplr.compress.tensor_groups import TensorGroup
 from tplr.compress.topk import select
 from tplr.hparams import HParams
 from tplr.training.outer.base import OuterScheme
-from tplr.training.outer.norm_caps import known, largest_norm, no_history, norm_bound, recorded, window_cap
+from tplr.training.outer.norm_caps import (
+    first_cap,
+    known,
+    largest_norm,
+    no_history,
+    norm_bound,
+    recorded,
+    window_cap,
+)
 
 
 class SparselocoOuter(OuterScheme):
@@ -150,7 +158,8 @@ class SparselocoOuter(OuterScheme):
     def _cap(self, name: str, lengths: Sequence[float], step: int) -> tuple[float, float]:
         """Return one tensor's cap in a window of updates with these norms: in units of its bound, and as a norm."""
         bound = norm_bound(self.spec.tensors[name], self._constants, step)
-        cap = window_cap([one / bound for one in lengths], known(self._cap_history[name]))
+        history, first = known(self._cap_history[name]), first_cap(self._constants)
+        cap = window_cap([one / bound for one in lengths], history, first)
         return cap, cap * bound
 
 
