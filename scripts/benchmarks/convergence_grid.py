@@ -108,12 +108,13 @@ GRIDS["long-16"] = replace(
     rounds=500,
     rates={GROUPED: [EXPECTED | {"outer": outer} for outer in (1.0, 2.0, 4.0)]},
 )
-# The default with the outer rate of ``hparams.json``, which is the same for every number of peers.
+# The default with one outer rate for every number of peers, as ``hparams.json`` has one.
 GRIDS |= {
-    f"outer-1-{name}": replace(
-        GRIDS[of], tuned="", sparse=(), muon_sparse=(), rates={GROUPED: [EXPECTED | {"outer": 1.0}]}
+    f"outer-{rate}-{name}": replace(
+        GRIDS[of], tuned="", sparse=(), muon_sparse=(), rates={GROUPED: [EXPECTED | {"outer": float(rate)}]}
     )
     for name, of in {"4": "reduced", "8": "reduced-8", "16": "reduced-16", "long-16": "long-16"}.items()
+    for rate in (1, 2)
 }
 # The full grid's model, peers and tokens in hours instead of a day: three methods have a few trials around the rates
 # found for the reduced one, the others have these rates.

@@ -317,7 +317,7 @@ class Alignment(Wire):
 
     Attributes:
         uids: ascending.
-        products: ``<g, d_i> / (|g| * scale)`` by uid, the predicted gain.
+        products: ``<g, d_i> / (|g| * scale)`` by uid. Predicted gains follow from these and from those of the tests.
         norms: L2 norm of all values sent by the uid.
         gram: ``<d_i, d_j> / scale**2``, upper triangle with diagonal, row by row.
         largest_norm: the largest norm that honest training can have at this step; None if the scheme has no bound.

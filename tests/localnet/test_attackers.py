@@ -19,6 +19,7 @@ from tplr.localnet.attackers import (
     Lossy,
     Noise,
     NoProof,
+    OthersPages,
     OutOfSync,
     Repeater,
     Scaled,
@@ -56,6 +57,7 @@ def members() -> list[Member]:
         Repeater("repeater", 8),
         Turncoat("turncoat", 8, last=2),
         Dormant("dormant", 8, last=1),
+        OthersPages("others' pages", 24, own=8),
     ]
 
 
@@ -154,6 +156,20 @@ def test_wrong_pages_name_the_assigned_ones(world: World) -> None:
     member = world.by_uid[uid]
     assert isinstance(member, WrongPages)
     assert not (member.batches(world, 1).reshape(-1) == world.pages(uid, 1).batches.reshape(-1)[:512]).all()
+
+
+def test_a_reader_of_others_pages_has_its_own_part_and_single_sequences_of_others(world: World) -> None:
+    member = world.by_uid[UID["others' pages"]]
+    assert isinstance(member, OthersPages)
+    own = world.pages(member.uid, 1).batches.reshape(16, -1)
+    found = member.batches(world, 1).reshape(24, -1)
+    assert (found[:8] == own[:8]).all()
+    readers = [
+        {uid for uid in world.by_uid if (one == world.pages(uid, 1).batches.reshape(16, -1)).all(axis=1).any()}
+        for one in found[8:]
+    ]
+    assert all(len(uids) == 1 and member.uid not in uids for uids in readers)
+    assert len(set().union(*readers)) == 16
 
 
 def test_where_a_group_sends_one_entry_a_copy_and_noise_do_too() -> None:

@@ -142,6 +142,8 @@ def test_one_miner_s_explanation_compares_no_other_s_update(report, monkeypatch)
     tested = {uid: seen[uid].model_copy(update={"assigned_products": (0.3, 0.2, 0.1, 0.3, 0.2, 0.1)}) for uid in "135"}
     text = explain(made.model_copy(update={"observations": {**seen, **tested}}), 3, power=2.0, shares=None)
     assert "own-pages test    +2.00 deviations ahead of others on its own pages" in text
+    gain = "predicted gain    +0.1000 in this window: inner product of its step and the validator's gradient, median"
+    assert f"{gain} over those on held-out pages and on the pages of 2 other miners" in text
     assert compared == [2, 2, 2]
 
 
@@ -189,7 +191,7 @@ def explained(constants, observation, evaluation, evidence):
             held_out_pages="",
             faults=(),
             observations=windows[-1].evidence.observations,
-            alignment=windows[-1].alignment,
+            alignment=windows[-1].evidence.alignment,
             follows_from=board.follows_from,
             peer_scores={str(uid): one for uid, one in outcome.peer_scores.items()},
             struck={},

@@ -28,6 +28,7 @@ from tplr.localnet.attackers import (
     Malformed,
     Noise,
     NoProof,
+    OthersPages,
     OutOfSync,
     Overfitter,
     Repeater,
@@ -354,6 +355,22 @@ def norms(setting: Setting) -> Figures:
     }
 
 
+READERS = "a third own pages, the rest others'"
+
+
+def readers(setting: Setting) -> Figures:
+    """Simulate honest miners beside three that also train on the pages by which others are tested."""
+    members: list[Member] = [Honest(EFFORT) for _ in range(GATHERED - 3)]
+    members += [OthersPages(READERS, EFFORT, own=8) for _ in range(3)]
+    paid = pay(live(network(setting, members), LAUNCH + PAID_WINDOWS), range(1, GATHERED + 1))
+    honest, readers = paid[:-3], paid[-3:]
+    return {
+        f"{READERS}: over an equal miner": ratio(mean(readers), mean(honest)),
+        f"{READERS}: best over the best equal miner": ratio(max(readers), max(honest)),
+        "twelve equal miners, largest over smallest": ratio(max(honest), min(honest)),
+    }
+
+
 def score_copiers(setting: Setting) -> Figures:
     """Simulate validators that copy the honest validator's weights, in a network whose pay changes.
 
@@ -397,5 +414,6 @@ SCENARIOS: dict[str, Scenario] = {
     "turncoats": Scenario(turncoats, 10.0),
     "dormants": Scenario(dormants, 40.0),
     "norms": Scenario(norms, 55.0, by_pages=True),
+    "readers": Scenario(readers, 30.0, by_pages=True),
     "score copiers": Scenario(score_copiers, 15.0),
 }

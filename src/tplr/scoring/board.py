@@ -30,6 +30,7 @@ from tplr.schemas import (
     ScoreReport,
 )
 from tplr.scoring.credit import CHANCE, SHORTEST, Credit, credit, even_scales, gram_of, means_and_errors
+from tplr.scoring.gain import predicted_gains
 from tplr.scoring.measures import calibrations, loss_indicator, own_pages_factor
 from tplr.scoring.own_pages import FEWEST_OTHER_PAGES, deviations, indicator
 from tplr.scoring.penalties import strikes
@@ -74,20 +75,28 @@ class CreditShares:
 
 
 class MeasuredWindow:
-    """One window's evidence by integer uid, and the values that follow from it alone."""
+    """One window's evidence by integer uid, and the values that follow from it alone.
+
+    Attributes:
+        gains: predicted gain of each measured update, by uid.
+        measured: the window's alignment with these gains as products.
+    """
 
     def __init__(self, evidence: Evidence, hparams: HParams) -> None:
         self.evidence = evidence
         self.window = evidence.window
-        self.alignment = evidence.alignment or NOTHING
         self.struck = strikes(evidence, max_behind=hparams.sync_max_steps_behind)
-        self.products = dict(zip(self.alignment.uids, self.alignment.products, strict=True))
-        self._lengths = dict(zip(self.alignment.uids, np.sqrt(np.diag(gram_of(self.alignment))).tolist(), strict=True))
+        alignment = evidence.alignment or NOTHING
+        # Calibrations compare a loss on held-out pages with the gain that these pages' own gradient predicts.
+        self._held_out = dict(zip(alignment.uids, alignment.products, strict=True))
+        self.gains = predicted_gains(alignment, tested_products(evidence))
+        self.measured = alignment.model_copy(update={"products": tuple(self.gains.values())})
+        self._lengths = dict(zip(alignment.uids, np.sqrt(np.diag(gram_of(alignment))).tolist(), strict=True))
         self.applied = any(seen.included for seen in evidence.observations.values())
         self.included_gains = [
-            self.products[int(uid)]
+            self.gains[int(uid)]
             for uid, seen in evidence.observations.items()
-            if seen.included and int(uid) in self.products and int(uid) not in self.struck
+            if seen.included and int(uid) in self.gains and int(uid) not in self.struck
         ]
         self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
         self.hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(evidence.observations.items())}
@@ -105,7 +114,7 @@ class MeasuredWindow:
         seen = self.seen(uid, hotkey)
         if seen is None or not seen.included or uid in self.struck:
             return False
-        return True if uid in self.products else None
+        return True if uid in self.gains else None
 
     def would_count(self, uid: int, hotkey: str) -> bool | None:
         """Return ``counts`` as if every measured update had been included; None if the update was not requested."""
@@ -114,12 +123,22 @@ class MeasuredWindow:
             return None
         if uid in self.struck or seen.verdict != VALID:
             return False
-        return True if uid in self.products else None
+        return True if uid in self.gains else None
 
     def predicted(self, uid: int, hotkey: str) -> float | None:
         """Return the predicted gain of its update, applied or not; None if it was not measured."""
         seen = self.seen(uid, hotkey)
-        return None if seen is None or uid in self.struck else self.products.get(uid)
+        return None if seen is None or uid in self.struck else self.gains.get(uid)
+
+    def calibrated(self, uid: int, hotkey: str) -> tuple[Evaluation, float] | None:
+        """Return the evaluation of its update and the gain predicted on the same held-out pages; None without one.
+
+        Windows without an included update have none, because any miner could set the scale of their gains.
+        """
+        seen = self.seen(uid, hotkey)
+        if not self.applied or seen is None or seen.evaluation is None or uid in self.struck:
+            return None
+        return (seen.evaluation, self._held_out[uid]) if uid in self._held_out else None
 
     def cosine(self, uid: int, hotkey: str) -> float | None:
         """Return ``predicted`` over the length of the step, so that the window's scale, set by others, cancels."""
@@ -137,8 +156,12 @@ def own_pages_tests(evidence: Evidence, *, only: int | None = None) -> dict[tupl
     Args:
         only: the uid of the only update to compare; None compares all.
     """
-    seen = {int(uid): one.assigned_products for uid, one in evidence.observations.items() if one.assigned_products}
-    return deviations(seen, evidence.alignment or NOTHING, only=only)
+    return deviations(tested_products(evidence), evidence.alignment or NOTHING, only=only)
+
+
+def tested_products(evidence: Evidence) -> dict[int, tuple[float, ...]]:
+    """Return the products of all updates with the gradient on the pages of each tested miner, by its uid."""
+    return {int(uid): one.assigned_products for uid, one in evidence.observations.items() if one.assigned_products}
 
 
 def loss_test(seen: PeerObservation) -> float | None:
@@ -212,7 +235,7 @@ def _shared(
         uids = {uid: hotkey for uid, hotkey in hotkeys.items() if steps[uid] >= step}
         counted = [{uid: counts(one, uid, hotkey) for uid, hotkey in uids.items()} for one in windows]
         more = [uid for uid in uids if steps[uid] > step]
-        found |= credit([one.alignment for one in windows], counted, first=more, scales=scales)
+        found |= credit([one.measured for one in windows], counted, first=more, scales=scales)
     return found
 
 
@@ -230,16 +253,7 @@ def _own_pages_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -
 
 
 def _evaluations(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:
-    """Return the evaluations of a uid, each with the predicted gain of the same update.
-
-    Windows without an included update are left out, because any miner could set the scale of their gains.
-    """
-    return [
-        (seen.evaluation, predicted)
-        for one in windows
-        if one.applied and (seen := one.seen(uid, hotkey)) and seen.evaluation
-        if (predicted := one.predicted(uid, hotkey)) is not None
-    ]
+    return [found for one in windows if (found := one.calibrated(uid, hotkey)) is not None]
 
 
 def _presence(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> float:
@@ -311,7 +325,7 @@ class Board:
 
     def _missed(self, uid: int, found: PeerScore) -> int:
         """Return in how many windows its update was missing though it was listed, while others were measured."""
-        asked = [one for one in self._windows if one.products and (seen := one.seen(uid, found.hotkey)) and seen.listed]
+        asked = [one for one in self._windows if one.gains and (seen := one.seen(uid, found.hotkey)) and seen.listed]
         return sum(one.would_count(uid, found.hotkey) is False for one in asked)
 
     def _harms(self, uid: int, found: PeerScore) -> bool:

@@ -1,4 +1,4 @@
-"""Credit: the predicted gain of a miner's updates, shared with miners that send similar updates.
+"""Credit: the predicted gain of a miner's updates (``gain.py``), shared with miners that send similar updates.
 
 From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i counted and else 0:
 

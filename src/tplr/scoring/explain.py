@@ -23,10 +23,12 @@ from tplr.scoring.board import (
     loss_test,
     own_pages_tests,
     pay,
+    tested_products,
     trust_step,
 )
 from tplr.scoring.credit import CHANCE, Credit
 from tplr.scoring.documented.explain import explain_score as explain_documented
+from tplr.scoring.gain import predicted_gains
 from tplr.scoring.measures import LOSS_HIGH, LOSS_LOW, OWN_PAGES_HIGH, OWN_PAGES_LOW, gain
 from tplr.scoring.penalties import BY_CODE
 from tplr.untrusted import printable
@@ -151,8 +153,13 @@ def _products(seen: PeerObservation, uid: int, report: ScoreReport) -> Iterator[
     alignment = report.alignment
     if alignment is None or uid not in alignment.uids:
         return
-    predicted = alignment.products[alignment.uids.index(uid)]
-    yield "predicted gain", f"{predicted:+.4f} in this window: inner product of its step and the validator's gradient"
+    tests = tested_products(report.evidence)
+    predicted, others = predicted_gains(alignment, tests)[uid], len(tests.keys() - {uid})
+    median = f", median over those on held-out pages and on the pages of {others} other miners" if others else ""
+    yield (
+        "predicted gain",
+        f"{predicted:+.4f} in this window: inner product of its step and the validator's gradient{median}",
+    )
     ahead = {page: one for (_, page), one in own_pages_tests(report.evidence, only=uid).items()}
     if uid in ahead:
         below = sum(one < ahead[uid] for page, one in ahead.items() if page != uid)

@@ -1,4 +1,4 @@
-"""Predicted gain of updates: inner products of a validator's gradient with the updates' steps as applied.
+"""Inner products of a validator's gradient with the updates' steps as applied, which predict their gain.
 
 One forward and backward pass over sampled batches gives the gradient g. An update's step d, as the outer scheme applies
 it (``OuterScheme.step_factors``), changes the loss by ``-<g, d>`` times the learning rate, to first order. The inner

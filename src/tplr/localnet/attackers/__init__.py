@@ -5,7 +5,16 @@ from tplr.localnet.attackers.damaged import Malformed, malformed
 from tplr.localnet.attackers.honest import Cheat, Honest, Lossy
 from tplr.localnet.attackers.presence import Dormant, GoDark, HalfAbsent, Late, Timed, Turncoat
 from tplr.localnet.attackers.sync import NoProof, OutOfSync
-from tplr.localnet.attackers.values import Changed, Noise, Overfitter, Repeater, Scaled, WrongPages, Zeros
+from tplr.localnet.attackers.values import (
+    Changed,
+    Noise,
+    OthersPages,
+    Overfitter,
+    Repeater,
+    Scaled,
+    WrongPages,
+    Zeros,
+)
 
 __all__ = [
     "Changed",
@@ -20,6 +29,7 @@ __all__ = [
     "Malformed",
     "NoProof",
     "Noise",
+    "OthersPages",
     "OutOfSync",
     "Overfitter",
     "Repeater",

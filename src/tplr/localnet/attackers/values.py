@@ -140,3 +140,25 @@ class WrongPages(Cheat):
     def batches(self, world: World, window: int) -> np.ndarray:
         """Return pages that are assigned to no miner."""
         return self._share(world, world.pages_of_seed(derive("elsewhere", self.uid, window)).batches)
+
+
+class OthersPages(Cheat):
+    """Trains on ``own`` sequences of its own pages, and for the rest on single ones of other miners' pages.
+
+    A validator predicts its gain on the pages of tested miners, too (``scoring/gain.py``), and these are known.
+    """
+
+    def __init__(self, name: str, effort: int, own: int) -> None:
+        super().__init__(name, effort)
+        self._own = own
+
+    def batches(self, world: World, window: int) -> np.ndarray:
+        """Return sequences of its own pages, and then of others'; whose, and which ones, differs by window."""
+        pages = {uid: world.pages(uid, window).batches for uid in world.by_uid}
+        sequences = {uid: one.reshape(-1, one.shape[-1]) for uid, one in pages.items()}
+        others = sorted(sequences.keys() - {self.uid}, key=lambda uid: derive("others", self.uid, window, uid))
+        chosen = [*sequences[self.uid][: self._own]]
+        for i in range(self.effort - self._own):
+            of_one = sequences[others[i % len(others)]]
+            chosen.append(of_one[derive("which", self.uid, window, i) % len(of_one)])
+        return self._share(world, np.stack(chosen).reshape(-1, pages[self.uid].shape[1], chosen[0].shape[-1]))

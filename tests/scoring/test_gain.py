@@ -1,0 +1,67 @@
+"""Predicted gains: from all gradients that a validator computed in a window, but those on a miner's own pages."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tplr.schemas import Alignment, Evidence
+from tplr.scoring.board import MeasuredWindow
+from tplr.scoring.gain import predicted_gains
+
+UIDS = (2, 3, 5)
+products = st.floats(-1, 1)
+
+
+def alignment(*found: float) -> Alignment:
+    count = len(found)
+    gram = np.eye(count)[np.triu_indices(count)]
+    return Alignment(uids=UIDS[:count], products=found, norms=(1.0,) * count, gram=tuple(gram.tolist()))
+
+
+def test_without_a_test_it_is_the_product_with_the_gradient_on_held_out_pages():
+    assert predicted_gains(alignment(0.1, 0.2, -0.3), {}) == {2: 0.1, 3: 0.2, 5: -0.3}
+    assert predicted_gains(alignment(), {7: ()}) == {}
+
+
+def test_own_pages_do_not_count_and_those_of_others_do():
+    tests = {2: (0.9, 0.4, 0.5), 3: (0.3, 0.8, 0.1), 9: (0.2, 0.3, 0.3)}
+    found = predicted_gains(alignment(0.1, 0.2, 0.3), tests)
+    assert found == pytest.approx({2: 0.2, 3: 0.3, 5: 0.3})  # of 0.1, 0.3, 0.2; of 0.2, 0.4, 0.3; of all four
+
+
+@given(st.lists(products, min_size=2, max_size=9), st.data())
+def test_fewer_than_half_of_the_gradients_move_it_no_further_than_the_others(honest, data):
+    others = data.draw(st.lists(products, max_size=len(honest) - 1))
+    rows = data.draw(st.permutations([*honest, *others]))
+    found = predicted_gains(alignment(rows[0]), {uid: (one,) for uid, one in enumerate(rows[1:], start=10)})
+    assert min(honest) <= found[2] <= max(honest)
+
+
+def test_sixteen_tests_leave_less_than_half_of_the_noise():
+    draw = np.random.default_rng(0)
+    found, alone = [], []
+    for _ in range(400):
+        noisy = 0.2 + draw.normal(0, 0.1, 17)
+        tests = {uid: (one,) for uid, one in enumerate(noisy[1:].tolist(), start=10)}
+        found.append(predicted_gains(alignment(float(noisy[0])), tests)[2])
+        alone.append(noisy[0])
+    assert np.mean(found) == pytest.approx(0.2, abs=0.005)
+    assert np.std(found) < 0.4 * np.std(alone)  # 1.25 / sqrt(17) = 0.30 for a median
+
+
+def test_a_window_pays_by_all_gradients_and_calibrates_by_that_of_the_measured_pages(
+    constants, observation, evaluation
+):
+    seen = {str(uid): observation(evaluation=None) for uid in UIDS}
+    seen["3"] = seen["3"].model_copy(update={"assigned_products": (0.4, 0.9, 0.5)})
+    seen["5"] = seen["5"].model_copy(update={"assigned_products": (0.3, 0.1, 0.9)})
+    seen["2"] = seen["2"].model_copy(update={"evaluation": evaluation()})
+    evidence = Evidence(window=1, observations=seen, alignment=alignment(0.1, 0.2, 0.3))
+    window = MeasuredWindow(evidence, constants())
+    hotkey = seen["2"].hotkey
+    assert window.predicted(2, hotkey) == pytest.approx(0.3)
+    assert window.measured.products == pytest.approx((0.3, 0.15, 0.4))
+    assert window.included_gains == pytest.approx([0.3, 0.15, 0.4])
+    assert window.calibrated(2, hotkey) == (seen["2"].evaluation, 0.1)
+    assert window.calibrated(3, seen["3"].hotkey) is None
