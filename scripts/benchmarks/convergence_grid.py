@@ -144,6 +144,14 @@ GRIDS["larger"] = replace(
         ],
     },
 )
+# The default as ``hparams.json`` has it, with the larger model's own learning rate.
+GRIDS["outer-2-larger"] = replace(
+    GRIDS["larger"],
+    tuned="",
+    sparse=(),
+    muon_sparse=(),
+    rates={GROUPED: [EXPECTED | {"lr": 6e-3, "outer": 2.0}]},
+)
 # Half as many exchanges of updates twice as large, for the same tokens.
 GRIDS["reduced-20-steps"] = replace(
     GRIDS["reduced"], inner_steps=20, rounds=32, sparse=(), muon_sparse=((200, 1),), tuned="reduced"

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 import torch
 
@@ -170,6 +171,11 @@ def test_a_reader_of_others_pages_has_its_own_part_and_single_sequences_of_other
     ]
     assert all(len(uids) == 1 and member.uid not in uids for uids in readers)
     assert len(set().union(*readers)) == 16
+    control = OthersPages("other pages", 24, own=8, assigned=False)
+    control.uid = member.uid
+    assert (control.batches(world, 1).reshape(24, -1)[:8] == own[:8]).all()
+    everybody = np.concatenate([world.pages(uid, 1).batches.reshape(16, -1) for uid in world.by_uid])
+    assert not any((one == everybody).all(axis=1).any() for one in control.batches(world, 1).reshape(24, -1)[8:])
 
 
 def test_where_a_group_sends_one_entry_a_copy_and_noise_do_too() -> None:

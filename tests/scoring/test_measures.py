@@ -83,6 +83,27 @@ def test_calibration_compares_measured_with_predicted_gains(evaluation) -> None:
     assert calibrations({1: usual, 2: usual, 3: harmful})[3] == 0.0
 
 
+def test_errors_of_calibrations_grow_with_what_all_miners_scatter(evaluation) -> None:
+    """Between windows ratios differ by more than their sequences do: that is no miner's fault."""
+    draw = np.random.default_rng(0)
+
+    def calibrated(scatter: float) -> list[float]:
+        found = []
+        for _ in range(200):
+            ratios = 0.05 * (1 + scatter * draw.normal(size=(15, 4)))
+            evaluated = {
+                uid: [(evaluation(held_out=0.2 * one, error=5e-3), 0.2) for one in row.tolist()]
+                for uid, row in enumerate(ratios)
+            }
+            evaluated[15] = [(evaluation(held_out=-0.01, error=5e-3), 0.2)] * 4  # always harms
+            found.append(calibrations(evaluated))
+        assert max(one[15] for one in found) < 0.5
+        return [one[uid] for one in found for uid in range(15)]
+
+    assert np.mean(calibrated(0.1)) > 0.9999
+    assert np.mean([one < 1 for one in calibrated(0.6)]) < 0.005  # by the errors of sequences alone 0.02
+
+
 def test_a_loss_that_is_not_finite_is_no_noise(evaluation) -> None:
     """Its standard error is unknown and stored as a very large number, which excuses nothing."""
     usual = [(evaluation(held_out=0.01, error=1e-4), 0.2)]

@@ -72,9 +72,8 @@ TARGETS = [
     Target("8 sequences of tenfold norm, over an honest miner of 8", 1.3, 1.6),
     Target(f"{EFFORT} sequences, over 8 of tenfold norm", 1.0, 1.0, least=True),
     Target("tenfold norm of 4 of 15 miners: loss", 1.02, 1.02),
-    # That a gain is predicted on known pages, too, brings less than the chance that separates equal miners.
-    Target(f"{READERS}: over an equal miner", 1.3, 1.6),
-    Target("twelve equal miners, largest over smallest", 1.3, 1.6),
+    # Training on known pages brings no more than the chance that separates equal miners.
+    Target(f"{READERS}: over as many other pages", 1.3, 1.6),
     Target("5 dormant wreckers: windows in which they harm, at last", 0.0, 0.0),
     Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),
     Target("windows lost: more over fewer", 1.0, 1.0),

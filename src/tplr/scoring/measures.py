@@ -19,6 +19,8 @@ LOSS_LOW, LOSS_HIGH = -0.2, 0.0
 LOSS_SPREAD = 1 / SIGNIFICANT
 # Share of the usual ratio of measured to predicted gain from which there is no loss: honest miners' ratios vary, too.
 CALIBRATED = 0.5
+# A normal variable's standard deviation, divided by the median of its magnitude.
+NORMAL = 1.4826
 
 
 def relative_improvement(before: float, after: float | None) -> float:
@@ -75,27 +77,41 @@ def _clipped(mean: float, low: float, high: float) -> float:
 def calibrations(evaluated: Mapping[int, Iterable[tuple[Evaluation, float]]]) -> dict[int, float]:
     """Return measured over predicted gain by uid, relative to the median of all uids, in [0, 1].
 
-    The value is ``min(1, (measured + SIGNIFICANT * its standard error) / (CALIBRATED * usual * predicted))`` with sums
-    over a uid's evaluations; ``usual`` is the median of ``measured / predicted``. So neither chance lowers it, nor the
-    curvature that makes every measured gain smaller than predicted. The error of a loss that is not finite counts
-    as 0.
+    The value is ``min(1, (measured + SIGNIFICANT * error) / (CALIBRATED * usual * predicted))`` with sums over a uid's
+    evaluations; ``usual`` is the median of ``measured / predicted``. So neither chance lowers it, nor the curvature
+    that makes every measured gain smaller than predicted. ``error`` is the standard error of ``measured`` from the
+    spread of the sequences, times ``_scatter``. The error of a loss that is not finite counts as 0.
 
     Args:
         evaluated: each uid's evaluations, with the predicted gain of the same update.
     """
-    sums = {}
-    for uid, pairs in sorted(evaluated.items()):
-        known = [(measured, predicted) for measured, predicted in pairs if predicted > 0]
-        if known:
-            total = math.fsum(measured_gain(measured) for measured, _ in known)
-            finite = [one.held_out for one, _ in known if one.held_out.after is not None]
-            variance = math.fsum((one.error / one.before) ** 2 for one in finite)
-            sums[uid] = total, math.sqrt(variance), math.fsum(predicted for _, predicted in known)
-    usual = statistics.median(total / predicted for total, _, predicted in sums.values()) if sums else 0.0
+    known = {uid: [one for one in pairs if one[1] > 0] for uid, pairs in sorted(evaluated.items())}
+    measured = {uid: math.fsum(measured_gain(one) for one, _ in pairs) for uid, pairs in known.items() if pairs}
+    predicted = {uid: math.fsum(one for _, one in known[uid]) for uid in measured}
+    usual = statistics.median(measured[uid] / predicted[uid] for uid in measured) if measured else 0.0
     if usual <= 0:
         return dict.fromkeys(evaluated, 1.0)
-    found = {
-        uid: max(0.0, min(1.0, (total + SIGNIFICANT * error) / (CALIBRATED * usual * predicted)))
-        for uid, (total, error, predicted) in sums.items()
-    }
+    scatter = _scatter([one for pairs in known.values() for one in pairs], usual)
+    found = {}
+    for uid, total in measured.items():
+        error = scatter * math.sqrt(math.fsum(_error(one) ** 2 for one, _ in known[uid]))
+        found[uid] = max(0.0, min(1.0, (total + SIGNIFICANT * error) / (CALIBRATED * usual * predicted[uid])))
     return {uid: found.get(uid, 1.0) for uid in evaluated}
+
+
+def _error(measured: Evaluation) -> float:
+    """Return the standard error of the measured gain, from its sequences; 0 if the loss after is not finite."""
+    change = measured.held_out
+    return 0.0 if change.after is None else change.error / change.before
+
+
+def _scatter(evaluated: Iterable[tuple[Evaluation, float]], usual: float) -> float:
+    """Return by how much measured gains differ from ``usual * predicted``, over their standard errors; at least 1.
+
+    The ratio of measured to predicted gain also differs between windows, by several standard errors. It is a median, so
+    a minority of miners can't change it much. (Birge, "The Calculation of Errors by the Method of Least Squares",
+    Physical Review 40 (1932), with a robust spread.)
+    """
+    known = [(measured_gain(one) - usual * predicted, _error(one)) for one, predicted in evaluated]
+    found = [abs(difference) / error for difference, error in known if error > 0]
+    return max(1.0, NORMAL * statistics.median(found)) if found else 1.0

@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tplr.scoring.credit import SHORTEST, Aligned, gram_of
+from tplr.scoring.measures import NORMAL
 
 # Fewest other updates, without that of the pages' miner, from which the noise can be estimated.
 FEWEST_OTHERS = 2
@@ -39,8 +40,6 @@ FEWEST_OTHER_PAGES = 2
 # Updates with this correlation beyond the common gradient may be copies, so they are not compared with each other.
 COPY_COSINE = 0.4
 RIDGE = 0.1
-# A normal variable's standard deviation, divided by the median of its magnitude.
-NORMAL = 1.4826
 TINY = 1e-12
 
 

@@ -146,19 +146,28 @@ class OthersPages(Cheat):
     """Trains on ``own`` sequences of its own pages, and for the rest on single ones of other miners' pages.
 
     A validator predicts its gain on the pages of tested miners, too (``scoring/gain.py``), and these are known.
+    Not ``assigned``: as many pages that no miner has, for comparison.
     """
 
-    def __init__(self, name: str, effort: int, own: int) -> None:
+    def __init__(self, name: str, effort: int, own: int, *, assigned: bool = True) -> None:
         super().__init__(name, effort)
-        self._own = own
+        self._own, self._assigned = own, assigned
 
     def batches(self, world: World, window: int) -> np.ndarray:
-        """Return sequences of its own pages, and then of others'; whose, and which ones, differs by window."""
-        pages = {uid: world.pages(uid, window).batches for uid in world.by_uid}
-        sequences = {uid: one.reshape(-1, one.shape[-1]) for uid, one in pages.items()}
-        others = sorted(sequences.keys() - {self.uid}, key=lambda uid: derive("others", self.uid, window, uid))
-        chosen = [*sequences[self.uid][: self._own]]
+        """Return sequences of its own pages, and then of others; whose, and which ones, differs by window."""
+        pages = world.pages(self.uid, window).batches
+        others = sorted(world.by_uid.keys() - {self.uid}, key=lambda uid: derive("others", self.uid, window, uid))
+        chosen = [*_sequences(pages)[: self._own]]
         for i in range(self.effort - self._own):
-            of_one = sequences[others[i % len(others)]]
-            chosen.append(of_one[derive("which", self.uid, window, i) % len(of_one)])
-        return self._share(world, np.stack(chosen).reshape(-1, pages[self.uid].shape[1], chosen[0].shape[-1]))
+            sequences = _sequences(self._pages_of(world, others[i % len(others)], window))
+            chosen.append(sequences[derive("which", self.uid, window, i) % len(sequences)])
+        return self._share(world, np.stack(chosen).reshape(-1, *pages.shape[1:]))
+
+    def _pages_of(self, world: World, uid: int, window: int) -> np.ndarray:
+        if self._assigned:
+            return world.pages(uid, window).batches
+        return world.pages_of_seed(derive("elsewhere", self.uid, window, uid)).batches
+
+
+def _sequences(batches: np.ndarray) -> np.ndarray:
+    return batches.reshape(-1, batches.shape[-1])
