@@ -378,7 +378,7 @@ class PeerScore(Wire):
     Attributes:
         hotkey: the scored hotkey; evidence about another hotkey of the uid does not count.
         measured: number of windows in which its update was measured, applied or on probation.
-        mean, error: mean cosine of its step and the gradient over these windows, and the standard error of the mean.
+        mean, error: mean cosine of its step and the gradients over these windows, and the standard error of the mean.
         presence: share of the windows, without blank ones, that count for it.
         credit: its gain beyond chance over all windows, times the part of it that is its own (``scoring/credit.py``).
         merit: ``final`` as if every measured update had been included, without windows in which its update was not

@@ -51,6 +51,10 @@ def histories(draw: st.DrawFn, count: int = 4) -> list[Evidence]:
             norms=tuple(random.uniform(0, 50, len(measured)).round(6).tolist()),
             gram=tuple(gram[np.triu_indices(len(measured))].round(6).tolist()),
         )
+        if measured and not blind:
+            for uid in [uid for uid, one in seen.items() if one.sampled and draw(st.booleans())]:
+                tested = tuple(random.uniform(-1, 1, len(measured)).round(6).tolist())
+                seen[uid] = seen[uid].model_copy(update={"assigned_products": tested})
         found.append(
             Evidence(
                 window=window,
@@ -72,6 +76,9 @@ def renamed(one: Evidence, order: Mapping[int, int]) -> Evidence:
     upper[np.triu_indices(count)] = before.gram
     whole = upper + np.triu(upper, 1).T
     rows = sorted(range(count), key=lambda row: order[before.uids[row]])
+    for uid, each in seen.items():
+        tested = tuple(each.assigned_products[row] for row in rows) if each.assigned_products else ()
+        seen[uid] = each.model_copy(update={"assigned_products": tested})
     alignment = Alignment(
         uids=tuple(order[before.uids[row]] for row in rows),
         products=tuple(before.products[row] for row in rows),

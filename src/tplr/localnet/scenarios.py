@@ -355,7 +355,7 @@ def norms(setting: Setting) -> Figures:
     }
 
 
-READERS = "trained on pages of tests"
+READERS, NOT_TESTED = "trained on pages of tests", "trained on other pages"
 
 
 def readers(setting: Setting) -> Figures:
@@ -366,13 +366,13 @@ def readers(setting: Setting) -> Figures:
     """
     members: list[Member] = [Honest(EFFORT) for _ in range(9)]
     members += [OthersPages(READERS, EFFORT, own=8) for _ in range(3)]
-    members += [OthersPages("trained on other pages", EFFORT, own=8, assigned=False) for _ in range(3)]
+    members += [OthersPages(NOT_TESTED, EFFORT, own=8, assigned=False) for _ in range(3)]
     paid = pay(live(network(setting, members), LAUNCH + PAID_WINDOWS), range(1, len(members) + 1))
     honest, readers, others = mean(paid[:9]), mean(paid[9:12]), mean(paid[12:])
     return {
         f"{READERS}: over as many other pages": ratio(readers, others),
         f"{READERS}: over an equal miner": ratio(readers, honest),
-        "trained on other pages: over an equal miner": ratio(others, honest),
+        f"{NOT_TESTED}: over an equal miner": ratio(others, honest),
     }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tplr.localnet.attackers import HalfAbsent, Timed
-from tplr.localnet.scenarios import EFFORT, READERS, TENFOLD, Figures, cheats
+from tplr.localnet.scenarios import EFFORT, NOT_TESTED, READERS, TENFOLD, Figures, cheats
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ TARGETS = [
     Target("tenfold norm of 4 of 15 miners: loss", 1.02, 1.02),
     # Training on known pages brings no more than the chance that separates equal miners.
     Target(f"{READERS}: over as many other pages", 1.3, 1.6),
+    Target(f"{NOT_TESTED}: over an equal miner", 1.0, 1.0, least=True),  # else the comparison says nothing
     Target("5 dormant wreckers: windows in which they harm, at last", 0.0, 0.0),
     Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),
     Target("windows lost: more over fewer", 1.0, 1.0),
