@@ -134,6 +134,7 @@ class UploadFiles:
             self.find(bucket, upload.key, upload.upload_id)  # the last complete may have ended just now
             parts = self._check_parts({part.number: part for part in self.parts(bucket, upload)}, chosen)
             record = self._join(bucket, upload, parts, conditions)
+            self.abort(bucket, upload)  # before another complete may begin, which would find an upload without parts
         except S3Error as error:
             if error.code == "PreconditionFailed":
                 self.abort(bucket, upload)
@@ -141,7 +142,6 @@ class UploadFiles:
         finally:
             with self._lock:
                 self._completing.discard(upload.upload_id)
-        self.abort(bucket, upload)
         return record
 
     def _check_parts(self, stored: dict[int, UploadedPart], chosen: Sequence[ChosenPart]) -> list[UploadedPart]:
