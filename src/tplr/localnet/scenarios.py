@@ -368,11 +368,11 @@ def readers(setting: Setting) -> Figures:
     members += [OthersPages(READERS, EFFORT, own=8) for _ in range(3)]
     members += [OthersPages(NOT_TESTED, EFFORT, own=8, assigned=False) for _ in range(3)]
     paid = pay(live(network(setting, members), LAUNCH + PAID_WINDOWS), range(1, len(members) + 1))
-    honest, readers, others = mean(paid[:9]), mean(paid[9:12]), mean(paid[12:])
+    honest, tested, not_tested = mean(paid[:9]), mean(paid[9:12]), mean(paid[12:])
     return {
-        f"{READERS}: over as many other pages": ratio(readers, others),
-        f"{READERS}: over an equal miner": ratio(readers, honest),
-        f"{NOT_TESTED}: over an equal miner": ratio(others, honest),
+        f"{READERS}: over as many other pages": ratio(tested, not_tested),
+        f"{READERS}: over an equal miner": ratio(tested, honest),
+        f"{NOT_TESTED}: over an equal miner": ratio(not_tested, honest),
     }
 
 

@@ -8,8 +8,8 @@ gradients instead of one, at no cost, so there is less noise in it.
 Unlike held-out pages, a miner's pages are known before the window ends. The median is not moved far by fewer than half
 of them: by a copy's product on the pages of the copied miner, or by an owner that trains on the pages of its own uids.
 To move it, an update must be trained on pages of most tested miners, which are drawn after the window: then it has
-learned a little of many pages. Who has most of the tested uids, as an owner of many newcomers may, knows most of the
-pages, but not which of their sequences are sampled (``docs/attackers.md``, what is not measured).
+learned a little of many pages. An owner of many newcomers may have most of the tested uids. It knows their pages, but
+not which sequences of them are sampled (``docs/attackers.md``, "What this does not measure").
 """
 
 from collections.abc import Mapping, Sequence

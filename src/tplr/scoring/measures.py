@@ -108,8 +108,9 @@ def _error(measured: Evaluation) -> float:
 def _scatter(evaluated: Iterable[tuple[Evaluation, float]], usual: float) -> float:
     """Return by how much measured gains differ from ``usual * predicted``, over their standard errors; at least 1.
 
-    The ratio of measured to predicted gain also differs between windows, by several standard errors. It is a median, so
-    a minority of miners can't change it much. (Birge, "The Calculation of Errors by the Method of Least Squares",
+    The ratio of measured to predicted gain also differs between windows, by several standard errors. The value is a
+    median over all evaluations, so fewer than half of them can't change it much; those of miners on probation count,
+    too. (Birge, "The Calculation of Errors by the Method of Least Squares",
     Physical Review 40 (1932), with a robust spread.)
     """
     known = [(measured_gain(one) - usual * predicted, _error(one)) for one, predicted in evaluated]
