@@ -22,6 +22,7 @@ from tplr.localnet.attackers import (
     NoProof,
     OthersPages,
     OutOfSync,
+    PagesOverfitter,
     Repeater,
     Scaled,
     Timed,
@@ -30,9 +31,11 @@ from tplr.localnet.attackers import (
     WrongPages,
     Zeros,
 )
+from tplr.localnet.attackers.pages import OVERFIT_NORM
 from tplr.localnet.attackers.values import noise_like
 from tplr.localnet.simulation import Member, World, profile, small
 from tplr.schemas import OUT_OF_SYNC, DebugReport
+from tplr.training.loss import mean_loss
 
 WINDOWS = 4
 
@@ -176,6 +179,29 @@ def test_a_reader_of_others_pages_has_its_own_part_and_single_sequences_of_other
     assert (control.batches(world, 1).reshape(24, -1)[:8] == own[:8]).all()
     everybody = np.concatenate([world.pages(uid, 1).batches.reshape(16, -1) for uid in world.by_uid])
     assert not any((one == everybody).all(axis=1).any() for one in control.batches(world, 1).reshape(24, -1)[8:])
+
+
+def test_a_sibling_reads_its_owner_s_pages_alone_and_an_overfitter_gains_on_what_it_reads(world: World) -> None:
+    member = world.by_uid[UID["others' pages"]]
+    sibling = OthersPages("sibling", 24, own=8, whose=(HONEST, TWIN, member.uid))
+    overfitter = PagesOverfitter("overfitter", 24, own=8)
+    sibling.uid = overfitter.uid = member.uid
+    owned = np.concatenate([world.pages(uid, 1).batches.reshape(16, -1) for uid in (HONEST, TWIN)])
+    assert all((one == owned).all(axis=1).any() for one in sibling.sequences(world, 1)[8:])
+    overfitter.train_state = world.train_state
+    before = {name: one.clone() for name, one in world.train_state.model.named_parameters()}
+    read = overfitter.sequences(world, 1)
+    change = overfitter.tensors(world, 1)
+    for name, one in world.train_state.model.named_parameters():
+        assert torch.equal(one, before[name])  # the network's model is as it was
+    loss = mean_loss(world.train_state.model, read[None], world.hparams.precision)
+    with torch.no_grad():
+        for name, one in world.train_state.model.named_parameters():
+            one.sub_(change[name] / OVERFIT_NORM)
+        overfitted = mean_loss(world.train_state.model, read[None], world.hparams.precision)
+        for name, one in world.train_state.model.named_parameters():
+            one.copy_(before[name])
+    assert overfitted < loss - 0.1
 
 
 def test_where_a_group_sends_one_entry_a_copy_and_noise_do_too() -> None:

@@ -8,6 +8,7 @@ import pytest
 from tplr.errors import PayloadError
 from tplr.schemas import OUT_OF_SYNC, UNREAD, Evidence, PeerScore, ScoreReport, WeightsSet
 from tplr.scoring.board import CreditShares, MeasuredWindow
+from tplr.scoring.calibration import Calibration
 from tplr.scoring.explain import explain, shares_of
 from tplr.scoring.profiles import score_board
 from tplr.seeds import Profile
@@ -62,7 +63,7 @@ def test_every_factor_is_named(report) -> None:
         "+0.3000 in the measured windows, standard error 0.0000; used for the peer list only",
         "1.0000 after 3 tests (0 at a mean of 0.25, 1 at 0.5; by loss -0.2 and 0, less chance)",
         "0.250000 set in block 77, 0.249900 read back",
-        "who is in sync is not known: no answer: no miner's score depends on it",
+        "who is in sync is not known: no answer: no miner is blamed for it",
     ):
         assert part in text
     factors = re.search(r"final score +([\d.]+) x ([\d.]+) x ([\d.]+) = ([\d.]+)", text)
@@ -138,9 +139,12 @@ def test_one_miner_s_explanation_compares_no_other_s_update(report, monkeypatch)
     compared: list[int] = []
     monkeypatch.setattr("tplr.scoring.own_pages._ahead", lambda _, mine, *more: compared.append(mine) or float(mine))
     made = report()
-    seen = made.observations
-    tested = {uid: seen[uid].model_copy(update={"assigned_products": (0.3, 0.2, 0.1, 0.3, 0.2, 0.1)}) for uid in "135"}
-    text = explain(made.model_copy(update={"observations": {**seen, **tested}}), 3, power=2.0, shares=None)
+    products = (0.3, 0.2, 0.1, 0.3, 0.2, 0.1)
+    seen = {
+        uid: one.model_copy(update={"assigned_products": products} if uid in "135" else {"sampled": False})
+        for uid, one in made.observations.items()
+    }
+    text = explain(made.model_copy(update={"observations": seen}), 3, power=2.0, shares=None)
     assert "own-pages test    +2.00 deviations ahead of others on its own pages" in text
     gain = "predicted gain    +0.1000 in this window: inner product of its step and the validator's gradient, median"
     assert f"{gain} over those on held-out pages and on the pages of 2 other miners" in text
@@ -289,8 +293,10 @@ def test_a_credit_whose_evidence_is_gone_says_so(explained) -> None:
 
 def test_a_credit_that_does_not_follow_is_named(report) -> None:
     made = report()
-    shares = CreditShares(credits={}, steps=dict.fromkeys(UIDS, 0), scale=1.0)
+    known = dict.fromkeys(UIDS, Calibration(by_loss=1.0, by_gradient=0.5))
+    shares = CreditShares(credits={}, steps=dict.fromkeys(UIDS, 0), scale=1.0, calibrations=known)
     text = explain(made, 1, power=2.0, shares=shares)
+    assert "1.0000 by measured losses, 0.5000 by the gradient there" in text
     credit = made.peer_scores["1"].credit
     assert f"{credit:.6f}, but 0.000000 follows from the published evidence: see tplr audit" in text
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tplr.schemas import Alignment, Evidence
+from tplr.schemas import Alignment, Evidence, PeerObservation
 from tplr.scoring.board import MeasuredWindow
-from tplr.scoring.gain import predicted_gains
+from tplr.scoring.gain import own_pages_products, predicted_gains, predicting_tests
 
 UIDS = (2, 3, 5)
 products = st.floats(-1, 1)
@@ -50,18 +50,63 @@ def test_sixteen_tests_leave_less_than_half_of_the_noise():
     assert np.std(found) < 0.4 * np.std(alone)  # 1.25 / sqrt(17) = 0.30 for a median
 
 
+def seen_by(observation, evaluation, **tests: tuple[float, ...]) -> dict[str, PeerObservation]:
+    """Return observations of ``UIDS``, of which 3 and 5 are tested, and the others not sampled."""
+    found = {str(uid): observation(uid, evaluation=None, sampled=f"uid_{uid}" in tests) for uid in UIDS}
+    for uid in UIDS:
+        found[str(uid)] = found[str(uid)].model_copy(update={"assigned_products": tests.get(f"uid_{uid}", ())})
+    found["2"] = found["2"].model_copy(update={"evaluation": evaluation()})
+    return found
+
+
 def test_a_window_pays_by_all_gradients_and_calibrates_by_that_of_the_measured_pages(
     constants, observation, evaluation
 ):
-    seen = {str(uid): observation(evaluation=None) for uid in UIDS}
-    seen["3"] = seen["3"].model_copy(update={"assigned_products": (0.4, 0.9, 0.5)})
-    seen["5"] = seen["5"].model_copy(update={"assigned_products": (0.3, 0.1, 0.9)})
-    seen["2"] = seen["2"].model_copy(update={"evaluation": evaluation()})
-    evidence = Evidence(window=1, observations=seen, alignment=alignment(0.1, 0.2, 0.3))
-    window = MeasuredWindow(evidence, constants())
+    seen = seen_by(observation, evaluation, uid_3=(0.4, 0.9, 0.5), uid_5=(0.3, 0.1, 0.9))
+    window = MeasuredWindow(Evidence(window=1, observations=seen, alignment=alignment(0.1, 0.2, 0.3)), constants())
     hotkey = seen["2"].hotkey
     assert window.predicted(2, hotkey) == pytest.approx(0.3)
     assert window.measured.products == pytest.approx((0.3, 0.15, 0.4))
     assert window.included_gains == pytest.approx([0.3, 0.15, 0.4])
-    assert window.calibrated(2, hotkey) == (seen["2"].evaluation, 0.1)
-    assert window.calibrated(3, seen["3"].hotkey) is None
+    assert window.evaluated(2, hotkey) == (seen["2"].evaluation, 0.1, True)
+    assert window.evaluated(3, seen["3"].hotkey) is None
+    assert window.held_out_and_gain(2, hotkey) == pytest.approx((0.1, 0.3))
+
+
+def test_at_most_as_many_tests_of_newcomers_predict_gains_as_of_included_miners(constants, observation, evaluation):
+    """Anybody can have many newcomers, and train on the pages of all of them."""
+    seen = seen_by(observation, evaluation, uid_2=(0.9, 0.8, 0.7), uid_3=(0.4, 0.9, 0.5), uid_5=(0.3, 0.1, 0.9))
+    evidence = Evidence(window=1, observations=seen, alignment=alignment(0.1, 0.2, 0.3))
+
+    def predicting(*newcomers: str) -> set[int]:
+        known = {uid: one.model_copy(update={"included": uid not in newcomers}) for uid, one in seen.items()}
+        return {*predicting_tests(evidence.model_copy(update={"observations": known}))}
+
+    assert predicting() == {2, 3, 5}
+    assert predicting("3") == {2, 3, 5}
+    assert predicting("3", "5") == {2, 3}
+    assert predicting("2", "3", "5") == {2, 3, 5}  # nobody is paid for such a window
+    seen["2"] = seen["2"].model_copy(update={"sampled": False, "assigned_products": ()})
+    assert predicting("3", "5") == set()
+    seen["2"] = seen["2"].model_copy(update={"sampled": True, "assigned_products": (0.9, 0.8, 0.7)})
+    assert own_pages_products(evidence).keys() == {2, 3, 5}
+    newcomers = {uid: one.model_copy(update={"included": uid == "2"}) for uid, one in seen.items()}
+    gains = MeasuredWindow(evidence.model_copy(update={"observations": newcomers}), constants()).gains
+    assert gains == pytest.approx({2: 0.25, 3: 0.5, 5: 0.5})  # without the pages of uid 5
+
+
+def test_without_one_of_the_tests_only_the_held_out_gradient_predicts(constants, observation, evaluation):
+    """So a validator can choose between two gains by the faults that it reports, and not among all gradients."""
+    seen = seen_by(observation, evaluation, uid_3=(0.4, 0.9, 0.5), uid_5=(0.3, 0.1, 0.9))
+    for included in (True, False):
+        missing = seen["5"].model_copy(update={"assigned_products": (), "included": included})
+        evidence = Evidence(window=1, observations={**seen, "5": missing}, alignment=alignment(0.1, 0.2, 0.3))
+        assert predicting_tests(evidence) == {}
+        assert MeasuredWindow(evidence, constants()).gains == pytest.approx({2: 0.1, 3: 0.2, 5: 0.3})
+    unmeasured = seen["5"].model_copy(update={"assigned_products": (), "verdict": "late"})
+    two = alignment(0.1, 0.2)
+    shorter = {
+        uid: one.model_copy(update={"assigned_products": one.assigned_products[:2]}) for uid, one in seen.items()
+    }
+    evidence = Evidence(window=1, observations={**shorter, "5": unmeasured}, alignment=two)
+    assert predicting_tests(evidence).keys() == {3}  # there was nothing to test

@@ -1,20 +1,16 @@
 """Golden values of every formula, and the distinction of signal from chance."""
 
-import math
-
 import numpy as np
 import pytest
 
 from tplr.schemas import Evaluation
 from tplr.scoring.measures import (
-    CALIBRATED,
     LOSS_HIGH,
     LOSS_LOW,
     LOSS_SPREAD,
     OWN_PAGES_HIGH,
     OWN_PAGES_LOW,
     SIGNIFICANT,
-    calibrations,
     loss_indicator,
     measured_gain,
     own_pages_factor,
@@ -68,51 +64,3 @@ def test_own_pages_by_loss_cost_only_what_is_below_zero_beyond_chance() -> None:
     factors = [own_pages_factor([], random.choice([-1.0, 1.0], 8).tolist()) for _ in range(1000)]
     assert np.mean(np.array(factors) == 1.0) > 0.9
     assert np.mean(np.array(factors) == 0.0) < 0.05
-
-
-def test_calibration_compares_measured_with_predicted_gains(evaluation) -> None:
-    """All gain 1 % for a prediction of 0.2, except one that gains a tenth of that, and one with as little by chance."""
-    usual = [(evaluation(held_out=0.01, error=1e-4), 0.2)] * 2
-    tenth = [(evaluation(held_out=0.001, error=1e-4), 0.2)] * 2
-    noisy = [(evaluation(held_out=0.001, error=0.03), 0.2)]
-    found = calibrations({1: usual, 2: usual, 3: usual, 4: tenth, 5: noisy, 6: []})
-    assert [found[uid] for uid in (1, 2, 3, 5, 6)] == [1.0] * 5
-    error = math.sqrt(2) * 1e-4 / 5
-    assert found[4] == pytest.approx((0.002 + 2 * error) / (CALIBRATED * 0.05 * 0.4))
-    harmful = [(evaluation(held_out=-0.01, error=1e-4), 0.2)]
-    assert calibrations({1: usual, 2: usual, 3: harmful})[3] == 0.0
-
-
-def test_errors_of_calibrations_grow_with_what_all_miners_scatter(evaluation) -> None:
-    """Between windows ratios differ by more than their sequences do: that is no miner's fault."""
-    draw = np.random.default_rng(0)
-
-    def calibrated(scatter: float) -> list[float]:
-        found = []
-        for _ in range(200):
-            ratios = 0.05 * (1 + scatter * draw.normal(size=(15, 4)))
-            evaluated = {
-                uid: [(evaluation(held_out=0.2 * one, error=5e-3), 0.2) for one in row.tolist()]
-                for uid, row in enumerate(ratios)
-            }
-            evaluated[15] = [(evaluation(held_out=-0.01, error=5e-3), 0.2)] * 4  # always harms
-            found.append(calibrations(evaluated))
-        assert max(one[15] for one in found) < 0.5
-        return [one[uid] for one in found for uid in range(15)]
-
-    assert np.mean(calibrated(0.1)) > 0.9999
-    assert np.mean([one < 1 for one in calibrated(0.6)]) < 0.005  # by the errors of sequences alone 0.02
-
-
-def test_a_loss_that_is_not_finite_is_no_noise(evaluation) -> None:
-    """Its standard error is unknown and stored as a very large number, which excuses nothing."""
-    usual = [(evaluation(held_out=0.01, error=1e-4), 0.2)]
-    endless = diverged(evaluation(error=1e9), "held_out")
-    found = calibrations({**dict.fromkeys((1, 2, 3), usual), 4: [(endless, 0.2)], 5: [*usual, (endless, 0.2)]})
-    assert found == {1: 1.0, 2: 1.0, 3: 1.0, 4: 0.0, 5: 0.0}
-
-
-def test_without_a_usual_ratio_nobody_is_calibrated(evaluation) -> None:
-    harmful = [(evaluation(held_out=-0.01), 0.2)]
-    assert calibrations({1: harmful, 2: harmful}) == {1: 1.0, 2: 1.0}
-    assert calibrations({1: [], 2: [(evaluation(), -0.1)]}) == {1: 1.0, 2: 1.0}

@@ -31,6 +31,7 @@ from tplr.localnet.attackers import (
     OthersPages,
     OutOfSync,
     Overfitter,
+    PagesOverfitter,
     Repeater,
     Scaled,
     Timed,
@@ -376,6 +377,36 @@ def readers(setting: Setting) -> Figures:
     }
 
 
+SIBLINGS = "trained on pages of siblings"
+PAGES_OVERFITTER, OTHER_OVERFITTER = "overfitter of others' pages", "overfitter of other pages"
+
+
+def siblings(setting: Setting) -> Figures:
+    """Simulate five uids of one owner that train on each other's pages, and miners that overfit all miners' pages.
+
+    Single sequences of many pages help more than many of one page. So both are compared with miners that do the same
+    with pages of which no gradient is taken.
+    """
+    equals, owned = range(2, 5), range(11, 16)
+    members: list[Member] = [Honest(8), *(Honest(EFFORT) for _ in equals)]
+    members += [PagesOverfitter(PAGES_OVERFITTER, EFFORT, own=8) for _ in range(2)]
+    members += [PagesOverfitter(OTHER_OVERFITTER, EFFORT, own=8, assigned=False) for _ in range(2)]
+    members += [OthersPages(NOT_TESTED, EFFORT, own=8, assigned=False) for _ in range(2)]
+    members += [OthersPages(SIBLINGS, EFFORT, own=8, whose=owned) for _ in owned]
+    paid = pay(live(network(setting, members), LAUNCH + PAID_WINDOWS), range(1, len(members) + 1))
+    least, equal, overfit, others = paid[0], mean(paid[1:4]), mean(paid[4:6]), mean(paid[6:8])
+    not_tested, brothers = mean(paid[8:10]), mean(paid[10:])
+    return {
+        f"{PAGES_OVERFITTER}: over as many other pages": ratio(overfit, others),
+        f"{PAGES_OVERFITTER}: over an equal miner": ratio(overfit, equal),
+        f"{PAGES_OVERFITTER}: over the least honest": ratio(overfit, least),
+        f"{OTHER_OVERFITTER}: over an equal miner": ratio(others, equal),
+        f"{SIBLINGS}: over as many other pages": ratio(brothers, not_tested),
+        f"{SIBLINGS}: over an equal miner": ratio(brothers, equal),
+        f"beside siblings, {NOT_TESTED}: over an equal miner": ratio(not_tested, equal),
+    }
+
+
 def score_copiers(setting: Setting) -> Figures:
     """Simulate validators that copy the honest validator's weights, in a network whose pay changes.
 
@@ -420,5 +451,6 @@ SCENARIOS: dict[str, Scenario] = {
     "dormants": Scenario(dormants, 40.0),
     "norms": Scenario(norms, 55.0, by_pages=True),
     "readers": Scenario(readers, 30.0, by_pages=True),
+    "siblings": Scenario(siblings, 30.0, by_pages=True),
     "score copiers": Scenario(score_copiers, 15.0),
 }

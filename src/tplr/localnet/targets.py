@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from statistics import median
 
 from tplr.localnet.attackers import HalfAbsent, Timed
-from tplr.localnet.scenarios import EFFORT, NOT_TESTED, READERS, TENFOLD, Figures, cheats
+from tplr.localnet.scenarios import (
+    EFFORT,
+    NOT_TESTED,
+    OTHER_OVERFITTER,
+    PAGES_OVERFITTER,
+    READERS,
+    SIBLINGS,
+    TENFOLD,
+    Figures,
+    cheats,
+)
 
 
 @dataclass(frozen=True)
@@ -73,8 +83,11 @@ TARGETS = [
     Target(f"{EFFORT} sequences, over 8 of tenfold norm", 1.0, 1.0, least=True),
     Target("tenfold norm of 4 of 15 miners: loss", 1.02, 1.02),
     # Training on known pages brings no more than the chance that separates equal miners.
-    Target(f"{READERS}: over as many other pages", 1.3, 1.6),
-    Target(f"{NOT_TESTED}: over an equal miner", 1.0, 1.0, least=True),  # else the comparison says nothing
+    *(Target(f"{name}: over as many other pages", 1.3, 1.6) for name in (READERS, SIBLINGS, PAGES_OVERFITTER)),
+    # Without pay for those that read other pages, the comparison says nothing.
+    Target(f"{NOT_TESTED}: over an equal miner", 1.0, 1.0, least=True),
+    Target(f"beside siblings, {NOT_TESTED}: over an equal miner", 1.0, 1.0, least=True),
+    Target(f"{OTHER_OVERFITTER}: over an equal miner", 0.3, 0.2, least=True),
     Target("5 dormant wreckers: windows in which they harm, at last", 0.0, 0.0),
     Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),
     Target("windows lost: more over fewer", 1.0, 1.0),

@@ -23,15 +23,15 @@ from tplr.schemas import (
     VALID,
     Alignment,
     DocumentedScore,
-    Evaluation,
     Evidence,
     PeerObservation,
     PeerScore,
     ScoreReport,
 )
+from tplr.scoring.calibration import Calibration, EvaluatedUpdate, by_gradient, by_loss
 from tplr.scoring.credit import CHANCE, SHORTEST, Credit, credit, even_scales, gram_of, means_and_errors
-from tplr.scoring.gain import predicted_gains
-from tplr.scoring.measures import calibrations, loss_indicator, own_pages_factor
+from tplr.scoring.gain import own_pages_products, predicted_gains, predicting_tests
+from tplr.scoring.measures import loss_indicator, own_pages_factor
 from tplr.scoring.own_pages import FEWEST_OTHER_PAGES, deviations, indicator
 from tplr.scoring.penalties import strikes
 from tplr.scoring.selection import sample_evaluated
@@ -61,17 +61,19 @@ class Outcome:
 
 @dataclass(frozen=True)
 class CreditShares:
-    """The computation of credits from the evidence of some windows.
+    """The computation of credits and calibrations from the evidence of some windows.
 
     Attributes:
         credits: by uid, without miners whose ``own_pages`` factor is 0, which do not take part in the sharing.
         steps: ``trust_step`` of every miner, by uid.
         scale: factor of the last window's gains, so that all windows count equally.
+        calibrations: of every miner, by uid.
     """
 
     credits: Mapping[int, Credit]
     steps: Mapping[int, int]
     scale: float
+    calibrations: Mapping[int, Calibration]
 
 
 class MeasuredWindow:
@@ -87,9 +89,8 @@ class MeasuredWindow:
         self.window = evidence.window
         self.struck = strikes(evidence, max_behind=hparams.sync_max_steps_behind)
         alignment = evidence.alignment or NOTHING
-        # Calibrations compare a loss on held-out pages with the gain that these pages' own gradient predicts.
         self._held_out = dict(zip(alignment.uids, alignment.products, strict=True))
-        self.gains = predicted_gains(alignment, tested_products(evidence))
+        self.gains = predicted_gains(alignment, predicting_tests(evidence))
         self.measured = alignment.model_copy(update={"products": tuple(self.gains.values())})
         self._lengths = dict(zip(alignment.uids, np.sqrt(np.diag(gram_of(alignment))).tolist(), strict=True))
         self.applied = any(seen.included for seen in evidence.observations.values())
@@ -99,7 +100,7 @@ class MeasuredWindow:
             if seen.included and int(uid) in self.gains and int(uid) not in self.struck
         ]
         self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
-        self.hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(evidence.observations.items())}
+        self.hotkeys = {uid: self._seen[uid].hotkey for uid in sorted(self._seen)}
         self._deviations: dict[int, dict[int, float]] = {}
         for (uid, page), one in own_pages_tests(evidence).items():
             self._deviations.setdefault(uid, {})[page] = one
@@ -130,15 +131,27 @@ class MeasuredWindow:
         seen = self.seen(uid, hotkey)
         return None if seen is None or uid in self.struck else self.gains.get(uid)
 
-    def calibrated(self, uid: int, hotkey: str) -> tuple[Evaluation, float] | None:
-        """Return the evaluation of its update and the gain predicted on the same held-out pages; None without one.
-
-        Windows without an included update have none, because any miner could set the scale of their gains.
-        """
+    def evaluated(self, uid: int, hotkey: str) -> EvaluatedUpdate | None:
+        """Return its update and the evaluation of it; None without one, and where ``_compared`` is false."""
         seen = self.seen(uid, hotkey)
-        if not self.applied or seen is None or seen.evaluation is None or uid in self.struck:
+        if seen is None or seen.evaluation is None or not self._compared(uid, hotkey):
             return None
-        return (seen.evaluation, self._held_out[uid]) if uid in self._held_out else None
+        return EvaluatedUpdate(seen.evaluation, self._held_out[uid], seen.included)
+
+    def held_out_and_gain(self, uid: int, hotkey: str) -> tuple[float, float]:
+        """Return its gain by the held-out gradient, and its predicted gain; NaN where ``_compared`` is false."""
+        return (self._held_out[uid], self.gains[uid]) if self._compared(uid, hotkey) else (math.nan, math.nan)
+
+    def _compared(self, uid: int, hotkey: str) -> bool:
+        """Return whether a calibration compares its update.
+
+        Not in windows without an included update, because any miner could set the scale of their gains.
+        """
+        return self.applied and uid in self.gains and uid not in self.struck and self.seen(uid, hotkey) is not None
+
+    def length(self, uid: int) -> float:
+        """Return the length of its step, and at least the shortest whose published numbers have enough digits."""
+        return max(self._lengths.get(uid, 0.0), math.sqrt(SHORTEST))
 
     def cosine(self, uid: int, hotkey: str) -> float | None:
         """Return ``predicted`` over the length of the step, so that the window's scale, set by others, cancels."""
@@ -156,12 +169,7 @@ def own_pages_tests(evidence: Evidence, *, only: int | None = None) -> dict[tupl
     Args:
         only: the uid of the only update to compare; None compares all.
     """
-    return deviations(tested_products(evidence), evidence.alignment or NOTHING, only=only)
-
-
-def tested_products(evidence: Evidence) -> dict[int, tuple[float, ...]]:
-    """Return the products of all updates with the gradient on the pages of each tested miner, by its uid."""
-    return {int(uid): one.assigned_products for uid, one in evidence.observations.items() if one.assigned_products}
+    return deviations(own_pages_products(evidence), evidence.alignment or NOTHING, only=only)
 
 
 def loss_test(seen: PeerObservation) -> float | None:
@@ -184,6 +192,7 @@ def credit_shares(windows: Sequence[MeasuredWindow]) -> CreditShares:
         credits=_shared(windows, hotkeys, own_pages, MeasuredWindow.counts),
         steps={uid: trust_step(one) for uid, one in own_pages.items()},
         scale=float(_scales(windows)[-1]),
+        calibrations=_calibrations(windows, hotkeys),
     )
 
 
@@ -196,12 +205,12 @@ def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
     own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}
     shares = _shared(windows, hotkeys, own_pages, MeasuredWindow.counts)
     merits = _shared(windows, hotkeys, own_pages, MeasuredWindow.would_count)
-    calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
+    calibration = _calibrations(windows, hotkeys)
     cosines = np.array([[one.cosine(*miner) for miner in hotkeys.items()] for one in windows], dtype=np.float64)
     means, errors = means_and_errors(cosines)
     peer_scores = {}
     for i, (uid, hotkey) in enumerate(hotkeys.items()):
-        trust = own_pages[uid] * calibration[uid]
+        trust = own_pages[uid] * calibration[uid].value
         peer_scores[uid] = PeerScore(
             hotkey=hotkey,
             measured=int(np.isfinite(cosines[:, i]).sum()),
@@ -212,7 +221,7 @@ def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
             merit=merits[uid].value * trust if uid in merits else 0.0,
             tests=len(tests[uid][0] or tests[uid][1]),
             own_pages=own_pages[uid],
-            calibration=calibration[uid],
+            calibration=calibration[uid].value,
             final=shares[uid].value * trust if uid in shares else 0.0,
         )
     return peer_scores
@@ -252,8 +261,15 @@ def _own_pages_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -
     return [indicator(one, on_others) for one in on_own], [one for one in by_loss if one is not None]
 
 
-def _evaluations(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:
-    return [found for one in windows if (found := one.calibrated(uid, hotkey)) is not None]
+def _calibrations(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str]) -> dict[int, Calibration]:
+    miners = [*hotkeys.items()]
+    loss = by_loss({uid: [found for one in windows if (found := one.evaluated(uid, key))] for uid, key in miners})
+    pairs = np.array([[one.held_out_and_gain(*miner) for miner in miners] for one in windows])
+    pairs = pairs.reshape(len(windows), len(miners), 2) * _scales(windows)[:, None, None]
+    lengths = np.array([[one.length(uid) for uid in hotkeys] for one in windows])
+    included = np.array([[bool(one.counts(*miner)) for miner in miners] for one in windows], dtype=bool)
+    gradient = by_gradient(pairs[..., 0], pairs[..., 1], lengths, included)
+    return {uid: Calibration(loss[uid], one) for uid, one in zip(hotkeys, gradient.tolist(), strict=True)}
 
 
 def _presence(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> float:
@@ -310,7 +326,8 @@ class Board:
     def proven(self, uid: int) -> bool | None:
         """Return whether a miner helps the model and no test shows that it repeats another's work; None if unknown.
 
-        False also for a listed miner that can't be judged because it sends too seldom: it would keep its place.
+        False also for a miner whose updates harm beyond chance on held-out pages, whatever they gain on others, and for
+        a listed miner that can't be judged because it sends too seldom: it would keep its place.
         """
         found = self.peer_scores.get(uid)
         if found is None:
@@ -319,7 +336,7 @@ class Board:
             return False if self._missed(uid, found) >= self._fewest else None
         if found.mean <= CHANCE * found.error or (found.own_pages <= 0 and found.tests >= DISPROVING_TESTS):
             return False
-        if self._harms(uid, found):
+        if found.calibration <= 0 or self._harms(uid, found):
             return False
         return True if found.mean > PROVEN * found.error else None
 

@@ -23,12 +23,11 @@ from tplr.scoring.board import (
     loss_test,
     own_pages_tests,
     pay,
-    tested_products,
     trust_step,
 )
 from tplr.scoring.credit import CHANCE, Credit
 from tplr.scoring.documented.explain import explain_score as explain_documented
-from tplr.scoring.gain import predicted_gains
+from tplr.scoring.gain import predicted_gains, predicting_tests
 from tplr.scoring.measures import LOSS_HIGH, LOSS_LOW, OWN_PAGES_HIGH, OWN_PAGES_LOW, gain
 from tplr.scoring.penalties import BY_CODE
 from tplr.untrusted import printable
@@ -113,13 +112,13 @@ def _rows(report: ScoreReport, uid: int, power: float, shares: CreditShares | No
                 *_counts(seen, uid, report.alignment, struck),
                 *_gains(peer_score, len(report.follows_from) + 1),
                 *_credit(uid, peer_score, shares),
-                *_score(peer_score),
+                *_score(uid, peer_score, shares),
             ]
             if isinstance(peer_score, PeerScore)
             else explain_documented(peer_score, struck, seen.evaluation)
         ),
         *_weight(report, key, peer_score, power),
-        *(("own fault", f"{fault}: no miner's score depends on it") for fault in report.faults),
+        *(("own fault", f"{fault}: no miner is blamed for it") for fault in report.faults),
     ]
 
 
@@ -153,13 +152,11 @@ def _products(seen: PeerObservation, uid: int, report: ScoreReport) -> Iterator[
     alignment = report.alignment
     if alignment is None or uid not in alignment.uids:
         return
-    tests = tested_products(report.evidence)
+    tests = predicting_tests(report.evidence)
     predicted, others = predicted_gains(alignment, tests)[uid], len(tests.keys() - {uid})
+    gradient = "inner product of its step and the validator's gradient"
     median = f", median over those on held-out pages and on the pages of {others} other miners" if others else ""
-    yield (
-        "predicted gain",
-        f"{predicted:+.4f} in this window: inner product of its step and the validator's gradient{median}",
-    )
+    yield "predicted gain", f"{predicted:+.4f} in this window: {gradient}{median or ' on held-out pages'}"
     ahead = {page: one for (_, page), one in own_pages_tests(report.evidence, only=uid).items()}
     if uid in ahead:
         below = sum(one < ahead[uid] for page, one in ahead.items() if page != uid)
@@ -253,16 +250,24 @@ def _product(published: float, found: Credit | None, *, known: bool, trusted: bo
     return f"{found.beyond:.6f} x {found.own:.6f} = {published:.6f}"
 
 
-def _score(peer_score: PeerScore) -> Iterator[Row]:
+def _score(uid: int, peer_score: PeerScore, shares: CreditShares | None) -> Iterator[Row]:
     if peer_score.tests:
         by_loss = f"by loss {LOSS_LOW:g} and {LOSS_HIGH:g}, less chance"
         span = f"0 at a mean of {OWN_PAGES_LOW:g}, 1 at {OWN_PAGES_HIGH:g}; {by_loss}"
         yield "own pages", f"{peer_score.own_pages:.4f} after {peer_score.tests} tests ({span})"
     else:
         yield "own pages", "0: not tested in these windows"
-    yield "calibration", f"{peer_score.calibration:.4f}: measured over predicted gain, compared with the other miners"
+    yield "calibration", f"{peer_score.calibration:.4f}: {_calibration(uid, shares)}"
     factors = f"{peer_score.credit:.6f} x {peer_score.own_pages:.4f} x {peer_score.calibration:.4f}"
     yield "final score", f"{factors} = {peer_score.final:.6f}"
+
+
+def _calibration(uid: int, shares: CreditShares | None) -> str:
+    meaning = "the part of its predicted gains that shows on held-out pages, relative to the other miners'"
+    if shares is None:
+        return meaning
+    found = shares.calibrations[uid]
+    return f"{meaning}; {found.by_loss:.4f} by measured losses, {found.by_gradient:.4f} by the gradient there"
 
 
 def _weight(report: ScoreReport, key: str, score: PeerScore | DocumentedScore, power: float) -> Iterator[Row]:

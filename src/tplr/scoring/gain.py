@@ -7,16 +7,42 @@ gradients instead of one, at no cost, so there is less noise in it.
 
 Unlike held-out pages, a miner's pages are known before the window ends. The median is not moved far by fewer than half
 of them: by a copy's product on the pages of the copied miner, or by an owner that trains on the pages of its own uids.
-To move it, an update must be trained on pages of most tested miners, which are drawn after the window: then it has
-learned a little of many pages. An owner of many newcomers may have most of the tested uids. It knows their pages, but
-not which sequences of them are sampled (``docs/attackers.md``, "What this does not measure").
+Anybody can have many newcomers, so at most as many tests of other miners count as of miners in the included set. If a
+test is missing, the gradient on held-out pages is the only one: otherwise a validator could choose among all gradients
+by the faults that it claims. ``calibration.py`` finds what is fitted to known pages after all, by the held-out gradient
+alone.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tplr.schemas import Evidence
 from tplr.scoring.credit import Aligned
+
+
+def own_pages_products(evidence: Evidence) -> dict[int, tuple[float, ...]]:
+    """Return the products of all updates with the gradient on the pages of each tested miner, by its uid."""
+    return {int(uid): one.assigned_products for uid, one in evidence.observations.items() if one.assigned_products}
+
+
+def predicting_tests(evidence: Evidence) -> dict[int, tuple[float, ...]]:
+    """Return the tests that predict gains; none if the test of a sampled and measured miner is missing.
+
+    These are all tests of included miners, and as many of others, in the order of their uids; all tests while no
+    update is included, as before a run's first peer list, because nobody is paid for such a window.
+    """
+    found = own_pages_products(evidence)
+    measured = evidence.alignment.uids if evidence.alignment else ()
+    seen = {int(uid): one for uid, one in evidence.observations.items()}
+    due = [uid for uid in measured if uid in seen and seen[uid].sampled]
+    if any(uid not in found for uid in due):
+        return {}
+    if not any(one.included for one in seen.values()):
+        return {uid: found[uid] for uid in due}
+    included = [uid for uid in due if seen[uid].included]
+    others = [uid for uid in due if not seen[uid].included]
+    return {uid: found[uid] for uid in (*included, *others[: len(included)])}
 
 
 def predicted_gains(alignment: Aligned, tests: Mapping[int, Sequence[float]]) -> dict[int, float]:

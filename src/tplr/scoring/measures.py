@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from tplr.schemas import Evaluation, LossChange
 
@@ -17,8 +17,6 @@ OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.25, 0.5
 LOSS_LOW, LOSS_HIGH = -0.2, 0.0
 # Smallest standard deviation of an indicator by loss: its value by chance alone.
 LOSS_SPREAD = 1 / SIGNIFICANT
-# Share of the usual ratio of measured to predicted gain from which there is no loss: honest miners' ratios vary, too.
-CALIBRATED = 0.5
 # A normal variable's standard deviation, divided by the median of its magnitude.
 NORMAL = 1.4826
 
@@ -72,47 +70,3 @@ def own_pages_factor(tests: Sequence[float], by_loss: Sequence[float] = ()) -> f
 
 def _clipped(mean: float, low: float, high: float) -> float:
     return max(0.0, min(1.0, (mean - low) / (high - low)))
-
-
-def calibrations(evaluated: Mapping[int, Iterable[tuple[Evaluation, float]]]) -> dict[int, float]:
-    """Return measured over predicted gain by uid, relative to the median of all uids, in [0, 1].
-
-    The value is ``min(1, (measured + SIGNIFICANT * error) / (CALIBRATED * usual * predicted))`` with sums over a uid's
-    evaluations; ``usual`` is the median of ``measured / predicted``. So neither chance lowers it, nor the curvature
-    that makes every measured gain smaller than predicted. ``error`` is the standard error of ``measured`` from the
-    spread of the sequences, times ``_scatter``. The error of a loss that is not finite counts as 0.
-
-    Args:
-        evaluated: each uid's evaluations, with the predicted gain of the same update.
-    """
-    known = {uid: [one for one in pairs if one[1] > 0] for uid, pairs in sorted(evaluated.items())}
-    measured = {uid: math.fsum(measured_gain(one) for one, _ in pairs) for uid, pairs in known.items() if pairs}
-    predicted = {uid: math.fsum(one for _, one in known[uid]) for uid in measured}
-    usual = statistics.median(measured[uid] / predicted[uid] for uid in measured) if measured else 0.0
-    if usual <= 0:
-        return dict.fromkeys(evaluated, 1.0)
-    scatter = _scatter([one for pairs in known.values() for one in pairs], usual)
-    found = {}
-    for uid, total in measured.items():
-        error = scatter * math.sqrt(math.fsum(_error(one) ** 2 for one, _ in known[uid]))
-        found[uid] = max(0.0, min(1.0, (total + SIGNIFICANT * error) / (CALIBRATED * usual * predicted[uid])))
-    return {uid: found.get(uid, 1.0) for uid in evaluated}
-
-
-def _error(measured: Evaluation) -> float:
-    """Return the standard error of the measured gain, from its sequences; 0 if the loss after is not finite."""
-    change = measured.held_out
-    return 0.0 if change.after is None else change.error / change.before
-
-
-def _scatter(evaluated: Iterable[tuple[Evaluation, float]], usual: float) -> float:
-    """Return by how much measured gains differ from ``usual * predicted``, over their standard errors; at least 1.
-
-    The ratio of measured to predicted gain also differs between windows, by several standard errors. The value is a
-    median over all evaluations, so fewer than half of them can't change it much; those of miners on probation count,
-    too. (Birge, "The Calculation of Errors by the Method of Least Squares",
-    Physical Review 40 (1932), with a robust spread.)
-    """
-    known = [(measured_gain(one) - usual * predicted, _error(one)) for one, predicted in evaluated]
-    found = [abs(difference) / error for difference, error in known if error > 0]
-    return max(1.0, NORMAL * statistics.median(found)) if found else 1.0

@@ -22,6 +22,7 @@ from tplr.schemas import (
 )
 from tplr.schemas import Evaluation as MeasuredLosses
 from tplr.scoring.board import CreditShares, pay
+from tplr.scoring.calibration import Calibration
 from tplr.scoring.credit import Credit
 from tplr.scoring.explain import explain_rows
 
@@ -126,7 +127,9 @@ def _shares(report: ScoreReport) -> CreditShares:
     """Return the shares of miners without copiers."""
     scores = {int(uid): one for uid, one in report.peer_scores.items() if isinstance(one, PeerScore)}
     found = {uid: Credit(one.credit, one.mean, one.error, one.credit, 1.0) for uid, one in scores.items()}
-    return CreditShares(credits=found, steps=dict.fromkeys(scores, 4), scale=0.9 + report.window % 7 / 30)
+    calibrations = {uid: Calibration(one.calibration, 1.0) for uid, one in scores.items()}
+    scale = 0.9 + report.window % 7 / 30
+    return CreditShares(credits=found, steps=dict.fromkeys(scores, 4), scale=scale, calibrations=calibrations)
 
 
 def _report(
@@ -161,7 +164,7 @@ def _report(
             sampled=sampled,
             verdict=skipped[one.uid].value if one.uid in skipped else "valid",
             assigned_pages=True if one in here else None,
-            assigned_products=published(draw.gauss(0, 1) for _ in here) if sampled else (),
+            assigned_products=published(draw.gauss(other.gains[-1] or 0.0, 0.05) for other in here) if sampled else (),
             evaluation=MeasuredLosses(assigned=change, held_out=change) if sampled and draw.random() < 0.25 else None,
             behind=0,
         )

@@ -3,18 +3,10 @@
 from tplr.localnet.attackers.copies import Copier, Twin
 from tplr.localnet.attackers.damaged import Malformed, malformed
 from tplr.localnet.attackers.honest import Cheat, Honest, Lossy
+from tplr.localnet.attackers.pages import OthersPages, Overfitter, PagesOverfitter, WrongPages
 from tplr.localnet.attackers.presence import Dormant, GoDark, HalfAbsent, Late, Timed, Turncoat
 from tplr.localnet.attackers.sync import NoProof, OutOfSync
-from tplr.localnet.attackers.values import (
-    Changed,
-    Noise,
-    OthersPages,
-    Overfitter,
-    Repeater,
-    Scaled,
-    WrongPages,
-    Zeros,
-)
+from tplr.localnet.attackers.values import Changed, Noise, Repeater, Scaled, Zeros
 
 __all__ = [
     "Changed",
@@ -32,6 +24,7 @@ __all__ = [
     "OthersPages",
     "OutOfSync",
     "Overfitter",
+    "PagesOverfitter",
     "Repeater",
     "Scaled",
     "Timed",

@@ -1,0 +1,150 @@
+"""Calibration: the part of a miner's predicted gain that shows on held-out pages.
+
+Nobody knows these pages before the window ends. Most gradients that predict a gain are of pages that miners do know
+(``gain.py``), and a gradient predicts more than a long step gains. Two comparisons find gain that does not show, each
+relative to what is usual for all miners; the smaller factor counts:
+
+    by loss       measured gains, of a sample of the updates, with those predicted by the held-out gradient
+    by gradient   gains by the held-out gradient alone, of all updates, with predicted gains
+
+Only included updates set what is usual, so miners on probation, of which anybody can have many, do not affect it. A
+miner does not set its own standard errors either, so gains that vary hide nothing.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tplr.schemas import Evaluation
+from tplr.scoring.measures import NORMAL, SIGNIFICANT, measured_gain
+
+# Share of the usual ratio of measured to predicted gain from which there is no loss: honest miners' ratios vary, too.
+CALIBRATED = 0.5
+# Fewest evaluations of a miner that are compared: one may be bad by chance.
+FEWEST_EVALUATIONS = 2
+
+
+class EvaluatedUpdate(NamedTuple):
+    """A miner's update whose effect on the loss was measured.
+
+    Attributes:
+        predicted: gain by the held-out gradient.
+        included: whether the window's included set contains it.
+    """
+
+    evaluation: Evaluation
+    predicted: float
+    included: bool
+
+
+class Calibration(NamedTuple):
+    """Both factors of a miner, in [0, 1]."""
+
+    by_loss: float
+    by_gradient: float
+
+    @property
+    def value(self) -> float:
+        """The smaller factor."""
+        return min(self)
+
+
+def by_loss(evaluated: Mapping[int, Iterable[EvaluatedUpdate]]) -> dict[int, float]:
+    """Return measured over predicted gain by uid, relative to what is usual, in [0, 1].
+
+    The value is ``(measured + SIGNIFICANT * error) / (CALIBRATED * usual * predicted)``, clipped, with sums over a
+    uid's evaluations; ``usual`` is the median of ``measured / predicted`` over the miners' included updates. So neither
+    chance lowers it, nor the curvature that makes every measured gain smaller than predicted. ``error`` is the standard
+    error of ``measured`` from the spread of the sequences, times ``_scatter``. The error of a loss that is not finite
+    counts as 0. The value is 1 with fewer than ``FEWEST_EVALUATIONS``, or if ``usual`` is not positive.
+    """
+    known = {uid: [one for one in found if one.predicted > 0] for uid, found in sorted(evaluated.items())}
+    included = {uid: [one for one in found if one.included] for uid, found in known.items()}
+    ratios = [_measured(found) / _predicted(found) for found in included.values() if found]
+    usual = statistics.median(ratios) if ratios else 0.0
+    if usual <= 0:
+        return dict.fromkeys(evaluated, 1.0)
+    scatter = _scatter([one for found in included.values() for one in found], usual)
+    factors = dict.fromkeys(evaluated, 1.0)
+    for uid, found in known.items():
+        if len(found) >= FEWEST_EVALUATIONS:
+            error = scatter * math.sqrt(math.fsum(_error(one.evaluation) ** 2 for one in found))
+            factor = (_measured(found) + SIGNIFICANT * error) / (CALIBRATED * usual * _predicted(found))
+            factors[uid] = max(0.0, min(1.0, factor))
+    return factors
+
+
+def _measured(updates: Iterable[EvaluatedUpdate]) -> float:
+    return math.fsum(measured_gain(one.evaluation) for one in updates)
+
+
+def _predicted(updates: Iterable[EvaluatedUpdate]) -> float:
+    return math.fsum(one.predicted for one in updates)
+
+
+def _error(measured: Evaluation) -> float:
+    """Return the standard error of the measured gain, from its sequences; 0 if the loss after is not finite."""
+    change = measured.held_out
+    return 0.0 if change.after is None else change.error / change.before
+
+
+def _scatter(included: Sequence[EvaluatedUpdate], usual: float) -> float:
+    """Return by how much measured gains differ from ``usual * predicted``, over their standard errors; at least 1.
+
+    The ratio of measured to predicted gain also differs between windows, by several standard errors. The value is a
+    median over the included updates, so fewer than half of them can't change it much. (Birge, "The Calculation of
+    Errors by the Method of Least Squares", Physical Review 40 (1932), with a robust spread.)
+    """
+    differences = [(measured_gain(one.evaluation) - usual * one.predicted, _error(one.evaluation)) for one in included]
+    in_errors = [abs(difference) / error for difference, error in differences if error > 0]
+    return max(1.0, NORMAL * statistics.median(in_errors)) if in_errors else 1.0
+
+
+def by_gradient(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, included: np.ndarray) -> np.ndarray:
+    """Return each miner's gain by the held-out gradient over its predicted gain, relative to what is usual.
+
+    The value is ``(held_out + SIGNIFICANT * error) / (usual * predicted)``, clipped to [0, 1], with sums over a miner's
+    windows; ``usual`` is the median of ``held_out / predicted`` over the miners' included updates. The noise of a
+    gradient along a step is proportional to the step's length, and the same for all directions. So ``error`` is
+    ``_spread`` times the root of the sum of squared lengths. The value is 1 without a positive predicted gain, if
+    ``usual`` is not positive, or before any miner has two windows in succession.
+
+    Args:
+        held_out, gains: of measured updates by the held-out gradient alone and by all (``predicted_gains``), each
+            window scaled by ``even_scales``; float64 [windows, miners], NaN where there is none.
+        lengths: of their steps, float64 [windows, miners], above 0.
+        included: whether the window's included set contains the update, bool [windows, miners].
+    """
+    factors = np.ones(gains.shape[1])
+    held_out_sums, sums = _sums(held_out, included), _sums(gains, included)
+    ratios = held_out_sums[sums > 0] / sums[sums > 0]
+    usual = float(np.median(ratios)) if len(ratios) else 0.0
+    spread = _spread(np.where(included, (held_out - usual * gains) / lengths, np.nan))
+    if usual <= 0 or spread is None:
+        return factors
+    known = np.isfinite(gains)
+    upper = _sums(held_out, known) + SIGNIFICANT * spread * np.sqrt(_sums(np.square(lengths), known))
+    expected = usual * _sums(gains, known)
+    positive = expected > 0
+    factors[positive] = np.clip(upper[positive] / expected[positive], 0.0, 1.0)
+    return factors
+
+
+def _sums(values: np.ndarray, where: np.ndarray) -> np.ndarray:
+    return np.where(where, values, 0.0).sum(axis=0)
+
+
+def _spread(differences: np.ndarray) -> float | None:
+    """Return the standard deviation of these numbers, by the median of successive differences; None without one.
+
+    So neither trends count, nor numbers of fewer than half of the miners.
+
+    Args:
+        differences: float64 [windows, miners], oldest first; NaN where there is none.
+    """
+    steps = np.abs(np.diff(differences, axis=0))
+    known = steps[np.isfinite(steps)]
+    return NORMAL * float(np.median(known)) / math.sqrt(2) if len(known) else None

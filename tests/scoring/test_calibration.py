@@ -1,0 +1,157 @@
+"""Calibration finds gain that does not show on held-out pages; neither chance nor newcomers cost an honest miner."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tplr.schemas import Evaluation
+from tplr.scoring.calibration import CALIBRATED, Calibration, EvaluatedUpdate, by_gradient, by_loss
+
+
+def measured(evaluation: Evaluation, predicted: float, *, included: bool = True) -> EvaluatedUpdate:
+    return EvaluatedUpdate(evaluation, predicted, included)
+
+
+def test_by_loss_compares_measured_with_predicted_gains(evaluation) -> None:
+    """All gain 1 % for a prediction of 0.2, except one that gains a tenth of that, and one with as little by chance."""
+    usual = [measured(evaluation(held_out=0.01, error=1e-4), 0.2)] * 2
+    tenth = [measured(evaluation(held_out=0.001, error=1e-4), 0.2)] * 2
+    noisy = [measured(evaluation(held_out=0.001, error=0.03), 0.2)] * 2
+    found = by_loss({1: usual, 2: usual, 3: usual, 4: tenth, 5: noisy, 6: []})
+    assert [found[uid] for uid in (1, 2, 3, 5, 6)] == [1.0] * 5
+    error = math.sqrt(2) * 1e-4 / 5
+    assert found[4] == pytest.approx((0.002 + 2 * error) / (CALIBRATED * 0.05 * 0.4))
+    harmful = [measured(evaluation(held_out=-0.01, error=1e-4), 0.2)]
+    assert by_loss({1: usual, 2: usual, 3: harmful * 2})[3] == 0.0
+    assert by_loss({1: usual, 2: usual, 3: harmful})[3] == 1.0  # once may be chance
+
+
+def test_errors_of_losses_grow_with_what_all_miners_scatter(evaluation) -> None:
+    """Ratios differ by more than their sequences do: that is no miner's fault."""
+    draw = np.random.default_rng(0)
+
+    def calibrated(scatter: float) -> list[float]:
+        found = []
+        for _ in range(200):
+            ratios = 0.05 * (1 + scatter * draw.normal(size=(15, 4)))
+            evaluated = {
+                uid: [measured(evaluation(held_out=0.2 * one, error=5e-3), 0.2) for one in row]
+                for uid, row in enumerate(ratios.tolist())
+            }
+            evaluated[15] = [measured(evaluation(held_out=-0.01, error=5e-3), 0.2)] * 4  # always harms
+            found.append(by_loss(evaluated))
+        assert max(one[15] for one in found) < 0.5
+        return [one[uid] for one in found for uid in range(15)]
+
+    assert np.mean(calibrated(0.1)) > 0.9999
+    assert np.mean([one < 1 for one in calibrated(0.6)]) < 0.005  # by the errors of sequences alone 0.02
+
+
+def test_miners_on_probation_do_not_change_what_losses_are_usual(evaluation) -> None:
+    """Sixteen newcomers whose losses are far from what is predicted hide no overfitter."""
+    usual = [measured(evaluation(held_out=0.01, error=1e-4), 0.2)] * 2
+    tenth = [measured(evaluation(held_out=0.001, error=1e-4), 0.2)] * 2
+    listed = {1: usual, 2: usual, 3: usual, 4: tenth}
+    wild = [measured(evaluation(held_out=one, error=1e-4), 0.2, included=False) for one in (-0.9, 0.5)]
+    found = by_loss(
+        {**listed, **dict.fromkeys(range(10, 26), wild), 30: [one._replace(included=False) for one in tenth]}
+    )
+    assert {uid: found[uid] for uid in listed} == by_loss(listed)
+    assert found[30] == found[4] < 0.5  # it is compared with what is usual all the same
+
+
+def test_a_loss_that_is_not_finite_is_no_noise(evaluation) -> None:
+    """Its standard error is unknown and stored as a very large number, which excuses nothing."""
+    usual = [measured(evaluation(held_out=0.01, error=1e-4), 0.2)] * 2
+    diverged = evaluation(error=1e9)
+    diverged = diverged.model_copy(update={"held_out": diverged.held_out.model_copy(update={"after": None})})
+    endless = measured(diverged, 0.2)
+    found = by_loss({**dict.fromkeys((1, 2, 3), usual), 4: [endless] * 2, 5: [*usual, endless]})
+    assert found == {1: 1.0, 2: 1.0, 3: 1.0, 4: 0.0, 5: 0.0}
+
+
+def test_without_a_usual_ratio_no_loss_is_compared(evaluation) -> None:
+    harmful = [measured(evaluation(held_out=-0.01), 0.2)] * 2
+    assert by_loss({1: harmful, 2: harmful}) == {1: 1.0, 2: 1.0}
+    assert by_loss({1: [], 2: [measured(evaluation(), -0.1)] * 2}) == {1: 1.0, 2: 1.0}
+    assert by_loss({1: [measured(evaluation(held_out=-0.01), 0.2, included=False)] * 2}) == {1: 1.0}
+
+
+def noisy(windows: int, miners: int, *, noise: float, seed: int = 0) -> np.ndarray:
+    """Return gains of 0.2 on held-out pages with a standard deviation of ``noise``."""
+    return 0.2 + np.random.default_rng(seed).normal(0, noise, (windows, miners))
+
+
+def compared(held_out: np.ndarray, gains: np.ndarray, *, lengths: float = 1.0, newcomers: int = 0) -> np.ndarray:
+    """Return ``by_gradient``; the last ``newcomers`` miners are not included."""
+    included = np.isfinite(gains)
+    included[:, gains.shape[1] - newcomers :] = False
+    return by_gradient(held_out, gains, np.full(gains.shape, lengths), included)
+
+
+def test_gain_on_known_pages_alone_is_not_paid() -> None:
+    """Uid 3's predicted gain is twice that of the others, and its gain on held-out pages is the same."""
+    held_out = noisy(20, 6, noise=0.02)
+    gains = np.full((20, 6), 0.2) * [1, 1, 1, 2, 1, 1]
+    factors = compared(held_out, gains)
+    assert factors[[0, 1, 2, 4, 5]] == pytest.approx([1.0] * 5)
+    assert factors[3] == pytest.approx(0.5 * (1 + 2 * 0.02 / math.sqrt(20) / 0.2), abs=0.03)
+    assert compared(held_out * [1, 1, 1, -1, 1, 1], gains)[3] == 0.0
+
+
+def test_the_factor_is_relative_to_what_is_usual() -> None:
+    """All gain less on held-out pages than predicted, and one half as much as the others."""
+    held_out = noisy(20, 6, noise=0.002) * [0.7, 0.7, 0.35, 0.7, 0.7, 0.7]
+    assert compared(held_out, np.full((20, 6), 0.2)) == pytest.approx([1, 1, 0.5, 1, 1, 1], abs=0.01)
+
+
+def test_gain_on_known_pages_in_some_windows_hides_in_no_spread_of_its_own() -> None:
+    """Every third window it gains seven times as much on known pages; its standard error is that of all miners."""
+    gains = np.full((21, 8), 0.2)
+    gains[::3, 0] = 1.4
+    factors = compared(noisy(21, 8, noise=0.1), gains)
+    assert factors[0] * gains[:, 0].sum() < 1.5 * 0.2 * 21  # with its own spread 2.4 times
+    assert factors[1:].min() > 0.8
+
+
+@pytest.mark.parametrize("windows", [2, 3, 5, 20])
+def test_chance_on_held_out_pages_costs_an_honest_miner_little(windows: int) -> None:
+    trials = [noisy(windows, 15, noise=0.1, seed=seed) for seed in range(200)]
+    factors = np.concatenate([compared(one, np.full(one.shape, 0.2)) for one in trials])
+    assert factors.mean() > 0.99
+    assert (factors < 1).mean() < 0.08
+    assert factors.min() > 0.0  # so nobody loses the place
+
+
+def test_errors_are_proportional_to_a_step_s_length() -> None:
+    """A short step has as much noise for its length: with the lengths swapped its chance would count as harm."""
+    gains = np.full((20, 8), 0.2) * ([0.1] + [1.0] * 7)
+    held_out = noisy(20, 8, noise=0.1) * ([0.1] + [1.0] * 7)
+    lengths = np.ones((20, 8)) * ([0.1] + [1.0] * 7)
+    everywhere = np.ones((20, 8), dtype=bool)
+    assert by_gradient(held_out, gains, lengths, everywhere).min() > 0.9
+    doubled = gains * ([2.0] + [1.0] * 7)
+    assert by_gradient(held_out, doubled, lengths, everywhere)[0] < 0.8
+    assert by_gradient(held_out, doubled, np.ones((20, 8)), everywhere)[0] == 1.0
+
+
+def test_miners_on_probation_are_compared_and_do_not_change_what_gradients_are_usual() -> None:
+    held_out, gains = noisy(20, 6, noise=0.02), np.full((20, 6), 0.2)
+    wild = noisy(20, 16, noise=3.0, seed=1)
+    factors = compared(np.hstack([held_out, wild, held_out / 2]), np.hstack([gains, wild * 9, gains]), newcomers=22)
+    assert factors[:6] == pytest.approx(compared(held_out, gains))
+    assert factors[-6:] == pytest.approx([0.5] * 6, abs=0.1)
+
+
+def test_without_other_gradients_or_a_usual_ratio_no_gradient_is_compared() -> None:
+    gains = np.array([[0.3, -0.1, np.nan], [0.1, 0.2, np.nan]])
+    assert compared(gains, gains).tolist() == [1.0] * 3
+    assert compared(np.full((1, 3), np.nan), np.full((1, 3), np.nan)).tolist() == [1.0] * 3
+    assert compared(-noisy(20, 3, noise=0.01), np.full((20, 3), 0.2)).tolist() == [1.0] * 3  # no usual ratio
+    assert compared(np.array([[0.1, 0.3]]), np.array([[0.3, 0.3]])).tolist() == [1.0] * 2  # no spread yet
+
+
+def test_the_smaller_factor_counts() -> None:
+    assert Calibration(by_loss=0.3, by_gradient=0.9).value == 0.3
+    assert Calibration(by_loss=1.0, by_gradient=0.9).value == 0.9
