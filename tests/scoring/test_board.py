@@ -1,5 +1,6 @@
 """Pay is a pure function of the last windows: absence and chance earn nothing, and no score stays frozen."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -286,25 +287,35 @@ def test_gain_that_is_predicted_and_not_measured_is_not_paid(observation, evalua
     assert found[2].calibration == 1.0
 
 
-def test_gain_on_known_pages_alone_is_not_paid_and_harm_elsewhere_loses_the_place(observation, evidence) -> None:
-    """Uids 1 to 3 gain on the pages of all tested miners; on held-out pages 1 gains a third of that, 2 and 3 harm.
+def with_tests(observation, window: int, evidence, *, probation: Collection[int] = (), **held_out: float) -> Evidence:
+    """Return evidence in which all gain 0.3 on all known pages, and 0.9 on their own."""
+    seen = {}
+    for of in UIDS:
+        on_pages = tuple(0.9 if uid == of else 0.3 for uid in UIDS)
+        place = {"listed": False, "included": False, "probation": True} if of in probation else {}
+        seen[of] = observation(of, evaluation=None, assigned_products=on_pages, **place)
+    return evidence(window, seen, **held_out)
 
-    Uid 3 is on probation.
-    """
-    probation = {"listed": False, "included": False, "probation": True}
-    board = Board(HPARAMS.model_copy(update={"pay_windows": 8}))
-    for window in range(8):
-        seen = {}
-        for of in UIDS:
-            on_pages = tuple(0.9 if uid == of else 0.3 for uid in UIDS)
-            seen[of] = observation(of, evaluation=None, assigned_products=on_pages, **(probation if of == 3 else {}))
-        board.see(evidence(window, seen, uid_1=0.1, uid_2=-0.2, uid_3=-0.2))
+
+def test_gain_on_known_pages_alone_is_not_paid_and_harm_elsewhere_loses_the_place(observation, evidence) -> None:
+    """On held-out pages uid 1 gains a third of what it gains on known ones; 2, and 3 on probation, do harm."""
+    board = Board(HPARAMS.model_copy(update={"pay_windows": DISPROVING_TESTS}))
+    for window in range(DISPROVING_TESTS):
+        board.see(with_tests(observation, window, evidence, probation=[3], uid_1=0.1, uid_2=-0.2, uid_3=-0.2))
     found = board.peer_scores
     assert found[1].calibration == pytest.approx(1 / 3, abs=0.01)
     assert found[2].calibration == found[3].calibration == found[2].final == found[3].merit == 0.0
     assert found[4].calibration == 1.0
     assert found[2].mean == pytest.approx(found[4].mean)  # gains on the known pages do not show the difference
     assert [board.proven(uid) for uid in UIDS] == [True, False, False, True, True, True]
+
+
+def test_honest_work_on_probation_does_not_make_up_for_what_is_paid_later(observation, evidence) -> None:
+    windows = [with_tests(observation, window, evidence, probation=[1]) for window in range(4)]
+    windows += [with_tests(observation, window, evidence, uid_1=0.1) for window in range(4, 8)]
+    found = paid(windows)
+    assert found[1].calibration == pytest.approx(1 / 3, abs=0.01)
+    assert found[2].calibration == 1.0
 
 
 def test_a_new_hotkey_keeps_nothing_and_who_leaves_is_forgotten(observation, evidence) -> None:

@@ -10,6 +10,7 @@ measure it.
 
 import json
 import math
+import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ PROVING_WINDOWS = 2
 # window is a new chance for miners that send noise to exceed ``CHANCE``. Below ``CHANCE`` a miner is a known zero; in
 # between, a listed miner keeps its place.
 PROVEN = 4.0
-# Number of own-pages tests after which a factor of 0 means that a miner does not train on its own pages.
+# Number of own-pages tests after which a factor of 0 means that a miner does not train on its own pages, and number of
+# measured windows after which harm on held-out pages counts.
 DISPROVING_TESTS = 8
 # Steps of the ``own_pages`` factor, from the least positive one.
 TRUST = (math.ulp(0.0), 0.25, 0.5, 1.0)
@@ -93,7 +95,6 @@ class MeasuredWindow:
         self.gains = predicted_gains(alignment, predicting_tests(evidence))
         self.measured = alignment.model_copy(update={"products": tuple(self.gains.values())})
         self._lengths = dict(zip(alignment.uids, np.sqrt(np.diag(gram_of(alignment))).tolist(), strict=True))
-        self.applied = any(seen.included for seen in evidence.observations.values())
         self.included_gains = [
             self.gains[int(uid)]
             for uid, seen in evidence.observations.items()
@@ -145,13 +146,20 @@ class MeasuredWindow:
     def _compared(self, uid: int, hotkey: str) -> bool:
         """Return whether a calibration compares its update.
 
-        Not in windows without an included update, because any miner could set the scale of their gains.
+        Not in windows without a measured included update, because any miner could set the scale of their gains.
         """
-        return self.applied and uid in self.gains and uid not in self.struck and self.seen(uid, hotkey) is not None
+        there = uid in self.gains and uid not in self.struck and self.seen(uid, hotkey) is not None
+        return there and bool(self.included_gains)
 
     def length(self, uid: int) -> float:
         """Return the length of its step, and at least the shortest whose published numbers have enough digits."""
         return max(self._lengths.get(uid, 0.0), math.sqrt(SHORTEST))
+
+    def held_out_cosine(self, uid: int, hotkey: str) -> float | None:
+        """Return its gain by the held-out gradient over the length of the step; None if it was not measured."""
+        if self.predicted(uid, hotkey) is None:
+            return None
+        return max(-1.0, min(1.0, self._held_out[uid] / self.length(uid)))
 
     def cosine(self, uid: int, hotkey: str) -> float | None:
         """Return ``predicted`` over the length of the step, so that the window's scale, set by others, cancels."""
@@ -262,14 +270,26 @@ def _own_pages_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -
 
 
 def _calibrations(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str]) -> dict[int, Calibration]:
+    """Return the factors by all measured updates, or by those that counted if these are smaller.
+
+    So neither does honest work on probation make up for what is paid later, nor is a newcomer's merit taken on trust.
+    """
     miners = [*hotkeys.items()]
-    loss = by_loss({uid: [found for one in windows if (found := one.evaluated(uid, key))] for uid, key in miners})
+    updates = {uid: [found for one in windows if (found := one.evaluated(uid, key))] for uid, key in miners}
     pairs = np.array([[one.held_out_and_gain(*miner) for miner in miners] for one in windows])
-    pairs = pairs.reshape(len(windows), len(miners), 2) * _scales(windows)[:, None, None]
-    lengths = np.array([[one.length(uid) for uid in hotkeys] for one in windows])
-    included = np.array([[bool(one.counts(*miner)) for miner in miners] for one in windows], dtype=bool)
-    gradient = by_gradient(pairs[..., 0], pairs[..., 1], lengths, included)
-    return {uid: Calibration(loss[uid], one) for uid, one in zip(hotkeys, gradient.tolist(), strict=True)}
+    scales = _scales(windows)[:, None]
+    held_out, gains = np.moveaxis(pairs.reshape(len(windows), len(miners), 2), 2, 0) * scales
+    lengths = np.array([[one.length(uid) for uid in hotkeys] for one in windows]) * scales
+    counted = np.array([[bool(one.counts(*miner)) for miner in miners] for one in windows], dtype=bool)
+    by_losses = (by_loss(updates), by_loss({uid: [one for one in updates[uid] if one.included] for uid in updates}))
+    by_gradients = np.minimum(
+        by_gradient(held_out, gains, lengths, counted),
+        by_gradient(np.where(counted, held_out, np.nan), np.where(counted, gains, np.nan), lengths, counted),
+    )
+    return {
+        uid: Calibration(min(found[uid] for found in by_losses), gradient)
+        for uid, gradient in zip(hotkeys, by_gradients.tolist(), strict=True)
+    }
 
 
 def _presence(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> float:
@@ -326,8 +346,7 @@ class Board:
     def proven(self, uid: int) -> bool | None:
         """Return whether a miner helps the model and no test shows that it repeats another's work; None if unknown.
 
-        False also for a miner whose updates harm beyond chance on held-out pages, whatever they gain on others, and for
-        a listed miner that can't be judged because it sends too seldom: it would keep its place.
+        False also for a listed miner that can't be judged because it sends too seldom: it would keep its place.
         """
         found = self.peer_scores.get(uid)
         if found is None:
@@ -336,7 +355,7 @@ class Board:
             return False if self._missed(uid, found) >= self._fewest else None
         if found.mean <= CHANCE * found.error or (found.own_pages <= 0 and found.tests >= DISPROVING_TESTS):
             return False
-        if found.calibration <= 0 or self._harms(uid, found):
+        if self._harms(uid, found) or self._harms_held_out(uid, found):
             return False
         return True if found.mean > PROVEN * found.error else None
 
@@ -350,6 +369,18 @@ class Board:
         gains = [gain for one in self._windows if (gain := one.cosine(uid, found.hotkey)) is not None][-self._fewest :]
         spread = found.error * math.sqrt(found.measured)
         return math.fsum(gains) < -CHANCE * spread * math.sqrt(len(gains))
+
+    def _harms_held_out(self, uid: int, found: PeerScore) -> bool:
+        """Return whether its updates increase the loss on held-out pages beyond chance, whatever they gain on others.
+
+        They may help on most miners' pages, and do harm on a few.
+        """
+        cosines = [one.held_out_cosine(uid, found.hotkey) for one in self._windows]
+        known = [one for one in cosines if one is not None]
+        if len(known) < DISPROVING_TESTS:
+            return False
+        error = statistics.stdev(known) / math.sqrt(len(known))
+        return statistics.fmean(known) < -CHANCE * error
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
         """Return the uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""

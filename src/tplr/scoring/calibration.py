@@ -8,7 +8,8 @@ relative to what is usual for all miners; the smaller factor counts:
     by gradient   gains by the held-out gradient alone, of all updates, with predicted gains
 
 Only included updates set what is usual, so miners on probation, of which anybody can have many, do not affect it. A
-miner does not set its own standard errors either, so gains that vary hide nothing.
+miner sets its standard error by gradient only by the lengths of its steps, so gains that vary from window to window
+hide nothing.
 """
 
 import math
@@ -23,8 +24,6 @@ from tplr.scoring.measures import NORMAL, SIGNIFICANT, measured_gain
 
 # Share of the usual ratio of measured to predicted gain from which there is no loss: honest miners' ratios vary, too.
 CALIBRATED = 0.5
-# Fewest evaluations of a miner that are compared: one may be bad by chance.
-FEWEST_EVALUATIONS = 2
 
 
 class EvaluatedUpdate(NamedTuple):
@@ -59,7 +58,7 @@ def by_loss(evaluated: Mapping[int, Iterable[EvaluatedUpdate]]) -> dict[int, flo
     uid's evaluations; ``usual`` is the median of ``measured / predicted`` over the miners' included updates. So neither
     chance lowers it, nor the curvature that makes every measured gain smaller than predicted. ``error`` is the standard
     error of ``measured`` from the spread of the sequences, times ``_scatter``. The error of a loss that is not finite
-    counts as 0. The value is 1 with fewer than ``FEWEST_EVALUATIONS``, or if ``usual`` is not positive.
+    counts as 0. The value is 1 without an evaluation, or if ``usual`` is not positive.
     """
     known = {uid: [one for one in found if one.predicted > 0] for uid, found in sorted(evaluated.items())}
     included = {uid: [one for one in found if one.included] for uid, found in known.items()}
@@ -70,7 +69,7 @@ def by_loss(evaluated: Mapping[int, Iterable[EvaluatedUpdate]]) -> dict[int, flo
     scatter = _scatter([one for found in included.values() for one in found], usual)
     factors = dict.fromkeys(evaluated, 1.0)
     for uid, found in known.items():
-        if len(found) >= FEWEST_EVALUATIONS:
+        if found:
             error = scatter * math.sqrt(math.fsum(_error(one.evaluation) ** 2 for one in found))
             factor = (_measured(found) + SIGNIFICANT * error) / (CALIBRATED * usual * _predicted(found))
             factors[uid] = max(0.0, min(1.0, factor))
@@ -113,19 +112,20 @@ def by_gradient(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, in
     ``usual`` is not positive, or before any miner has two windows in succession.
 
     Args:
-        held_out, gains: of measured updates by the held-out gradient alone and by all (``predicted_gains``), each
-            window scaled by ``even_scales``; float64 [windows, miners], NaN where there is none.
-        lengths: of their steps, float64 [windows, miners], above 0.
+        held_out, gains: of measured updates by the held-out gradient alone and by all (``predicted_gains``), float64
+            [windows, miners], NaN where there is none. They are equal in a window without tests.
+        lengths: of their steps, float64 [windows, miners], above 0. All three are scaled by ``even_scales``.
         included: whether the window's included set contains the update, bool [windows, miners].
     """
     factors = np.ones(gains.shape[1])
     held_out_sums, sums = _sums(held_out, included), _sums(gains, included)
     ratios = held_out_sums[sums > 0] / sums[sums > 0]
     usual = float(np.median(ratios)) if len(ratios) else 0.0
-    spread = _spread(np.where(included, (held_out - usual * gains) / lengths, np.nan))
+    known = np.isfinite(gains)
+    tested = (known & (held_out != gains)).any(axis=1, keepdims=True)
+    spread = _spread(np.where(included & tested, (held_out - usual * gains) / lengths, np.nan))
     if usual <= 0 or spread is None:
         return factors
-    known = np.isfinite(gains)
     upper = _sums(held_out, known) + SIGNIFICANT * spread * np.sqrt(_sums(np.square(lengths), known))
     expected = usual * _sums(gains, known)
     positive = expected > 0
@@ -140,7 +140,7 @@ def _sums(values: np.ndarray, where: np.ndarray) -> np.ndarray:
 def _spread(differences: np.ndarray) -> float | None:
     """Return the standard deviation of these numbers, by the median of successive differences; None without one.
 
-    So neither trends count, nor numbers of fewer than half of the miners.
+    So trends do not count, and numbers of a few miners hardly do.
 
     Args:
         differences: float64 [windows, miners], oldest first; NaN where there is none.

@@ -25,6 +25,7 @@ from tplr.scoring.board import (
     pay,
     trust_step,
 )
+from tplr.scoring.calibration import Calibration
 from tplr.scoring.credit import CHANCE, Credit
 from tplr.scoring.documented.explain import explain_score as explain_documented
 from tplr.scoring.gain import predicted_gains, predicting_tests
@@ -257,17 +258,20 @@ def _score(uid: int, peer_score: PeerScore, shares: CreditShares | None) -> Iter
         yield "own pages", f"{peer_score.own_pages:.4f} after {peer_score.tests} tests ({span})"
     else:
         yield "own pages", "0: not tested in these windows"
-    yield "calibration", f"{peer_score.calibration:.4f}: {_calibration(uid, shares)}"
+    yield "calibration", _calibration(peer_score.calibration, shares and shares.calibrations[uid])
     factors = f"{peer_score.credit:.6f} x {peer_score.own_pages:.4f} x {peer_score.calibration:.4f}"
     yield "final score", f"{factors} = {peer_score.final:.6f}"
 
 
-def _calibration(uid: int, shares: CreditShares | None) -> str:
-    meaning = "the part of its predicted gains that shows on held-out pages, relative to the other miners'"
-    if shares is None:
-        return meaning
-    found = shares.calibrations[uid]
-    return f"{meaning}; {found.by_loss:.4f} by measured losses, {found.by_gradient:.4f} by the gradient there"
+def _calibration(published: float, found: Calibration | None) -> str:
+    """Explain the published calibration from its factors; None: an earlier report cannot be read."""
+    text = f"{published:.4f}: the part of its predicted gains that shows on held-out pages, relative to other miners'"
+    if found is None:
+        return text
+    factors = f"{found.by_loss:.4f} by measured losses, {found.by_gradient:.4f} by the gradient there"
+    if not math.isclose(found.value, published, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+        return f"{text}; but {factors} follow from the published evidence: see tplr audit"
+    return f"{text}; the smaller of {factors}"
 
 
 def _weight(report: ScoreReport, key: str, score: PeerScore | DocumentedScore, power: float) -> Iterator[Row]:

@@ -7,10 +7,10 @@ gradients instead of one, at no cost, so there is less noise in it.
 
 Unlike held-out pages, a miner's pages are known before the window ends. The median is not moved far by fewer than half
 of them: by a copy's product on the pages of the copied miner, or by an owner that trains on the pages of its own uids.
-Anybody can have many newcomers, so at most as many tests of other miners count as of miners in the included set. If a
-test is missing, the gradient on held-out pages is the only one: otherwise a validator could choose among all gradients
-by the faults that it claims. ``calibration.py`` finds what is fitted to known pages after all, by the held-out gradient
-alone.
+Anybody can have many newcomers, so at most half as many tests of other miners count as of miners in the included set:
+an owner of all of these also needs a quarter of the included ones. If a test is missing, the gradient on held-out pages
+is the only one: otherwise a validator could choose any of the gradients by the faults that it claims.
+``calibration.py`` finds what is fitted to known pages after all, by the held-out gradient alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ def own_pages_products(evidence: Evidence) -> dict[int, tuple[float, ...]]:
 def predicting_tests(evidence: Evidence) -> dict[int, tuple[float, ...]]:
     """Return the tests that predict gains; none if the test of a sampled and measured miner is missing.
 
-    These are all tests of included miners, and as many of others, in the order of their uids; all tests while no
+    These are all tests of included miners, and half as many of others, in the order of their uids; all tests while no
     update is included, as before a run's first peer list, because nobody is paid for such a window.
     """
     found = own_pages_products(evidence)
@@ -42,7 +42,7 @@ def predicting_tests(evidence: Evidence) -> dict[int, tuple[float, ...]]:
         return {uid: found[uid] for uid in due}
     included = [uid for uid in due if seen[uid].included]
     others = [uid for uid in due if not seen[uid].included]
-    return {uid: found[uid] for uid in (*included, *others[: len(included)])}
+    return {uid: found[uid] for uid in (*included, *others[: len(included) // 2])}
 
 
 def predicted_gains(alignment: Aligned, tests: Mapping[int, Sequence[float]]) -> dict[int, float]:
