@@ -157,14 +157,15 @@ class MeasuredWindow:
 
     def held_out_cosine(self, uid: int, hotkey: str) -> float | None:
         """Return its gain by the held-out gradient over the length of the step; None if it was not measured."""
-        if self.predicted(uid, hotkey) is None:
-            return None
-        return max(-1.0, min(1.0, self._held_out[uid] / self.length(uid)))
+        return None if self.predicted(uid, hotkey) is None else self._per_length(uid, self._held_out[uid])
+
+    def _per_length(self, uid: int, gain: float) -> float:
+        return max(-1.0, min(1.0, gain / max(self._lengths[uid], SHORTEST)))
 
     def cosine(self, uid: int, hotkey: str) -> float | None:
         """Return ``predicted`` over the length of the step, so that the window's scale, set by others, cancels."""
         found = self.predicted(uid, hotkey)
-        return None if found is None else max(-1.0, min(1.0, found / max(self._lengths[uid], SHORTEST)))
+        return None if found is None else self._per_length(uid, found)
 
     def deviations(self, uid: int, hotkey: str) -> dict[int, float]:
         """Return its update's deviations from the others in all miners' own-pages tests, by the tested uid."""
@@ -270,10 +271,6 @@ def _own_pages_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -
 
 
 def _calibrations(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str]) -> dict[int, Calibration]:
-    """Return the factors by all measured updates, or by those that counted if these are smaller.
-
-    So neither does honest work on probation make up for what is paid later, nor is a newcomer's merit taken on trust.
-    """
     miners = [*hotkeys.items()]
     updates = {uid: [found for one in windows if (found := one.evaluated(uid, key))] for uid, key in miners}
     pairs = np.array([[one.held_out_and_gain(*miner) for miner in miners] for one in windows])
@@ -281,15 +278,9 @@ def _calibrations(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str])
     held_out, gains = np.moveaxis(pairs.reshape(len(windows), len(miners), 2), 2, 0) * scales
     lengths = np.array([[one.length(uid) for uid in hotkeys] for one in windows]) * scales
     counted = np.array([[bool(one.counts(*miner)) for miner in miners] for one in windows], dtype=bool)
-    by_losses = (by_loss(updates), by_loss({uid: [one for one in updates[uid] if one.included] for uid in updates}))
-    by_gradients = np.minimum(
-        by_gradient(held_out, gains, lengths, counted),
-        by_gradient(np.where(counted, held_out, np.nan), np.where(counted, gains, np.nan), lengths, counted),
-    )
-    return {
-        uid: Calibration(min(found[uid] for found in by_losses), gradient)
-        for uid, gradient in zip(hotkeys, by_gradients.tolist(), strict=True)
-    }
+    gradient = by_gradient(held_out, gains, lengths, counted)
+    loss = by_loss(updates)
+    return {uid: Calibration(loss[uid], one) for uid, one in zip(hotkeys, gradient.tolist(), strict=True)}
 
 
 def _presence(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> float:

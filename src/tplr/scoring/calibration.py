@@ -7,9 +7,10 @@ relative to what is usual for all miners; the smaller factor counts:
     by loss       measured gains, of a sample of the updates, with those predicted by the held-out gradient
     by gradient   gains by the held-out gradient alone, of all updates, with predicted gains
 
-Only included updates set what is usual, so miners on probation, of which anybody can have many, do not affect it. A
-miner sets its standard error by gradient only by the lengths of its steps, so gains that vary from window to window
-hide nothing.
+Only included updates set what is usual, so miners on probation, of which anybody can have many, do not affect it. Each
+factor is the smaller one of all measured and of the included updates: no newcomer is trusted, and honest work on
+probation does not make up for what is paid later. A miner sets its standard error by gradient only by the lengths of
+its steps, so gains that vary from window to window hide nothing.
 """
 
 import math
@@ -51,14 +52,14 @@ class Calibration(NamedTuple):
         return min(self)
 
 
-def by_loss(evaluated: Mapping[int, Iterable[EvaluatedUpdate]]) -> dict[int, float]:
-    """Return measured over predicted gain by uid, relative to what is usual, in [0, 1].
+def by_loss(evaluated: Mapping[int, Sequence[EvaluatedUpdate]]) -> dict[int, float]:
+    """Return measured over predicted gain by uid, relative to what is usual, in [0, 1]: the smaller factor of two.
 
-    The value is ``(measured + SIGNIFICANT * error) / (CALIBRATED * usual * predicted)``, clipped, with sums over a
+    A factor is ``(measured + SIGNIFICANT * error) / (CALIBRATED * usual * predicted)``, clipped, with sums over a
     uid's evaluations; ``usual`` is the median of ``measured / predicted`` over the miners' included updates. So neither
     chance lowers it, nor the curvature that makes every measured gain smaller than predicted. ``error`` is the standard
     error of ``measured`` from the spread of the sequences, times ``_scatter``. The error of a loss that is not finite
-    counts as 0. The value is 1 without an evaluation, or if ``usual`` is not positive.
+    counts as 0. A factor is 1 without an evaluation, or if ``usual`` is not positive.
     """
     known = {uid: [one for one in found if one.predicted > 0] for uid, found in sorted(evaluated.items())}
     included = {uid: [one for one in found if one.included] for uid, found in known.items()}
@@ -67,13 +68,15 @@ def by_loss(evaluated: Mapping[int, Iterable[EvaluatedUpdate]]) -> dict[int, flo
     if usual <= 0:
         return dict.fromkeys(evaluated, 1.0)
     scatter = _scatter([one for found in included.values() for one in found], usual)
-    factors = dict.fromkeys(evaluated, 1.0)
-    for uid, found in known.items():
-        if found:
-            error = scatter * math.sqrt(math.fsum(_error(one.evaluation) ** 2 for one in found))
-            factor = (_measured(found) + SIGNIFICANT * error) / (CALIBRATED * usual * _predicted(found))
-            factors[uid] = max(0.0, min(1.0, factor))
-    return factors
+
+    def factor(updates: Sequence[EvaluatedUpdate]) -> float:
+        if not updates:
+            return 1.0
+        error = scatter * math.sqrt(math.fsum(_error(one.evaluation) ** 2 for one in updates))
+        upper = _measured(updates) + SIGNIFICANT * error
+        return max(0.0, min(1.0, upper / (CALIBRATED * usual * _predicted(updates))))
+
+    return {uid: min(factor(known[uid]), factor(included[uid])) for uid in evaluated}
 
 
 def _measured(updates: Iterable[EvaluatedUpdate]) -> float:
@@ -105,11 +108,11 @@ def _scatter(included: Sequence[EvaluatedUpdate], usual: float) -> float:
 def by_gradient(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, included: np.ndarray) -> np.ndarray:
     """Return each miner's gain by the held-out gradient over its predicted gain, relative to what is usual.
 
-    The value is ``(held_out + SIGNIFICANT * error) / (usual * predicted)``, clipped to [0, 1], with sums over a miner's
-    windows; ``usual`` is the median of ``held_out / predicted`` over the miners' included updates. The noise of a
-    gradient along a step is proportional to the step's length, and the same for all directions. So ``error`` is
-    ``_spread`` times the root of the sum of squared lengths. The value is 1 without a positive predicted gain, if
-    ``usual`` is not positive, or before any miner has two windows in succession.
+    It is the smaller factor of two. A factor is ``(held_out + SIGNIFICANT * error) / (usual * predicted)``, clipped to
+    [0, 1], with sums over a miner's windows; ``usual`` is the median of ``held_out / predicted`` over the miners'
+    included updates. The noise of a gradient along a step is proportional to the step's length, and the same for all
+    directions. So ``error`` is ``_spread`` times the root of the sum of squared lengths. A factor is 1 without a
+    positive predicted gain, if ``usual`` is not positive, or before any miner has two windows in succession.
 
     Args:
         held_out, gains: of measured updates by the held-out gradient alone and by all (``predicted_gains``), float64
@@ -117,20 +120,21 @@ def by_gradient(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, in
         lengths: of their steps, float64 [windows, miners], above 0. All three are scaled by ``even_scales``.
         included: whether the window's included set contains the update, bool [windows, miners].
     """
-    factors = np.ones(gains.shape[1])
     held_out_sums, sums = _sums(held_out, included), _sums(gains, included)
     ratios = held_out_sums[sums > 0] / sums[sums > 0]
     usual = float(np.median(ratios)) if len(ratios) else 0.0
     known = np.isfinite(gains)
     tested = (known & (held_out != gains)).any(axis=1, keepdims=True)
     spread = _spread(np.where(included & tested, (held_out - usual * gains) / lengths, np.nan))
+    factors = np.ones(gains.shape[1])
     if usual <= 0 or spread is None:
         return factors
-    upper = _sums(held_out, known) + SIGNIFICANT * spread * np.sqrt(_sums(np.square(lengths), known))
-    expected = usual * _sums(gains, known)
-    positive = expected > 0
-    factors[positive] = np.clip(upper[positive] / expected[positive], 0.0, 1.0)
-    return factors
+    for where in (known, included):
+        upper = _sums(held_out, where) + SIGNIFICANT * spread * np.sqrt(_sums(np.square(lengths), where))
+        expected = usual * _sums(gains, where)
+        positive = expected > 0
+        factors[positive] = np.minimum(factors[positive], upper[positive] / expected[positive])
+    return np.maximum(factors, 0.0)
 
 
 def _sums(values: np.ndarray, where: np.ndarray) -> np.ndarray:
