@@ -387,23 +387,26 @@ def siblings(setting: Setting) -> Figures:
     Single sequences of many pages help more than many of one page. So both are compared with miners that do the same
     with pages of which no gradient is taken.
     """
-    equals, owned = range(2, 5), range(11, 16)
-    members: list[Member] = [Honest(8), *(Honest(EFFORT) for _ in equals)]
+    owned = range(11, 16)
+    members: list[Member] = [Honest(8), *(Honest(EFFORT) for _ in range(3))]
     members += [PagesOverfitter(PAGES_OVERFITTER, EFFORT, own=8) for _ in range(2)]
     members += [PagesOverfitter(OTHER_OVERFITTER, EFFORT, own=8, assigned=False) for _ in range(2)]
     members += [OthersPages(NOT_TESTED, EFFORT, own=8, assigned=False) for _ in range(2)]
     members += [OthersPages(SIBLINGS, EFFORT, own=8, whose=owned) for _ in owned]
-    paid = pay(live(network(setting, members), LAUNCH + PAID_WINDOWS), range(1, len(members) + 1))
-    least, equal, overfit, others = paid[0], mean(paid[1:4]), mean(paid[4:6]), mean(paid[6:8])
-    not_tested, brothers = mean(paid[8:10]), mean(paid[10:])
+    world = live(network(setting, members), LAUNCH + PAID_WINDOWS)
+
+    def paid(name: str) -> float:
+        return mean(pay(world, [uid for uid, member in world.by_uid.items() if member.name == name]))
+
+    least, equal = paid(members[0].name), paid(members[1].name)
     return {
-        f"{PAGES_OVERFITTER}: over as many other pages": ratio(overfit, others),
-        f"{PAGES_OVERFITTER}: over an equal miner": ratio(overfit, equal),
-        f"{PAGES_OVERFITTER}: over the least honest": ratio(overfit, least),
-        f"{OTHER_OVERFITTER}: over an equal miner": ratio(others, equal),
-        f"{SIBLINGS}: over as many other pages": ratio(brothers, not_tested),
-        f"{SIBLINGS}: over an equal miner": ratio(brothers, equal),
-        f"beside siblings, {NOT_TESTED}: over an equal miner": ratio(not_tested, equal),
+        f"{PAGES_OVERFITTER}: over as many other pages": ratio(paid(PAGES_OVERFITTER), paid(OTHER_OVERFITTER)),
+        f"{PAGES_OVERFITTER}: over an equal miner": ratio(paid(PAGES_OVERFITTER), equal),
+        f"{PAGES_OVERFITTER}: over the least honest": ratio(paid(PAGES_OVERFITTER), least),
+        f"{OTHER_OVERFITTER}: over an equal miner": ratio(paid(OTHER_OVERFITTER), equal),
+        f"{SIBLINGS}: over as many other pages": ratio(paid(SIBLINGS), paid(NOT_TESTED)),
+        f"{SIBLINGS}: over an equal miner": ratio(paid(SIBLINGS), equal),
+        f"beside siblings, {NOT_TESTED}: over an equal miner": ratio(paid(NOT_TESTED), equal),
     }
 
 
