@@ -23,6 +23,7 @@ from tplr.localnet.attackers import (
     OthersPages,
     OutOfSync,
     PagesOverfitter,
+    PeriodicTurncoat,
     Repeater,
     Scaled,
     Timed,
@@ -91,6 +92,12 @@ def test_who_is_there_is_valid_and_who_is_not_is_not(world: World) -> None:
     assert verdicts(world, UID["late"]) == ["too_late"] * WINDOWS
     assert verdicts(world, UID["dormant"]) == ["valid", "too_late", "valid", "valid"]
     assert verdicts(world, UID["zeros"]) == ["empty"] * WINDOWS
+
+
+def test_a_periodic_turncoat_harms_in_a_part_of_each_period() -> None:
+    periodic = PeriodicTurncoat("periodic", 8, last=2, harmful=2, period=5)
+    assert [window for window in range(1, 15) if periodic.harms(window)] == [3, 4, 8, 9, 13, 14]
+    assert [window for window in range(1, 5) if Turncoat("turncoat", 8, last=2).harms(window)] == [3, 4]
 
 
 def test_twins_send_one_update_and_leave_no_commit(world: World) -> None:

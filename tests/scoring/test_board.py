@@ -184,6 +184,23 @@ def test_who_harms_after_it_has_earned_its_place_loses_it_within_the_windows_of_
     assert board.proven(2) is False
 
 
+@pytest.mark.parametrize(("harmful", "period"), [(5, 20), (2, 8)])
+def test_who_harms_now_and_then_loses_its_place_until_that_is_long_ago(
+    observation, evidence, harmful: int, period: int
+) -> None:
+    """Its own spread is large because it helps and harms in turn: by that alone, harm would be chance."""
+    random, first = np.random.default_rng(2), 12
+    board, found = Board(HPARAMS.model_copy(update={"pay_windows": 20})), []
+    for window in range(first + period):
+        harms = window >= first and (window - first) % period < harmful
+        gains = {f"uid_{uid}": 0.3 + 0.05 * random.normal() for uid in UIDS}
+        board.see(evidence(window, good(observation), **gains | ({"uid_1": -0.3} if harms else {})))
+        found.append(board.proven(1))
+        assert [board.proven(uid) for uid in UIDS[1:]] == [True if window > 1 else None] * (len(UIDS) - 1)
+    assert found[first : first + 2] == [True, False]
+    assert set(found[first + 2 :]) == {False}
+
+
 def test_who_harms_in_some_windows_and_is_late_in_between_loses_its_place_too(observation, evidence) -> None:
     random = np.random.default_rng(2)
     late = {**good(observation), 1: observation(1, **WRONGS["too_late"])}

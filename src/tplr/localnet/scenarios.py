@@ -32,6 +32,7 @@ from tplr.localnet.attackers import (
     OutOfSync,
     Overfitter,
     PagesOverfitter,
+    PeriodicTurncoat,
     Repeater,
     Scaled,
     Timed,
@@ -318,6 +319,28 @@ def included_after_turn(world: World) -> list[bool]:
     return [any(seen.included for uid, seen in one.items() if uid > 3) for one in windows]
 
 
+HARMFUL = 5  # of every ``PAID_WINDOWS`` windows
+
+
+def periodic_turncoats(setting: Setting) -> Figures:
+    """Simulate three honest miners, and five that harm in a quarter of the windows, and work in the others."""
+    members: list[Member] = [Honest(EFFORT) for _ in range(3)]
+    members += [
+        PeriodicTurncoat("periodic turncoat", EFFORT, TURN, harmful=HARMFUL, period=PAID_WINDOWS) for _ in range(5)
+    ]
+    world = live(network(setting, members), TURN)
+    before = world.held_out_loss()
+    live(world, 2 * PAID_WINDOWS)
+    included = included_after_turn(world)
+    harmful = [one for i, one in enumerate(included) if i % PAID_WINDOWS < HARMFUL]
+    return {
+        "5 periodic turncoats: windows in which they harm": sum(harmful),
+        "5 periodic turncoats: windows in which they harm, at last": sum(harmful[HARMFUL:]),
+        "5 periodic turncoats: loss, over that when they turned": world.held_out_loss() / before,
+        "5 periodic turncoats: pay": sum(pay(world, range(4, 9))),
+    }
+
+
 def dormants(setting: Setting) -> Figures:
     """Simulate three honest miners, and five that harm in two of twenty windows and are late in the others."""
     members: list[Member] = [Honest(EFFORT) for _ in range(3)]
@@ -451,6 +474,7 @@ SCENARIOS: dict[str, Scenario] = {
     "giants": Scenario(giants, 45.0),
     "losses": Scenario(losses, 10.0),
     "turncoats": Scenario(turncoats, 10.0),
+    "periodic turncoats": Scenario(periodic_turncoats, 22.0),
     "dormants": Scenario(dormants, 40.0),
     "norms": Scenario(norms, 55.0, by_pages=True),
     "readers": Scenario(readers, 30.0, by_pages=True),

@@ -48,6 +48,8 @@ PROVEN = 4.0
 # Number of own-pages tests after which a factor of 0 means that a miner does not train on its own pages, and number of
 # measured windows after which harm on held-out pages counts.
 DISPROVING_TESTS = 8
+# A miner's spread by which harm is judged is at most this many times the usual one.
+MOST_SPREAD = 2.0
 # Steps of the ``own_pages`` factor, from the least positive one.
 TRUST = (math.ulp(0.0), 0.25, 0.5, 1.0)
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
@@ -288,6 +290,11 @@ def _presence(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> float
     return sum(counted) / len(counted) if counted else 0.0
 
 
+def _spread(score: PeerScore) -> float:
+    """Return the standard deviation of a measured cosine."""
+    return score.error * math.sqrt(score.measured)
+
+
 def pay(score: PeerScore, power: float) -> float:
     """Return ``presence * (final / presence)**power``, before division by the sum over all miners.
 
@@ -356,10 +363,24 @@ class Board:
         return sum(one.would_count(uid, found.hotkey) is False for one in asked)
 
     def _harms(self, uid: int, found: PeerScore) -> bool:
-        """Return whether its last measured updates increased the loss beyond chance, regardless of its earlier ones."""
-        gains = [gain for one in self._windows if (gain := one.cosine(uid, found.hotkey)) is not None][-self._fewest :]
-        spread = found.error * math.sqrt(found.measured)
-        return math.fsum(gains) < -CHANCE * spread * math.sqrt(len(gains))
+        """Return whether some of its updates in succession increased the loss beyond chance, regardless of the others.
+
+        Chance is measured by its own spread, but not by far more than the usual one: who helps and harms in turn has a
+        large spread.
+        """
+        gains = [gain for one in self._windows if (gain := one.cosine(uid, found.hotkey)) is not None]
+        spread = min(_spread(found), MOST_SPREAD * self._usual_spread)
+        return any(
+            math.fsum(gains[start : start + length]) < -CHANCE * spread * math.sqrt(length)
+            for length in range(PROVING_WINDOWS, self._fewest + 1)
+            for start in range(len(gains) - length + 1)
+        )
+
+    @property
+    def _usual_spread(self) -> float:
+        """The median spread of a measured cosine over miners that help beyond chance; infinite if nobody does."""
+        helpful = [_spread(one) for one in self.peer_scores.values() if one.mean > CHANCE * one.error]
+        return statistics.median(helpful) if helpful else math.inf
 
     def _harms_held_out(self, uid: int, found: PeerScore) -> bool:
         """Return whether its updates increase the loss on held-out pages beyond chance, whatever they gain on others.

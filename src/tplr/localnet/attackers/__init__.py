@@ -4,7 +4,7 @@ from tplr.localnet.attackers.copies import Copier, Twin
 from tplr.localnet.attackers.damaged import Malformed, malformed
 from tplr.localnet.attackers.honest import Cheat, Honest, Lossy
 from tplr.localnet.attackers.pages import OthersPages, Overfitter, PagesOverfitter, WrongPages
-from tplr.localnet.attackers.presence import Dormant, GoDark, HalfAbsent, Late, Timed, Turncoat
+from tplr.localnet.attackers.presence import Dormant, GoDark, HalfAbsent, Late, PeriodicTurncoat, Timed, Turncoat
 from tplr.localnet.attackers.sync import NoProof, OutOfSync
 from tplr.localnet.attackers.values import Changed, Noise, Repeater, Scaled, Zeros
 
@@ -25,6 +25,7 @@ __all__ = [
     "OutOfSync",
     "Overfitter",
     "PagesOverfitter",
+    "PeriodicTurncoat",
     "Repeater",
     "Scaled",
     "Timed",

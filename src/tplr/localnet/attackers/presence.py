@@ -56,9 +56,25 @@ class Turncoat(Cheat):
         self._last = last
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
-        """Return the honest tensors; after window ``last`` with the opposite sign."""
-        sign = 1.0 if window <= self._last else -1.0
+        """Return the honest tensors; where it harms, with the opposite sign."""
+        sign = -1.0 if self.harms(window) else 1.0
         return {name: sign * one for name, one in super().tensors(world, window).items()}
+
+    def harms(self, window: int) -> bool:
+        """Return whether it sends the opposite of its work in ``window``."""
+        return window > self._last
+
+
+class PeriodicTurncoat(Turncoat):
+    """Is a turncoat that harms only in the first ``harmful`` of every ``period`` windows after window ``last``."""
+
+    def __init__(self, name: str, effort: int, last: int, *, harmful: int, period: int) -> None:
+        super().__init__(name, effort, last)
+        self._harmful, self._period = harmful, period
+
+    def harms(self, window: int) -> bool:
+        """Return whether it sends the opposite of its work in ``window``."""
+        return super().harms(window) and (window - self._last - 1) % self._period < self._harmful
 
 
 class Dormant(Turncoat):
