@@ -22,7 +22,7 @@ from tplr.scoring.board import Board
 from tplr.scoring.own_pages import FEWEST_OTHERS
 
 PICTURE = Path(__file__).parents[1] / "docs" / "scoring.png"
-WINDOWS, TESTS = 20, 3
+WINDOWS, TESTS = 20, 5  # two thirds of the miners, as docs/scoring.md recommends
 APPLIED, MEASURED, ABSENT, STRUCK, BLANK = "#4c9f70", "#a9d6b8", "#eeeeee", "#d1495b", "#ffffff"
 NAMES = (
     "honest",
@@ -83,7 +83,7 @@ def colour(one: Evidence, uid: int, struck: bool) -> str:
         return STRUCK
     if seen.verdict != VALID:
         return ABSENT
-    if one.alignment is None:
+    if one.alignment is None and seen.included:
         return BLANK
     return APPLIED if seen.included else MEASURED
 

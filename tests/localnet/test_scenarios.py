@@ -1,6 +1,6 @@
 """Short form of ``scripts/simulate_attackers.py``: it fails when an attack starts to pay.
 
-Few windows, few pages and a single seed: the bounds are the targets of ``localnet/targets.py``, for those attacks whose
+Few windows, few pages and a single seed: the bounds are near the targets of ``localnet/targets.py``, for attacks whose
 figures do not depend on chance. Wrong pages, an overfitter and a timed worker's good luck take more tests than these
 windows have. The default scheme runs always, the others are long tests.
 """

@@ -60,8 +60,9 @@ def test_every_factor_is_named(report) -> None:
         "own-pages test    +1.000 of 1",
         "its update is in the included set, and was measured",
         "of 3 windows; its update was measured in 3 of them",
-        "+0.3000 in the measured windows, standard error 0.0000; used for the peer list only",
-        "1.0000 after 3 tests (0 at a mean of 0.25, 1 at 0.5; by loss -0.2 and 0, less chance)",
+        "+0.3000 in the measured windows, standard error 0.0000",
+        "its mean cosine is above 4 standard errors: a place, unless updates harm or break a rule; merit ",
+        "1.0000 after 3 tests (0 at a mean of 0.25, 1 at 0.5; by loss -0.2 and 0, after 2 standard errors are added)",
         "0.250000 set in block 77, 0.249900 read back",
         "who is in sync is not known: no answer: no miner is blamed for it",
     ):

@@ -2,7 +2,8 @@
 
 From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i counted and else 0:
 
-    b_i = mean_w y_iw e_w <g_w, d_iw>          the gain, error_i its standard error; e_w is of ``even_scales``
+    b_i = mean_w y_iw e_w b_iw                 the gain, error_i its standard error; b_iw is the predicted gain of the
+                                               window (``gain.py``), e_w is of ``even_scales``
     b'_i = b_i * max(0, 1 - (CHANCE * error_i / b_i)**2)      the gain beyond chance
     G_ij = mean_w y_iw y_jw <d_iw, d_jw>       similarity of two miners' updates
     c = b' / sqrt(b'' G^-1 b')                 inner products with the part of the gradient that updates explain

@@ -16,6 +16,7 @@ from tplr.schemas import (
     ScoreReport,
 )
 from tplr.scoring.board import (
+    PROVEN,
     TRUST,
     CreditShares,
     MeasuredWindow,
@@ -29,7 +30,7 @@ from tplr.scoring.calibration import Calibration
 from tplr.scoring.credit import CHANCE, Credit
 from tplr.scoring.documented.explain import explain_score as explain_documented
 from tplr.scoring.gain import predicted_gains, predicting_tests
-from tplr.scoring.measures import LOSS_HIGH, LOSS_LOW, OWN_PAGES_HIGH, OWN_PAGES_LOW, gain
+from tplr.scoring.measures import LOSS_HIGH, LOSS_LOW, OWN_PAGES_HIGH, OWN_PAGES_LOW, SIGNIFICANT, gain
 from tplr.scoring.penalties import BY_CODE
 from tplr.untrusted import printable
 
@@ -183,10 +184,18 @@ def _counts(seen: PeerObservation, uid: int, alignment: Alignment | None, struck
 
 def _gains(peer_score: PeerScore, windows: int) -> Iterator[Row]:
     yield "evidence", f"of {windows} windows; its update was measured in {peer_score.measured} of them"
-    beyond = "" if peer_score.mean > CHANCE * peer_score.error else ": not beyond chance"
-    error = f"standard error {peer_score.error:.4f}{beyond}"
-    yield "mean cosine", f"{peer_score.mean:+.4f} in the measured windows, {error}; used for the peer list only"
+    yield "mean cosine", f"{peer_score.mean:+.4f} in the measured windows, standard error {peer_score.error:.4f}"
+    yield "peer list", f"{_place(peer_score)}; merit {peer_score.merit:.6f}, by which a full list is ordered"
     yield "presence", f"{peer_score.presence:.4f}: share of the windows that count for it"
+
+
+def _place(score: PeerScore) -> str:
+    """What the mean cosine means for a place; what else costs a place is in ``docs/scoring.md``."""
+    if score.mean <= CHANCE * score.error:
+        return f"its mean cosine is not above {CHANCE:g} standard errors: no place"
+    if score.mean <= PROVEN * score.error:
+        return f"its mean cosine is between {CHANCE:g} and {PROVEN:g} standard errors: it keeps a place, but gets none"
+    return f"its mean cosine is above {PROVEN:g} standard errors: a place, unless updates harm or break a rule"
 
 
 def _credit(uid: int, peer_score: PeerScore, shares: CreditShares | None) -> Iterator[Row]:
@@ -253,7 +262,7 @@ def _product(published: float, found: Credit | None, *, known: bool, trusted: bo
 
 def _score(uid: int, peer_score: PeerScore, shares: CreditShares | None) -> Iterator[Row]:
     if peer_score.tests:
-        by_loss = f"by loss {LOSS_LOW:g} and {LOSS_HIGH:g}, less chance"
+        by_loss = f"by loss {LOSS_LOW:g} and {LOSS_HIGH:g}, after {SIGNIFICANT:g} standard errors are added"
         span = f"0 at a mean of {OWN_PAGES_LOW:g}, 1 at {OWN_PAGES_HIGH:g}; {by_loss}"
         yield "own pages", f"{peer_score.own_pages:.4f} after {peer_score.tests} tests ({span})"
     else:

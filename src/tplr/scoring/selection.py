@@ -19,8 +19,8 @@ def sample_evaluated(waited: Mapping[int, int], *, count: int, seed: int) -> tup
     """Draw ``count`` uids in proportion to the square of the windows since their last draw; return them ascending.
 
     The windows are limited to ``LEAST_WAITED`` and ``MOST_WAITED``, so in every window each uid has a positive
-    probability and none is certain: no miner can predict a window without evaluation. With the square all uids are
-    drawn about equally often.
+    probability, and none is certain if there are more than ``count``: no miner can predict a window without evaluation.
+    With the square all uids are drawn about equally often.
 
     Args:
         waited: windows since the last evaluation, by uid.
