@@ -13,8 +13,8 @@ All methods get the same first weights, the same batches and the same number of 
 - ``muon-grouped``: ``muon-sparseloco`` that sends one entry of each of k groups of a chunk.
 - ``demo``: the package's own; every window has two or three batches of each peer.
 
-Before that each method gets the same number of trials (``TRIALS``) of its learning rates, with a seed of their own; the
-best one is used for all its cells.
+Before that each method gets trials of its learning rates (``TRIALS``, and those of the grid), with a seed of their own;
+the best one is used for all its cells.
 
     python scripts/benchmarks/convergence.py --reduced     # about an hour on 2 cores
     python scripts/benchmarks/convergence.py               # a day

@@ -116,6 +116,8 @@ GRIDS |= {
     for name, of in {"4": "reduced", "8": "reduced-8", "16": "reduced-16", "long-16": "long-16"}.items()
     for rate in (1, 2)
 }
+# Groups of 64 entries, for updates of half the size: what 70B parameters need on home lines.
+GRIDS |= {f"outer-{rate}-k-64": replace(GRIDS[f"outer-{rate}-4"], muon_grouped=((64, 1),)) for rate in (1, 2)}
 # The full grid's model, peers and tokens in hours instead of a day: three methods have a few trials around the rates
 # found for the reduced one, the others have these rates.
 GRIDS["larger"] = replace(

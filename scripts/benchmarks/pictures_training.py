@@ -31,6 +31,10 @@ def compress(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+# The grid in which the default has the constants of ``hparams.json``.
+SHIPPED, AS_SHIPPED = "outer-2-4", "as hparams.json"
+
+
 def convergence(rows: Rows, path: Path) -> None:
     figure = new_figure(9, 4.6)
     axes = figure.add_subplot()
@@ -38,6 +42,9 @@ def convergence(rows: Rows, path: Path) -> None:
     found: dict[tuple[str, str, str], dict[str, Mapping[str, str]]] = {}
     for row in best_finals(rows, grid):
         found.setdefault((row["method"], row["k"], row["bits"]), {})[row["seed"]] = row
+    shipped = {row["seed"]: row for row in rows if row["grid"] == SHIPPED} if grid == "reduced" else {}
+    if shipped:
+        found[AS_SHIPPED, "0", "0"] = shipped
     for number, ((method, k, bits), by_seed) in enumerate(found.items()):
         losses = [float(row["loss"]) for row in by_seed.values()]
         sent = int(next(iter(by_seed.values()))["bytes_per_peer"]) / 1e6
@@ -61,6 +68,8 @@ def convergence_curves(rows: Rows, path: Path) -> None:
     for row in rows:
         if row["grid"] == "reduced":
             lines.setdefault((row["method"], row["k"], row["bits"]), []).append(row)
+        if row["grid"] == SHIPPED:
+            lines.setdefault((AS_SHIPPED, "0", "0"), []).append(row)
     for number, ((method, k, bits), points) in enumerate(lines.items()):
         losses, style = column(points, "loss"), f"-{'os^'[number // 10]}"
         for axes, name in ((by_tokens, "tokens"), (by_bytes, "bytes_per_peer")):
@@ -170,9 +179,11 @@ def overlap(rows: Rows, path: Path) -> None:
             tuning = ", tuning seed" if row["seed"] == "100" else ""
             selection = "groups" if row["method"] == "muon-grouped" else "chunk"
             expected = ", expected weights" if float(row["expected"]) else ""
-            label = f"{selection}{expected}, {row['rounds']} rounds, {row['guess']}{tuning}"
+            rate = "" if float(row["outer_rate"]) == 1 else f", outer rate {row['outer_rate']}"
+            where = f"{selection}, k = {row['k']}{expected}{rate}"
+            label = f"{where}, {row['rounds']} rounds, {row['guess']}{tuning}"
             found.setdefault(label, []).append(float(row["loss"]) - base)
-    figure = new_figure(8.5, 3.2)
+    figure = new_figure(9.5, 4.2)
     bars(figure.add_subplot(), found, unit="final loss above that of outer_delay 0, same seed, nats per token")
     save(figure, path)
 

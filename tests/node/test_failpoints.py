@@ -154,6 +154,7 @@ async def readable_scores(stage, setup) -> list[int]:
     [
         ("demo", True, 0),
         pytest.param("sparseloco", False, 0, marks=pytest.mark.long),
+        pytest.param("muon", False, 0, marks=pytest.mark.long),
         pytest.param("muon", False, 1, marks=pytest.mark.long),
     ],
 )

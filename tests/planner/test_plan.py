@@ -46,6 +46,19 @@ def test_the_large_runs_fit_eight_gpus_and_train_all_their_tokens(name, gpu, set
     assert idle < 0.1 * line.window
 
 
+@pytest.mark.parametrize(("name", "gpu"), [("hparams-8b.json", "h200"), ("hparams-70b.json", "b200")])
+@pytest.mark.parametrize("peers", [15, 20])
+def test_the_large_runs_train_99_percent_of_a_window_with_overlap_only(name, gpu, peers, host):
+    machine = host(gpu, ranks=8, host_memory=2048 * GIB, disk=4000 * GIB)
+
+    def utilisation(outer_delay: int) -> float:
+        hparams = load_hparams(ROOT / name).model_copy(update={"max_topk_peers": peers, "outer_delay": outer_delay})
+        return make_plan(hparams, machine, settings=CUDA_OFFLOADED).timeline.utilisation
+
+    assert utilisation(1) >= 0.99
+    assert utilisation(0) < 0.75
+
+
 def test_muon_needs_less_memory_and_more_time_than_adamw(default, host):
     constants = default.sparseloco.model_copy(update={"inner_optimizer": "adamw", "muon_momentum": None})
     muon, adamw = (make_plan(one, host()) for one in (default, default.model_copy(update={"sparseloco": constants})))
