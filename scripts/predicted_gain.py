@@ -18,35 +18,21 @@ import torch
 from tplr.compress.dct import inverse, transform
 from tplr.compress.payload import Update
 from tplr.hparams import HParams
-from tplr.localnet.attackers import Changed, Copier, Honest, Overfitter, Repeater, WrongPages
+from tplr.localnet.attackers import Changed, Copier, Dealt, Honest, Overfitter, Repeater, WrongPages
 from tplr.localnet.plan import Scheme
 from tplr.localnet.simulation import SINGLE_BYTES, VOCABULARY, World, profile, small
 from tplr.training.evaluation import sequence_losses
 from tplr.training.gradient import WindowGradient
 
 SPLIT = 8
+DEALER = 29  # uid that trains what eight send
 HELD_OUT, FACTOR = 98_000, 0.2
 Tensors = Mapping[str, torch.Tensor]
 
 
-class Dealt(Honest):
-    """One of several uids that send parts of one work: the first trains, the others send the next largest entries."""
-
-    def __init__(self, effort: int, first: "Dealt | None" = None) -> None:
-        super().__init__(effort)
-        self._first = first
-
-    def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
-        """Return the work, or zeros: the rest is in the error feedback, which all members share."""
-        if self._first is None:
-            return super().tensors(world, window)
-        self.outer = self._first.outer
-        return {name: torch.zeros_like(one) for name, one in world.train_state.parameters.items()}
-
-
 def members() -> dict[str, list[Honest]]:
     """Return the groups of miners; uids follow this order, from 1."""
-    dealer = Dealt(64)
+    dealer = Dealt("", 64, (DEALER,))
     return {
         "honest 8": [Honest(8)],
         "honest 24": [Honest(24)],
@@ -63,7 +49,7 @@ def members() -> dict[str, list[Honest]]:
         "identical clones": [Copier("", 14) for _ in range(3)],
         "near clones": [Copier("", 14, noise=0.2, own_indices=0.1) for _ in range(3)],
         "split": [Honest(64 // SPLIT) for _ in range(SPLIT)],
-        "dealt": [dealer, *(Dealt(64, dealer) for _ in range(SPLIT - 1))],
+        "dealt": [dealer, *(Dealt("", 64, (DEALER,), dealer) for _ in range(SPLIT - 1))],
     }
 
 

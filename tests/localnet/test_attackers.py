@@ -12,6 +12,7 @@ from tplr.compress.topk import select
 from tplr.keys import commit_key, debug_key
 from tplr.localnet.attackers import (
     Copier,
+    Dealt,
     Dormant,
     GoDark,
     HalfAbsent,
@@ -63,9 +64,12 @@ def members() -> list[Member]:
         Turncoat("turncoat", 8, last=2),
         Dormant("dormant", 8, last=1),
         OthersPages("others' pages", 24, own=8),
+        dealer := Dealt("dealt", 16, DEALT),
+        Dealt("dealt", 16, DEALT, dealer),
     ]
 
 
+DEALT = (20, 21)  # the last uids
 UID = {member.name: uid for uid, member in enumerate(members(), start=1)}
 HONEST, TWIN, OTHER_TWIN, LOSSY = 1, 6, 7, 10
 
@@ -109,6 +113,22 @@ def test_twins_send_one_update_and_leave_no_commit(world: World) -> None:
         keys = world.by_uid[uid].store._objects
         assert commit_key(WINDOWS, uid, world.hparams.version) not in keys
     assert commit_key(WINDOWS, HONEST, world.hparams.version) in world.by_uid[HONEST].store._objects
+
+
+def test_dealt_parts_are_of_one_work_on_pages_of_both_uids(world: World) -> None:
+    first, second = (world.by_uid[uid] for uid in DEALT)
+    assert isinstance(first, Dealt)
+    assert first.outer is second.outer
+    pages = [world.pages(uid, WINDOWS).batches[:1].reshape(8, -1) for uid in DEALT]
+    assert np.array_equal(first.batches(world, WINDOWS).reshape(16, -1), np.concatenate(pages))
+    shared = total = 0
+    for name, tensor in world.spec.tensors.items():
+        if not tensor.dense:
+            one, other = (world.updates[uid].coefficients(name)[0] for uid in DEALT)
+            shared += sum(len(np.intersect1d(a, b)) for a, b in zip(one.numpy(), other.numpy(), strict=True))
+            total += one.numel()
+    assert total > 0
+    assert shared < 0.2 * total  # the next largest entries, and few of the first ones a second time
 
 
 def test_a_near_twin_shares_three_quarters_of_the_coordinates(world: World) -> None:

@@ -19,6 +19,7 @@ from tplr.hparams import HParams
 from tplr.localnet.attackers import (
     Changed,
     Copier,
+    Dealt,
     Dormant,
     GoDark,
     HalfAbsent,
@@ -188,23 +189,42 @@ def twins(setting: Setting) -> Figures:
     }
 
 
-def split(setting: Setting, effort: int, part: Callable[[int], Member] = Honest, what: str = "") -> Figures:
+SPLIT = "split over 8 uids"
+Owner = Callable[[int, Sequence[int]], list[Member]]
+
+
+def honest_parts(effort: int, uids: Sequence[int]) -> list[Member]:
+    """Return an owner whose uids have equal parts of its sequences, each on its own pages."""
+    return [Honest(effort // len(uids)) for _ in uids]
+
+
+def tenfold_parts(effort: int, uids: Sequence[int]) -> list[Member]:
+    """Return the same with updates of tenfold norm."""
+    return [tenfold(effort // len(uids)) for _ in uids]
+
+
+def dealt(effort: int, uids: Sequence[int]) -> list[Member]:
+    """Return an owner that trains once, on pages of all its uids, and sends a part of the update from each."""
+    first = Dealt("dealt", effort, uids)
+    return [first, *(Dealt("dealt", effort, uids, first) for _ in uids[1:])]
+
+
+def split(setting: Setting, effort: int, owner: Owner = honest_parts, what: str = SPLIT) -> Figures:
     """Simulate an owner that splits ``effort`` sequences over eight uids, with three and with nine honest miners.
 
     Each honest miner has ``effort`` sequences. With SparseLoCo the median norm bounds a step; if the owner's uids are
     the majority, the median is their norm.
 
     Args:
-        part: makes the miner of one of the owner's uids, which has the given number of sequences.
-        what: what it does besides, for the figures' names.
+        owner: makes its miners, for the number of sequences and their uids.
+        what: what it does, for the figures' names.
     """
     found: Figures = {}
     for others, share in ((3, "most uids"), (9, "fewer uids")):
-        members: list[Member] = [Honest(effort) for _ in range(others)]
-        members += [part(effort // UIDS) for _ in range(UIDS)]
-        world = live(network(setting, members, pages=max(8, effort // 8)), LAUNCH + PAID_WINDOWS)
         whole, parts = range(1, others + 1), range(others + 1, others + 1 + UIDS)
-        name = f"{effort} sequences split over 8 uids{what}, {share}"
+        members = [*(Honest(effort) for _ in whole), *owner(effort, parts)]
+        world = live(network(setting, members, pages=max(8, effort // 8)), LAUNCH + PAID_WINDOWS)
+        name = f"{effort} sequences {what}, {share}"
         found[name] = ratio(sum(pay(world, parts)), mean(pay(world, whole)))
         of_whole, of_part = (mean(cosines(world, uids)) for uids in (whole, parts))
         found[f"{name}: cosine of a part over a whole"] = ratio(of_part, of_whole)
@@ -469,7 +489,8 @@ SCENARIOS: dict[str, Scenario] = {
     "twins": Scenario(twins, 35.0, by_pages=True),
     "split 8": Scenario(lambda setting: split(setting, 8), 45.0),
     "split 64": Scenario(lambda setting: split(setting, 64), 70.0),
-    "split 64, tenfold norm": Scenario(lambda setting: split(setting, 64, tenfold, ", tenfold norm"), 70.0),
+    "split 64, tenfold norm": Scenario(lambda one: split(one, 64, tenfold_parts, f"{SPLIT}, tenfold norm"), 70.0),
+    "dealt": Scenario(lambda setting: split(setting, 64, dealt, "dealt over 8 uids"), 55.0),
     "wreckers": Scenario(wreckers, 38.0),
     "giants": Scenario(giants, 45.0),
     "losses": Scenario(losses, 10.0),

@@ -1,6 +1,6 @@
 """Miners of a simulation: honest ones that train on different amounts of data, and one miner for each known attack."""
 
-from tplr.localnet.attackers.copies import Copier, Twin
+from tplr.localnet.attackers.copies import Copier, Dealt, Twin
 from tplr.localnet.attackers.damaged import Malformed, malformed
 from tplr.localnet.attackers.honest import Cheat, Honest, Lossy
 from tplr.localnet.attackers.pages import OthersPages, Overfitter, PagesOverfitter, WrongPages
@@ -12,6 +12,7 @@ __all__ = [
     "Changed",
     "Cheat",
     "Copier",
+    "Dealt",
     "Dormant",
     "GoDark",
     "HalfAbsent",

@@ -1,4 +1,6 @@
-"""Miners that send other miners' updates: a thief, and an owner with several uids."""
+"""Miners that send other miners' updates, or parts of one: a thief, and owners with several uids."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -71,6 +73,35 @@ class Twin(Copier):
         """Delete the commit. On probation it keeps the commit: validators measure no update without one."""
         if self.uid in world.peers:
             await self.store.delete(commit_key(window, self.uid, world.hparams.version))
+
+
+class Dealt(Cheat):
+    """One of an owner's uids that send parts of one work: the first trains, the others send its next largest entries.
+
+    The work is on pages of all of them, so each part has learned a little of its own pages.
+
+    Args:
+        uids: of the owner.
+        first: the uid's miner that trains; None for that one.
+    """
+
+    def __init__(self, name: str, effort: int, uids: Sequence[int], first: "Dealt | None" = None) -> None:
+        super().__init__(name, effort)
+        self._uids, self._first = uids, first
+
+    def batches(self, world: World, window: int) -> np.ndarray:
+        """Return as many sequences of each uid's pages, in batches."""
+        count = self.effort // len(self._uids)
+        pages = [world.pages(uid, window).batches for uid in self._uids]
+        sequences = np.concatenate([one.reshape(-1, one.shape[-1])[:count] for one in pages])
+        return self._share(world, sequences.reshape(-1, world.hparams.batch_size, sequences.shape[-1]))
+
+    def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
+        """Return the work, or zeros: the rest is in the error feedback, which all of the uids share."""
+        if self._first is None:
+            return super().tensors(world, window)
+        self.outer = self._first.outer
+        return {name: torch.zeros_like(one) for name, one in world.train_state.parameters.items()}
 
 
 def _replace_some(
