@@ -88,6 +88,7 @@ TARGETS = [
     Target(f"{NOT_TESTED}: over an equal miner", 1.0, 1.0, least=True),
     Target(f"beside siblings, {NOT_TESTED}: over an equal miner", 1.0, 1.0, least=True),
     Target(f"{OTHER_OVERFITTER}: over an equal miner", 0.3, 0.2, least=True),
+    Target("5 periodic turncoats: windows in which they harm, at last", 0.0, 0.0),
     Target("5 dormant wreckers: windows in which they harm, at last", 0.0, 0.0),
     Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),
     Target("windows lost: more over fewer", 1.0, 1.0),
