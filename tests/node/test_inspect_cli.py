@@ -44,7 +44,7 @@ async def test_explain(stage, command, capsys, caplog) -> None:
     assert await command("explain", "--window", WINDOW, "--uid", MINER) == FAILED
     assert f"due in window {WINDOW + 3}, and the scores are readable by window" in caplog.text
     await validator.put_scores(made)
-    shares = shares_of(made, [measured_window(made, stage.hparams)])
+    shares = shares_of(made, [measured_window(made, stage.hparams)], stage.hparams.probation_windows)
     expected = explain(made, MINER, power=stage.hparams.power_normalisation, shares=shares)
     assert "out_of_sync: it reports another model, is too far behind" in expected
     windows = (("--window", WINDOW), ())  # the newest one that is published

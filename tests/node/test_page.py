@@ -174,7 +174,7 @@ async def test_what_is_read_of_a_run(scene) -> None:
     shown = unpack(found.explanations, 1, 0)
     assert shown
     power = scene.stage.hparams.power_normalisation
-    shares = shares_of(made, [measured_window(made, scene.stage.hparams)])
+    shares = shares_of(made, [measured_window(made, scene.stage.hparams)], scene.stage.hparams.probation_windows)
     expected = explain(made, 1, power=power, shares=shares).splitlines()[2:]
     assert expected == [f"{name:<18}{text}" for name, text in shown]
     assert found.windows.sealed[START + 1].startswith(f"the scores of window {START + 1} are sealed")

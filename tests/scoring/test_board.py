@@ -19,7 +19,9 @@ from tplr.schemas import (
     WeightsSet,
     published,
 )
-from tplr.scoring.board import DISPROVING_TESTS, PROVING_WINDOWS, Board, MeasuredWindow, scores
+from tplr.scoring.board import Board, scores
+from tplr.scoring.measured_window import MeasuredWindow
+from tplr.scoring.places import DISPROVING_TESTS, PROVING_WINDOWS
 
 PROVING = max(PROVING_WINDOWS, HPARAMS.probation_windows)
 
@@ -199,6 +201,29 @@ def test_who_harms_now_and_then_loses_its_place_until_that_is_long_ago(
         assert [board.proven(uid) for uid in UIDS[1:]] == [True if window > 1 else None] * (len(UIDS) - 1)
     assert found[first : first + 2] == [True, False]
     assert set(found[first + 2 :]) == {False}
+
+
+def test_a_window_in_which_everybody_harms_costs_nobody_its_place_for_long(observation, evidence) -> None:
+    random, first, shock = np.random.default_rng(2), 12, range(12, 15)
+    board, found = Board(HPARAMS.model_copy(update={"pay_windows": 20})), []
+    for window in range(first + 10):
+        level = -0.3 if window in shock else 0.3
+        board.see(evidence(window, good(observation), **{f"uid_{uid}": level + 0.05 * random.normal() for uid in UIDS}))
+        found.append([board.proven(uid) for uid in UIDS])
+    assert found[shock[-1]] == [False] * len(UIDS)
+    assert {*map(tuple, found[shock[-1] + PROVING :])} == {(True,) * len(UIDS)}
+
+
+def test_newcomers_do_not_set_the_spread_by_which_harm_is_judged(observation, evidence) -> None:
+    """Many on probation with tiny steps have tiny spreads, by which an honest miner's chance would be harm."""
+    random, tiny = np.random.default_rng(3), range(10, 30)
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+    for window in range(20):
+        seen = good(observation) | {uid: observation(uid, included=False, listed=False, probation=True) for uid in tiny}
+        gains = {uid: 0.3 + 0.15 * random.normal() for uid in UIDS} | dict.fromkeys(tiny, 0.003)
+        gains[1] = -0.1 if window in (8, 9) else gains[1]
+        board.see(evidence(window, seen, **{f"uid_{uid}": gain for uid, gain in gains.items()}))
+    assert [board.proven(uid) for uid in UIDS] == [True] * len(UIDS)
 
 
 def test_who_harms_in_some_windows_and_is_late_in_between_loses_its_place_too(observation, evidence) -> None:

@@ -61,7 +61,7 @@ def test_every_factor_is_named(report) -> None:
         "its update is in the included set, and was measured",
         "of 3 windows; its update was measured in 3 of them",
         "+0.3000 in the measured windows, standard error 0.0000",
-        "its mean cosine is above 4 standard errors: a place, unless updates harm or break a rule; merit ",
+        "peer list         not recomputed: an earlier report cannot be read; merit ",
         "1.0000 after 3 tests (0 at a mean of 0.25, 1 at 0.5; by loss -0.2 and 0, after 2 standard errors are added)",
         "0.250000 set in block 77, 0.249900 read back",
         "who is in sync is not known: no answer: no miner is blamed for it",
@@ -203,7 +203,7 @@ def explained(constants, observation, evaluation, evidence):
             weights={},
             weights_set=None,
         )
-        text = explain(report, 1, power=2.0, shares=shares_of(report, windows if readable else windows[1:]))
+        text = explain(report, 1, power=2.0, shares=shares_of(report, windows if readable else windows[1:], 3))
         score = report.peer_scores["1"]
         assert isinstance(score, PeerScore)
         return {line[:18].strip(): line[18:] for line in text.splitlines()}, score
@@ -303,4 +303,4 @@ def test_a_credit_that_does_not_follow_is_named(report) -> None:
 
 
 def test_documented_scores_share_no_credit(report) -> None:
-    assert shares_of(report("documented"), []) is None
+    assert shares_of(report("documented"), [], 3) is None

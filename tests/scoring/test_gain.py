@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tplr.schemas import Alignment, Evidence, PeerObservation
-from tplr.scoring.board import MeasuredWindow
 from tplr.scoring.gain import own_pages_products, predicted_gains, predicting_tests
+from tplr.scoring.measured_window import MeasuredWindow
 
 UIDS = (2, 3, 5)
 products = st.floats(-1, 1)

@@ -7,8 +7,9 @@ from tplr.errors import PayloadError, StoreError
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.schemas import ScoreReport
-from tplr.scoring.board import CreditShares, MeasuredWindow
+from tplr.scoring.board import CreditShares
 from tplr.scoring.explain import measured_window, shares_of
+from tplr.scoring.measured_window import MeasuredWindow
 from tplr.storage.many import for_each
 
 REPORTS_AT_ONCE = 8
@@ -53,7 +54,7 @@ class ScoreEvidence:
             windows = [self._known[window, validator] for window in (*report.follows_from, report.window)]
             for key in sorted(self._known)[: -2 * self._hparams.pay_windows]:
                 del self._known[key]
-            return await asyncio.to_thread(shares_of, report, windows)
+            return await asyncio.to_thread(shares_of, report, windows, self._hparams.probation_windows)
 
     def _is_recent(self, report: ScoreReport) -> bool:
         """Whether it follows from windows that may count: its author could name any."""

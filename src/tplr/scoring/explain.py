@@ -15,23 +15,15 @@ from tplr.schemas import (
     PeerScore,
     ScoreReport,
 )
-from tplr.scoring.board import (
-    PROVEN,
-    TRUST,
-    CreditShares,
-    MeasuredWindow,
-    credit_shares,
-    loss_test,
-    own_pages_tests,
-    pay,
-    trust_step,
-)
+from tplr.scoring.board import TRUST, CreditShares, credit_shares, loss_test, pay, trust_step
 from tplr.scoring.calibration import Calibration
 from tplr.scoring.credit import CHANCE, Credit
 from tplr.scoring.documented.explain import explain_score as explain_documented
 from tplr.scoring.gain import predicted_gains, predicting_tests
+from tplr.scoring.measured_window import MeasuredWindow, own_pages_tests
 from tplr.scoring.measures import LOSS_HIGH, LOSS_LOW, OWN_PAGES_HIGH, OWN_PAGES_LOW, SIGNIFICANT, gain
 from tplr.scoring.penalties import BY_CODE
+from tplr.scoring.places import Place
 from tplr.untrusted import printable
 
 WIDTH = 18
@@ -50,11 +42,12 @@ def measured_window(report: ScoreReport, hparams: HParams) -> MeasuredWindow:
         raise _contradiction(error) from error
 
 
-def shares_of(report: ScoreReport, windows: Sequence[MeasuredWindow]) -> CreditShares | None:
+def shares_of(report: ScoreReport, windows: Sequence[MeasuredWindow], probation_windows: int) -> CreditShares | None:
     """Return the computation of the credits of ``report``; None by documented rules, or if evidence is missing.
 
     Args:
         windows: the evidence of the reports that determine ``report``, ascending, and its own.
+        probation_windows: of hparams.
 
     Raises:
         PayloadError: the report contradicts itself.
@@ -62,7 +55,8 @@ def shares_of(report: ScoreReport, windows: Sequence[MeasuredWindow]) -> CreditS
     if report.profile == "documented" or tuple(one.window for one in windows) != (*report.follows_from, report.window):
         return None
     try:
-        return credit_shares(windows)
+        peer_scores = {int(uid): one for uid, one in report.peer_scores.items() if isinstance(one, PeerScore)}
+        return credit_shares(windows, peer_scores, probation_windows)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise _contradiction(error) from error
 
@@ -112,7 +106,7 @@ def _rows(report: ScoreReport, uid: int, power: float, shares: CreditShares | No
             [
                 *_products(seen, uid, report),
                 *_counts(seen, uid, report.alignment, struck),
-                *_gains(peer_score, len(report.follows_from) + 1),
+                *_gains(peer_score, len(report.follows_from) + 1, shares and shares.places.get(uid)),
                 *_credit(uid, peer_score, shares),
                 *_score(uid, peer_score, shares),
             ]
@@ -182,20 +176,19 @@ def _counts(seen: PeerObservation, uid: int, alignment: Alignment | None, struck
     yield "this window", counts
 
 
-def _gains(peer_score: PeerScore, windows: int) -> Iterator[Row]:
+def _gains(peer_score: PeerScore, windows: int, place: Place | None) -> Iterator[Row]:
     yield "evidence", f"of {windows} windows; its update was measured in {peer_score.measured} of them"
     yield "mean cosine", f"{peer_score.mean:+.4f} in the measured windows, standard error {peer_score.error:.4f}"
-    yield "peer list", f"{_place(peer_score)}; merit {peer_score.merit:.6f}, by which a full list is ordered"
+    yield "peer list", f"{_place(place)}; merit {peer_score.merit:.6f}, by which a full list is ordered"
     yield "presence", f"{peer_score.presence:.4f}: share of the windows that count for it"
 
 
-def _place(score: PeerScore) -> str:
-    """What the mean cosine means for a place; what else costs a place is in ``docs/scoring.md``."""
-    if score.mean <= CHANCE * score.error:
-        return f"its mean cosine is not above {CHANCE:g} standard errors: no place"
-    if score.mean <= PROVEN * score.error:
-        return f"its mean cosine is between {CHANCE:g} and {PROVEN:g} standard errors: it keeps a place, but gets none"
-    return f"its mean cosine is above {PROVEN:g} standard errors: a place, unless updates harm or break a rule"
+def _place(place: Place | None) -> str:
+    """Explain whether the evidence gives a place on the peer list, apart from rules; None: not recomputed."""
+    if place is None:
+        return "not recomputed: an earlier report cannot be read"
+    told = {True: "earns a place", False: "no place", None: "not proven"}
+    return f"{told[place.proven]}: {place.reason}"
 
 
 def _credit(uid: int, peer_score: PeerScore, shares: CreditShares | None) -> Iterator[Row]:

@@ -78,7 +78,9 @@ class Twin(Copier):
 class Dealt(Cheat):
     """One of an owner's uids that send parts of one work: the first trains, the others send its next largest entries.
 
-    The work is on pages of all of them, so each part has learned a little of its own pages.
+    The work is on pages of all of them, so each part has learned a little of its own pages. With SparseLoCo each part
+    is packed after another decay of the error feedback, so the parts are smaller than those of an owner that changes
+    the packing: the attack is weaker than it could be.
 
     Args:
         uids: of the owner.

@@ -66,7 +66,7 @@ class Turncoat(Cheat):
 
 
 class PeriodicTurncoat(Turncoat):
-    """Is a turncoat that harms only in the first ``harmful`` of every ``period`` windows after window ``last``."""
+    """Harms only in the first ``harmful`` of every ``period`` windows after window ``last``."""
 
     def __init__(self, name: str, effort: int, last: int, *, harmful: int, period: int) -> None:
         super().__init__(name, effort, last)

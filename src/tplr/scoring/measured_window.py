@@ -1,0 +1,118 @@
+"""One window's evidence, and the values that follow from it alone."""
+
+import math
+
+import numpy as np
+
+from tplr.hparams import HParams
+from tplr.schemas import VALID, Alignment, Evidence, PeerObservation
+from tplr.scoring.calibration import EvaluatedUpdate
+from tplr.scoring.credit import SHORTEST, gram_of
+from tplr.scoring.gain import own_pages_products, predicted_gains, predicting_tests
+from tplr.scoring.own_pages import deviations
+from tplr.scoring.penalties import strikes
+
+NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
+
+
+class MeasuredWindow:
+    """One window's evidence by integer uid, and the values that follow from it alone.
+
+    Attributes:
+        gains: predicted gain of each measured update, by uid.
+        measured: the window's alignment with these gains as products.
+    """
+
+    def __init__(self, evidence: Evidence, hparams: HParams) -> None:
+        self.evidence = evidence
+        self.window = evidence.window
+        self.struck = strikes(evidence, max_behind=hparams.sync_max_steps_behind)
+        alignment = evidence.alignment or NOTHING
+        self._held_out = dict(zip(alignment.uids, alignment.products, strict=True))
+        self.gains = predicted_gains(alignment, predicting_tests(evidence))
+        self.measured = alignment.model_copy(update={"products": tuple(self.gains.values())})
+        self._lengths = dict(zip(alignment.uids, np.sqrt(np.diag(gram_of(alignment))).tolist(), strict=True))
+        self.included_gains = [
+            self.gains[int(uid)]
+            for uid, seen in evidence.observations.items()
+            if seen.included and int(uid) in self.gains and int(uid) not in self.struck
+        ]
+        self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
+        self.hotkeys = {uid: self._seen[uid].hotkey for uid in sorted(self._seen)}
+        self._deviations: dict[int, dict[int, float]] = {}
+        for (uid, page), one in own_pages_tests(evidence).items():
+            self._deviations.setdefault(uid, {})[page] = one
+
+    def seen(self, uid: int, hotkey: str) -> PeerObservation | None:
+        """Return the observation of a uid; None if it was absent or had another hotkey."""
+        found = self._seen.get(uid)
+        return found if found is not None and found.hotkey == hotkey else None
+
+    def counts(self, uid: int, hotkey: str) -> bool | None:
+        """Return whether the window counts for a uid; None if it is blank."""
+        seen = self.seen(uid, hotkey)
+        if seen is None or not seen.included or uid in self.struck:
+            return False
+        return True if uid in self.gains else None
+
+    def would_count(self, uid: int, hotkey: str) -> bool | None:
+        """Return ``counts`` as if every measured update had been included; None if the update was not requested."""
+        seen = self.seen(uid, hotkey)
+        if seen is None or seen.verdict is None:
+            return None
+        if uid in self.struck or seen.verdict != VALID:
+            return False
+        return True if uid in self.gains else None
+
+    def predicted(self, uid: int, hotkey: str) -> float | None:
+        """Return the predicted gain of its update, applied or not; None if it was not measured."""
+        seen = self.seen(uid, hotkey)
+        return None if seen is None or uid in self.struck else self.gains.get(uid)
+
+    def evaluated(self, uid: int, hotkey: str) -> EvaluatedUpdate | None:
+        """Return its update and the evaluation of it; None without one, and where ``_compared`` is false."""
+        seen = self.seen(uid, hotkey)
+        if seen is None or seen.evaluation is None or not self._compared(uid, hotkey):
+            return None
+        return EvaluatedUpdate(seen.evaluation, self._held_out[uid], seen.included)
+
+    def held_out_and_gain(self, uid: int, hotkey: str) -> tuple[float, float]:
+        """Return its gain by the held-out gradient, and its predicted gain; NaN where ``_compared`` is false."""
+        return (self._held_out[uid], self.gains[uid]) if self._compared(uid, hotkey) else (math.nan, math.nan)
+
+    def _compared(self, uid: int, hotkey: str) -> bool:
+        """Return whether a calibration compares its update.
+
+        Not in windows without a measured included update, because any miner could set the scale of their gains.
+        """
+        there = uid in self.gains and uid not in self.struck and self.seen(uid, hotkey) is not None
+        return there and bool(self.included_gains)
+
+    def length(self, uid: int) -> float:
+        """Return the length of its step, and at least the shortest whose published numbers have enough digits."""
+        return max(self._lengths.get(uid, 0.0), math.sqrt(SHORTEST))
+
+    def held_out_cosine(self, uid: int, hotkey: str) -> float | None:
+        """Return its gain by the held-out gradient over the length of the step; None if it was not measured."""
+        return None if self.predicted(uid, hotkey) is None else self._per_length(uid, self._held_out[uid])
+
+    def _per_length(self, uid: int, gain: float) -> float:
+        return max(-1.0, min(1.0, gain / max(self._lengths[uid], SHORTEST)))
+
+    def cosine(self, uid: int, hotkey: str) -> float | None:
+        """Return ``predicted`` over the length of the step, so that the window's scale, set by others, cancels."""
+        found = self.predicted(uid, hotkey)
+        return None if found is None else self._per_length(uid, found)
+
+    def deviations(self, uid: int, hotkey: str) -> dict[int, float]:
+        """Return its update's deviations from the others in all miners' own-pages tests, by the tested uid."""
+        return self._deviations.get(uid, {}) if self.seen(uid, hotkey) else {}
+
+
+def own_pages_tests(evidence: Evidence, *, only: int | None = None) -> dict[tuple[int, int], float]:
+    """Return ``deviations`` in a window's own-pages tests, by the uid of the update and the uid of the pages.
+
+    Args:
+        only: the uid of the only update to compare; None compares all.
+    """
+    return deviations(own_pages_products(evidence), evidence.alignment or NOTHING, only=only)
