@@ -111,7 +111,7 @@ def on_probation(
 
     Their number is that of a list's places, but at least ``FEWEST_ON_PROBATION``. Every validator fetches and measures
     each of them in each window, so their number must not grow with the number of uids: 256 updates of a model of 70
-    billion parameters are 320 GB. Each turn draws other miners, the same for every elector, known zeros last. So no
+    billion parameters are 250 GB. Each turn draws other miners, the same for every elector, known zeros last. So no
     miner can stay longer than others by avoiding judgement.
     """
     order = sorted(set(waiting), key=lambda uid: (proven.get(uid) is False, derive("probation", turn, uid)))
