@@ -248,6 +248,23 @@ def test_the_credit_of_a_miner_whose_windows_do_not_all_count(explained) -> None
     assert score.credit == 0.0
 
 
+@pytest.mark.parametrize(
+    ("gains", "place"),
+    [
+        ((0.31, 0.26, 0.33, 0.27, 0.3), "earns a place: its mean cosine is above 4 standard errors"),
+        ((0.3, 0.3), "not proven: 2 updates were measured: it is judged from 3 on"),
+        ((0.3, 0.3, -0.3, -0.3, 0.3, 0.3), "no place: "),
+    ],
+)
+def test_the_place_on_the_peer_list_has_a_reason(explained, gains: tuple[float, ...], place: str) -> None:
+    rows, score = explained(gains=gains)
+    assert rows["peer list"].startswith(place)
+    assert rows["peer list"].endswith(f"; merit {score.merit:.6f}, by which a full list is ordered")
+    assert ("some of its updates in succession increased the loss" in rows["peer list"]) == (min(gains) < 0)
+    rows, _ = explained(gains=gains, readable=False)
+    assert rows["peer list"].startswith("not recomputed: an earlier report cannot be read")
+
+
 @pytest.mark.parametrize("tested", [True, False])
 def test_the_credit_of_a_miner_without_trust_has_a_reason(explained, evaluation, tested) -> None:
     fails = evaluation(assigned=0.005, held_out=0.01)
