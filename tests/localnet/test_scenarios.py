@@ -144,6 +144,7 @@ def test_giants_of_honest_direction_that_are_the_majority_from_the_start_are_nev
     assert wrecked.held_out_loss() <= 1.02 * alone.held_out_loss()
 
 
+@pytest.mark.long
 def test_giants_that_are_four_fifths_of_all_updates_do_not_become_the_usual_norm() -> None:
     """Anybody can send any number of updates on probation."""
     begin, giants = LAUNCH + 1, range(4, 16)
