@@ -195,12 +195,18 @@ class Board:
 
     Attributes:
         peer_scores: by uid, of the last window.
+        places: judgements of the same miners, by uid.
     """
 
     def __init__(self, hparams: HParams) -> None:
         self.hparams = hparams
-        self.peer_scores: dict[int, PeerScore] = {}
-        self._windows: tuple[MeasuredWindow, ...] = ()
+        self._continue_from(())
+
+    def _continue_from(self, windows: tuple[MeasuredWindow, ...]) -> None:
+        peer_scores = scores(windows)
+        judged = places(windows, peer_scores, self.hparams.probation_windows)
+        # Only now, so that an error leaves the board as it was.
+        self._windows, self.peer_scores, self.places = windows, peer_scores, judged
 
     @property
     def finals(self) -> dict[int, float]:
@@ -224,9 +230,8 @@ class Board:
         return self._windows[-1].window if self._windows else -1
 
     def proven(self, uid: int) -> bool | None:
-        """Return ``proven`` of the uid's ``place``; None without a score."""
-        found = places(self._windows, self.peer_scores, self.hparams.probation_windows, only=uid)
-        return found[uid].proven if uid in found else None
+        """Return ``proven`` of the uid's place; None without a score."""
+        return self.places[uid].proven if uid in self.places else None
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
         """Return the uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""
@@ -247,14 +252,12 @@ class Board:
         """Add a window's evidence, drop evidence that is too old, and compute scores."""
         oldest = evidence.window - self.hparams.pay_windows + 1
         kept = (one for one in self._windows if oldest <= one.window < evidence.window)
-        self._windows = (*kept, MeasuredWindow(evidence, self.hparams))
-        self.peer_scores = scores(self._windows)
+        self._continue_from((*kept, MeasuredWindow(evidence, self.hparams)))
         return Outcome(dict(self.peer_scores), self._windows[-1].struck)
 
     def resume(self, reports: Iterable[ScoreReport]) -> None:
         """Continue from earlier reports (ascending), as from a saved state."""
-        self._windows = tuple(MeasuredWindow(one.evidence, self.hparams) for one in reports)
-        self.peer_scores = scores(self._windows)
+        self._continue_from(tuple(MeasuredWindow(one.evidence, self.hparams) for one in reports))
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``version``, and the ``evidence`` of the last windows."""
@@ -266,8 +269,6 @@ class Board:
             raise StateError(f"scores: expected version {VERSION} with evidence, got {sorted(state)}")
         try:
             evidence = (Evidence.model_validate_json(json.dumps(one)) for one in state["evidence"])
-            windows = tuple(MeasuredWindow(one, self.hparams) for one in evidence)
-            peer_scores = scores(windows)
+            self._continue_from(tuple(MeasuredWindow(one, self.hparams) for one in evidence))
         except (TypeError, ValueError) as error:
             raise StateError(f"scores: malformed evidence: {error}") from error
-        self._windows, self.peer_scores = windows, peer_scores

@@ -13,6 +13,8 @@ from tplr.scoring.own_pages import deviations
 from tplr.scoring.penalties import strikes
 
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
+# If more than this share of the included updates harm in a window, that is nobody's fault in particular.
+SHOCK = 0.75
 
 
 class MeasuredWindow:
@@ -21,6 +23,8 @@ class MeasuredWindow:
     Attributes:
         gains: predicted gain of each measured update, by uid.
         measured: the window's alignment with these gains as products.
+        included_gains: the gains of the included updates whose miners broke no rule.
+        shock: whether more than ``SHOCK`` of these are negative.
     """
 
     def __init__(self, evidence: Evidence, hparams: HParams) -> None:
@@ -37,6 +41,7 @@ class MeasuredWindow:
             for uid, seen in evidence.observations.items()
             if seen.included and int(uid) in self.gains and int(uid) not in self.struck
         ]
+        self.shock = sum(gain < 0 for gain in self.included_gains) > SHOCK * len(self.included_gains)
         self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
         self.hotkeys = {uid: self._seen[uid].hotkey for uid in sorted(self._seen)}
         self._deviations: dict[int, dict[int, float]] = {}

@@ -20,8 +20,6 @@ PROVEN = 4.0
 DISPROVING_TESTS = 8
 # A miner's spread by which harm is judged is at most this many times the usual one.
 MOST_SPREAD = 3.0
-# If more than this share of the included updates harm in a window, that is nobody's fault in particular.
-SHOCK = 0.75
 
 
 class Place(NamedTuple):
@@ -38,23 +36,17 @@ class Place(NamedTuple):
 
 
 def places(
-    windows: Sequence[MeasuredWindow],
-    scores: Mapping[int, PeerScore],
-    probation_windows: int,
-    *,
-    only: int | None = None,
+    windows: Sequence[MeasuredWindow], scores: Mapping[int, PeerScore], probation_windows: int
 ) -> dict[int, Place]:
-    """Judge the miners that have ``scores`` by the last of ``windows``.
+    """Judge the miners that have ``scores`` after the last of ``windows``; return the judgements by uid.
 
     Args:
         windows: the evidence of the scores, ascending.
         probation_windows: of hparams.
-        only: a uid; None judges all.
     """
     fewest = max(PROVING_WINDOWS, probation_windows)
     most_spread = MOST_SPREAD * _usual_spread(scores)
-    judged = scores if only is None else {uid: one for uid, one in scores.items() if uid == only}
-    return {uid: _place(windows, uid, score, fewest, most_spread) for uid, score in judged.items()}
+    return {uid: _place(windows, uid, score, fewest, most_spread) for uid, score in scores.items()}
 
 
 def _place(windows: Sequence[MeasuredWindow], uid: int, score: PeerScore, fewest: int, most_spread: float) -> Place:
@@ -87,21 +79,16 @@ def _harms(windows: Sequence[MeasuredWindow], uid: int, score: PeerScore, fewest
     """Return whether some of its updates in succession increased the loss beyond chance, regardless of the others.
 
     Chance is measured by its own spread, but not by far more than the usual one: a miner that alternates has a large
-    spread. Windows in which almost all updates harm count only while they are the newest, otherwise nobody would have a
-    place for ``pay_windows`` windows.
+    spread. Windows with a ``shock`` count only while they are the newest: otherwise nobody would have a place for
+    ``pay_windows`` windows.
     """
     gains = [(one, gain) for one in windows if (gain := one.cosine(uid, score.hotkey)) is not None]
-    calm = [gain for one, gain in gains if not _is_shock(one)]
+    calm = [gain for one, gain in gains if not one.shock]
     newest = [gain for _, gain in gains[-fewest:]]
     lengths = range(PROVING_WINDOWS, fewest + 1)
     runs = [calm[start : start + length] for length in lengths for start in range(len(calm) - length + 1)]
     spread = min(_spread(score), most_spread)
     return any(math.fsum(run) < -CHANCE * spread * math.sqrt(len(run)) for run in (newest, *runs))
-
-
-def _is_shock(window: MeasuredWindow) -> bool:
-    harmful = sum(gain < 0 for gain in window.included_gains)
-    return harmful > SHOCK * len(window.included_gains)
 
 
 def _usual_spread(scores: Mapping[int, PeerScore]) -> float:
