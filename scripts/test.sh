@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the tests; networks of real processes run last, one at a time.
+# Run the tests; networks of real processes run first, one at a time.
 #   scripts/test.sh                           # all but the long tests
 #   scripts/test.sh --long                    # all, and then the long ones
 #   scripts/test.sh tests/exchange -k gather  # other arguments go to pytest
@@ -26,9 +26,10 @@ if [ -z "${TMPDIR:-}" ] && [ "${free:-0}" -ge 12 ] && [ "${room:-0}" -ge 6 ]; th
     export TMPDIR
     trap '[ "$status" = 0 ] && rm -rf "$TMPDIR" || echo "files of the failed tests: $TMPDIR" >&2' EXIT
 fi
+# The first process compiles all test modules, which the others then only load.
+$pytest -m "localnet and not long" || status=1
 # Most tests wait more than they compute: six processes, each with one tensor thread, suit two cores.
 OMP_NUM_THREADS=1 $pytest -m "not localnet and not long" -n 6 --dist worksteal || status=1
-$pytest -m "localnet and not long" || status=1
 if [ -n "$long" ]; then
     $pytest -m long || status=1
 fi

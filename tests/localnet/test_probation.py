@@ -14,7 +14,8 @@ from tplr.schemas import Reason
 # Half a minute of one core, as for the scenarios.
 pytestmark = pytest.mark.timeout(900)
 
-WINDOWS = 20
+WINDOWS = 18
+PAGES = 4  # of 8 sequences; an average miner uses three
 OTHERS: tuple[Scheme, ...] = ("demo", "sparseloco")
 # Production's delays and budgets: docs/scoring.md says how long a newcomer waits with them.
 PRODUCTION = {
@@ -61,7 +62,7 @@ CHEATS = range(NEWCOMER + 1, NEWCOMER + 1 + len(WRECKERS))
 )
 def records(request: pytest.FixtureRequest) -> list[WindowRecord]:
     """Windows of a run with production's delays, probation and budgets."""
-    hparams = small(profile(request.param), **load_hparams().model_dump(include=PRODUCTION))
+    hparams = small(profile(request.param), pages_per_window=PAGES, **load_hparams().model_dump(include=PRODUCTION))
     world = World(hparams, members(), measures_loss=False)
     asyncio.run(world.run(WINDOWS))
     return world.records

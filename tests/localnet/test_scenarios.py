@@ -136,7 +136,7 @@ def test_giants_of_honest_direction_that_are_the_majority_from_the_start_are_nev
     """There is no usual norm yet: theirs would be the median, and their clipped steps would be paid."""
     honest, giants = [Honest(EFFORT) for _ in range(3)], [Scaled("giant", EFFORT, 1e6) for _ in range(5)]
     alone, wrecked = (
-        live(network(Setting(DEFAULT_SCHEME, VOCABULARY, 0), members, pages=2), 2 * LAUNCH)
+        live(network(Setting(DEFAULT_SCHEME, VOCABULARY, 0), members, pages=2), LAUNCH + 4)
         for members in (honest, [*map(Honest, [EFFORT] * 3), *giants])
     )
     assert {uid for record in wrecked.records for uid in record.peers} == {1, 2, 3}
