@@ -7,7 +7,7 @@ import pytest
 from tplr.hparams import load_hparams
 from tplr.localnet.attackers import Changed, Honest, Noise, Zeros
 from tplr.localnet.plan import DEFAULT_SCHEME, Scheme
-from tplr.localnet.scenarios import EFFORT
+from tplr.localnet.scenarios.base import EFFORT
 from tplr.localnet.simulation import START_WINDOW, Member, WindowRecord, World, profile, small
 from tplr.schemas import Reason
 

@@ -7,6 +7,7 @@ windows have. The default scheme runs always, the others are long tests.
 
 import asyncio
 import math
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -27,12 +28,14 @@ from tplr.localnet.attackers import (
     Zeros,
 )
 from tplr.localnet.plan import DEFAULT_SCHEME, Scheme
-from tplr.localnet.scenarios import LAUNCH, PROBATION, Setting, live, mean, network, pay, ratio
+from tplr.localnet.scenarios import SCENARIOS, Setting, crowds, harm, honest, owners, pages
+from tplr.localnet.scenarios.base import LAUNCH, PROBATION, live, mean, network, pay, ratio
 from tplr.localnet.simulation import VOCABULARY, Member, World, profile, small
 
 # Half a minute of one core; far more on a busy machine.
 pytestmark = pytest.mark.timeout(900)
 
+TABLE = Path(__file__).parents[2] / "docs" / "attackers.md"
 EFFORT = 16
 HONEST = (1, 2, 3, 4)
 PAID = 8
@@ -167,6 +170,18 @@ def test_a_network_has_the_budgets_of_production(scheme: Scheme) -> None:
     world = network(Setting(scheme, VOCABULARY, 0), crowd())
     assert world.hparams.uids_per_window == profile(scheme).uids_per_window
     assert world.hparams.outer == profile(scheme).outer
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*SCENARIOS])
+def test_each_figure_of_a_scenario_has_a_row_in_the_published_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two windows have all figures, except those of score copiers."""
+    for module in (crowds, harm, honest, owners, pages):
+        monkeypatch.setattr(module, "live", lambda world, windows: live(world, min(windows, 2)))
+    figures = SCENARIOS[name].figures(Setting(DEFAULT_SCHEME, VOCABULARY, 0))
+    rows = {line.split("|")[1].strip() for line in TABLE.read_text().splitlines() if line.startswith("| ")}
+    assert figures
+    assert not figures.keys() - rows
 
 
 def test_nothing_of_nothing_is_nothing() -> None:

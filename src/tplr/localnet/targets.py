@@ -1,21 +1,15 @@
-"""Bounds on the figures of ``scenarios.py``: the project's targets for the pay of attacks."""
+"""Bounds on the figures of ``scenarios``: the project's targets for the pay of attacks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
 from tplr.localnet.attackers import HalfAbsent, Timed
-from tplr.localnet.scenarios import (
-    EFFORT,
-    NOT_TESTED,
-    OTHER_OVERFITTER,
-    PAGES_OVERFITTER,
-    READERS,
-    SIBLINGS,
-    TENFOLD,
-    Figures,
-    cheats,
-)
+from tplr.localnet.scenarios import Figures
+from tplr.localnet.scenarios.base import EFFORT
+from tplr.localnet.scenarios.crowds import cheats
+from tplr.localnet.scenarios.harm import TENFOLD
+from tplr.localnet.scenarios.pages import NOT_TESTED, OTHER_OVERFITTER, PAGES_OVERFITTER, READERS, SIBLINGS
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,54 @@
+"""Scenarios: small networks with honest miners and attackers, and the figures that each scenario yields.
+
+Budgets are production's: a validator tests ``uids_per_window`` miners per window, and gathers 15. Shares of pay are
+those after the last window. "Equal" is the mean pay of honest miners of the same effort whose updates nobody copies,
+"least" the smallest pay of an honest miner.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tplr.localnet.scenarios.base import Figures, Setting
+from tplr.localnet.scenarios.copiers import score_copiers
+from tplr.localnet.scenarios.crowds import crowd
+from tplr.localnet.scenarios.harm import dormants, giants, periodic_turncoats, turncoats, wreckers
+from tplr.localnet.scenarios.honest import losses, norms
+from tplr.localnet.scenarios.owners import SPLIT, dealt, split, tenfold_parts, twins
+from tplr.localnet.scenarios.pages import readers, siblings
+
+__all__ = ["SCENARIOS", "Figures", "Scenario", "Setting"]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A named scenario.
+
+    Attributes:
+        figures: function that runs it.
+        cost: relative run time, for forecasts.
+        by_pages: whether its figures depend on page-specific content, so that it also runs with single bytes.
+    """
+
+    figures: Callable[[Setting], Figures]
+    cost: float
+    by_pages: bool = False
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "crowd": Scenario(crowd, 60.0, by_pages=True),
+    "twins": Scenario(twins, 35.0, by_pages=True),
+    "split 8": Scenario(lambda setting: split(setting, 8), 45.0),
+    "split 64": Scenario(lambda setting: split(setting, 64), 70.0),
+    "split 64, tenfold norm": Scenario(lambda one: split(one, 64, tenfold_parts, f"{SPLIT}, tenfold norm"), 70.0),
+    "dealt": Scenario(lambda setting: split(setting, 64, dealt, "dealt over 8 uids"), 55.0),
+    "wreckers": Scenario(wreckers, 38.0),
+    "giants": Scenario(giants, 45.0),
+    "losses": Scenario(losses, 10.0),
+    "turncoats": Scenario(turncoats, 10.0),
+    "periodic turncoats": Scenario(periodic_turncoats, 22.0),
+    "dormants": Scenario(dormants, 40.0),
+    "norms": Scenario(norms, 55.0, by_pages=True),
+    "readers": Scenario(readers, 30.0, by_pages=True),
+    "siblings": Scenario(siblings, 30.0, by_pages=True),
+    "score copiers": Scenario(score_copiers, 15.0),
+}

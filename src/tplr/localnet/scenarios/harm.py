@@ -1,0 +1,132 @@
+"""Miners that harm the model: from the start, after they have earned their places, or now and then."""
+
+from tplr.localnet.attackers import Changed, Dormant, Honest, Noise, PeriodicTurncoat, Scaled, Turncoat, Zeros
+from tplr.localnet.scenarios.base import (
+    EFFORT,
+    LAUNCH,
+    PAID_WINDOWS,
+    PROBATION,
+    Figures,
+    Setting,
+    live,
+    mean,
+    network,
+    pay,
+    ratio,
+    tenfold,
+)
+from tplr.localnet.simulation import Member, World
+
+WRECKED = 12  # windows
+
+
+def wreckers(setting: Setting) -> Figures:
+    """Simulate three honest miners alone, then with each kind of harmful majority."""
+
+    def flip(_: int) -> Member:
+        return Changed("signs flipped", 8, lambda one, _: -one)
+
+    alone = live(network(setting, [Honest(EFFORT) for _ in range(3)]), WRECKED)
+    without = alone.held_out_loss()
+    live(alone, LAUNCH + PAID_WINDOWS - WRECKED)
+    paid = pay(alone, (1, 2, 3))
+    found: Figures = {"three equal miners, largest over smallest": ratio(max(paid), min(paid))}
+    crews: dict[str, list[Member]] = {
+        "5 sign flippers": [flip(i) for i in range(5)],
+        "12 sign flippers": [flip(i) for i in range(12)],
+        "5 norm giants": [Noise("giant", 1e6) for _ in range(5)],
+        "6 senders of zeros": [Zeros("zeros") for _ in range(6)],
+    }
+    for name, crew in crews.items():
+        world = live(network(setting, [*(Honest(EFFORT) for _ in range(3)), *crew]), WRECKED)
+        late = [record for record in world.records if record.window > LAUNCH]
+        found[f"{name}: gathered after probation"] = sum(uid > 3 for record in late for uid in record.peers)
+        found[f"{name}: loss"] = world.held_out_loss() / without
+        found[f"{name}: pay"] = sum(pay(world, range(4, 4 + len(crew))))
+    return found
+
+
+LATE = LAUNCH + 2  # first window of late giants
+TENFOLD = "5 miners of tenfold norm"
+
+
+def giants(setting: Setting) -> Figures:
+    """Simulate three honest miners alone, then with majorities that multiply honest updates."""
+
+    def crew(count: int, scale: float, begin: int = 0) -> list[Member]:
+        return [Scaled("giant", EFFORT, scale, begin=begin) for _ in range(count)]
+
+    crews = {
+        "5 norm giants of honest direction": crew(5, 1e6),
+        "12 late norm giants of honest direction": crew(12, 1e6, LATE),
+        TENFOLD: [tenfold(EFFORT) for _ in range(5)],
+    }
+    last = LATE + PROBATION + 8  # an honest miner that begins late has a place by then
+    alone = live(network(setting, [Honest(EFFORT) for _ in range(3)]), last)
+    found: Figures = {}
+    for name, members in crews.items():
+        world = live(network(setting, [*(Honest(EFFORT) for _ in range(3)), *members]), last)
+        late = [record for record in world.records if record.window > LAUNCH]
+        of_crew, of_honest = pay(world, range(4, 4 + len(members))), pay(world, (1, 2, 3))
+        found[f"{name}: gathered after probation"] = sum(uid > 3 for record in late for uid in record.peers)
+        found[f"{name}: loss"] = world.held_out_loss() / alone.held_out_loss()
+        found[f"{name}: pay"] = sum(of_crew)
+        found[f"{name}: over the least honest"] = ratio(mean(of_crew), min(of_honest))
+    return found
+
+
+TURN = LAUNCH + 8  # last honest window of turncoats
+
+
+def turncoats(setting: Setting) -> Figures:
+    """Simulate three honest miners, and five that turn harmful after they have earned their places."""
+    members: list[Member] = [Honest(EFFORT) for _ in range(3)]
+    members += [Turncoat("turncoat", EFFORT, TURN) for _ in range(5)]
+    world = live(network(setting, members), TURN)
+    before = world.held_out_loss()
+    live(world, WRECKED)
+    return {
+        "5 turncoats: windows in which they harm": sum(included_after_turn(world)),
+        "5 turncoats: loss, over that when they turned": world.held_out_loss() / before,
+        "5 turncoats: pay": sum(pay(world, range(4, 9))),
+    }
+
+
+def included_after_turn(world: World) -> list[bool]:
+    """Return whether one of the uids above 3 is in the set, for each window after ``TURN``."""
+    windows = [record.seen.observations for record in world.records if record.window > TURN]
+    return [any(seen.included for uid, seen in one.items() if uid > 3) for one in windows]
+
+
+HARMFUL = 5  # of every ``PAID_WINDOWS`` windows
+
+
+def periodic_turncoats(setting: Setting) -> Figures:
+    """Simulate three honest miners, and five that harm in a quarter of the windows, and work in the others."""
+    members: list[Member] = [Honest(EFFORT) for _ in range(3)]
+    members += [
+        PeriodicTurncoat("periodic turncoat", EFFORT, TURN, harmful=HARMFUL, period=PAID_WINDOWS) for _ in range(5)
+    ]
+    world = live(network(setting, members), TURN)
+    before = world.held_out_loss()
+    live(world, 2 * PAID_WINDOWS)
+    included = included_after_turn(world)
+    harmful = [one for i, one in enumerate(included) if i % PAID_WINDOWS < HARMFUL]
+    return {
+        "5 periodic turncoats: windows in which they harm": sum(harmful),
+        "5 periodic turncoats: windows in which they harm, at last": sum(harmful[HARMFUL:]),
+        "5 periodic turncoats: loss, over that when they turned": world.held_out_loss() / before,
+        "5 periodic turncoats: pay": sum(pay(world, range(4, 9))),
+    }
+
+
+def dormants(setting: Setting) -> Figures:
+    """Simulate three honest miners, and five that harm in two of twenty windows and are late in the others."""
+    members: list[Member] = [Honest(EFFORT) for _ in range(3)]
+    members += [Dormant("dormant wrecker", 8, TURN) for _ in range(5)]
+    world = live(network(setting, members), TURN + 3 * PAID_WINDOWS)
+    harm = included_after_turn(world)
+    return {
+        "5 dormant wreckers: windows in which they harm": sum(harm),
+        "5 dormant wreckers: windows in which they harm, at last": sum(harm[-PAID_WINDOWS:]),
+    }
