@@ -1,5 +1,6 @@
 """Evidence is refused unless every product belongs to a miner."""
 
+import math
 from typing import Any
 
 import pytest
@@ -48,6 +49,10 @@ def test_published_products_are_rounded_and_within_the_limit() -> None:
     assert published([0.12345678, -1e12, 1e12]) == (0.123457, -PRODUCT_LIMIT, PRODUCT_LIMIT)
     gram = published([1e30, -1e30, 2.0])
     assert Alignment.model_validate(GOOD | {"gram": gram}).gram == gram
+
+
+def test_what_is_not_a_number_is_not_published_as_a_gain() -> None:
+    assert published([math.nan, math.inf, -math.inf]) == (-PRODUCT_LIMIT, PRODUCT_LIMIT, -PRODUCT_LIMIT)
 
 
 def test_an_update_without_a_finite_loss_is_measured() -> None:

@@ -1,6 +1,6 @@
 """Pay is a pure function of the last windows: absence and chance earn nothing, and no score stays frozen."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from tplr.schemas import (
     published,
 )
 from tplr.scoring.board import Board, scores
+from tplr.scoring.credit import gram_of
 from tplr.scoring.measured_window import MeasuredWindow
 from tplr.scoring.places import DISPROVING_TESTS, PROVING_WINDOWS
 
@@ -224,6 +225,46 @@ def test_newcomers_do_not_set_the_spread_by_which_harm_is_judged(observation, ev
         gains[1] = -0.1 if window in (8, 9) else gains[1]
         board.see(evidence(window, seen, **{f"uid_{uid}": gain for uid, gain in gains.items()}))
     assert [board.proven(uid) for uid in UIDS] == [True] * len(UIDS)
+
+
+def shortened(evidence: Evidence, uids: Iterable[int], length: float) -> Evidence:
+    """Return the evidence in which the steps of ``uids`` have this length, and their directions as before."""
+    assert evidence.alignment is not None
+    scale = np.array([length if uid in uids else 1.0 for uid in evidence.alignment.uids])
+    gram = gram_of(evidence.alignment) * np.outer(scale, scale)
+    changed = evidence.alignment.model_copy(
+        update={
+            "products": published(np.asarray(evidence.alignment.products) * scale),
+            "gram": published(gram[np.triu_indices(len(scale))]),
+        }
+    )
+    return evidence.model_copy(update={"alignment": changed})
+
+
+@pytest.mark.parametrize("length", [9e-3, 1e-3, 7e-4, 1e-12])
+def test_next_to_nothing_in_a_good_direction_earns_no_place(observation, evidence, length: float) -> None:
+    """Applied, such updates would only dilute the step and lower the norm caps."""
+    newcomer = range(10, 16)
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+    seen = good(observation) | {uid: observation(uid, included=False, listed=False, probation=True) for uid in newcomer}
+    for window in range(10):
+        board.see(shortened(evidence(window, seen), newcomer, length))
+    assert [board.proven(uid) for uid in UIDS] == [True] * len(UIDS)
+    assert [board.proven(uid) for uid in newcomer] == [False] * len(newcomer)
+
+
+def test_many_on_probation_with_changing_lengths_deny_nobody_a_place(observation, evidence) -> None:
+    """A cosine is rounded with the published numbers: very short steps would have far larger cosines than others."""
+    random, many = np.random.default_rng(4), range(20, 36)
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+    newcomer = 7
+    seen = good(observation)
+    seen |= {uid: observation(uid, included=False, listed=False, probation=True) for uid in (newcomer, *many)}
+    for window in range(10):
+        gains = {f"uid_{uid}": 0.15 + 0.02 * random.normal() for uid in (*UIDS, newcomer)}
+        gains |= {f"uid_{uid}": 0.15 for uid in many}
+        board.see(shortened(evidence(window, seen, **gains), many, 1.0 if window % 2 else 7e-4))
+    assert [board.proven(uid) for uid in (*UIDS, newcomer)] == [True] * (len(UIDS) + 1)
 
 
 def test_who_harms_in_some_windows_and_is_late_in_between_loses_its_place_too(observation, evidence) -> None:

@@ -208,6 +208,19 @@ def test_who_sends_anything_sets_no_usual_spread() -> None:
     assert min(errors[2:]) > 0.1
 
 
+def test_who_is_not_applied_sets_no_usual_spread_if_others_help() -> None:
+    """Anybody can have many on probation whose updates help, and vary more than those of others."""
+    many = [column(0.9, 0.2, 0.9, 0.2)] * 9
+    honest = [column(0.30, 0.31, 0.30, 0.31)] * 2
+    samples = np.array(honest + many).T
+    alone = np.sqrt(0.01**2 / 2 / 4)
+    for applied in (np.arange(11) < 2, np.ones(11, dtype=bool)):
+        _, errors = means_and_errors(samples, applied)
+        assert (errors[0] == pytest.approx(alone)) == (not applied.all())
+    nobody = means_and_errors(samples, np.zeros(11, dtype=bool))
+    assert [one.tolist() for one in nobody] == [one.tolist() for one in means_and_errors(samples)]
+
+
 def test_without_a_spread_to_see_an_error_is_as_large_as_the_mean() -> None:
     means, errors = means_and_errors(np.array([[0.3, -0.2]]))
     assert (means.tolist(), errors.tolist()) == ([0.3, -0.2], [0.3, 0.2])

@@ -1,5 +1,6 @@
 """What a validator observes and how it scores: evidence, scores and score reports."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -114,8 +115,12 @@ class Alignment(Wire):
 
 
 def published(numbers: Iterable[float]) -> tuple[float, ...]:
-    """Round and clip inner products for publication and scoring: ``PRODUCT_DECIMALS``, ``PRODUCT_LIMIT``."""
-    return tuple(round(max(-PRODUCT_LIMIT, min(PRODUCT_LIMIT, one)), PRODUCT_DECIMALS) for one in numbers)
+    """Round and clip inner products for publication and scoring: ``PRODUCT_DECIMALS``, ``PRODUCT_LIMIT``.
+
+    NaN becomes the least one, so that it is never paid.
+    """
+    known = (-PRODUCT_LIMIT if math.isnan(one) else one for one in numbers)
+    return tuple(round(max(-PRODUCT_LIMIT, min(PRODUCT_LIMIT, one)), PRODUCT_DECIMALS) for one in known)
 
 
 class Evidence(Wire):

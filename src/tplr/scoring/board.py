@@ -110,7 +110,8 @@ def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
     merits = _shared(windows, hotkeys, own_pages, MeasuredWindow.would_count)
     calibration = _calibrations(windows, hotkeys)
     cosines = np.array([[one.cosine(*miner) for miner in hotkeys.items()] for one in windows], dtype=np.float64)
-    means, errors = means_and_errors(cosines)
+    presence = {uid: _presence(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
+    means, errors = means_and_errors(cosines, np.array([*presence.values()]) > 0)
     peer_scores = {}
     for i, (uid, hotkey) in enumerate(hotkeys.items()):
         trust = own_pages[uid] * calibration[uid].value
@@ -119,7 +120,7 @@ def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
             measured=int(np.isfinite(cosines[:, i]).sum()),
             mean=float(means[i]),
             error=float(errors[i]),
-            presence=_presence(windows, uid, hotkey),
+            presence=presence[uid],
             credit=shares[uid].value if uid in shares else 0.0,
             merit=merits[uid].value * trust if uid in merits else 0.0,
             tests=len(tests[uid][0] or tests[uid][1]),

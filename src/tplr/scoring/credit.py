@@ -231,18 +231,20 @@ def gram_of(one: Aligned) -> np.ndarray:
     return gram + np.triu(gram, 1).T
 
 
-def means_and_errors(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def means_and_errors(samples: np.ndarray, applied: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard error of each miner's samples, from successive differences, so that trends don't count.
 
     The spread of few samples may be small by chance. So each miner gets ``PRIOR_WINDOWS`` additional samples with the
-    usual spread: the median over miners whose own samples have a mean beyond chance. Other miners, which may send
-    anything, set it only if there is no such miner. If no miner has two samples, an error is as large as the mean.
+    usual spread: the median over applied miners whose own samples have a mean beyond chance. Others set it only if
+    there is no such miner, first those beyond chance: anybody can have many on probation, and may send anything. If no
+    miner has two samples, an error is as large as the mean.
 
     von Neumann, "Distribution of the Ratio of the Mean Square Successive Difference to the Variance", Annals of
     Mathematical Statistics 12 (1941).
 
     Args:
         samples: [windows, miners], oldest first; NaN where there is none.
+        applied: [miners], bool; None stands for all.
     """
     count = samples.shape[1]
     counts, sums, means = np.zeros(count), np.zeros(count), np.zeros(count)
@@ -255,6 +257,8 @@ def means_and_errors(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return means, np.abs(means)
     spreads = sums / np.maximum(counts - 1, 1)
     helpful = several & (means > CHANCE * np.sqrt(spreads / np.maximum(counts, 1)))
+    if applied is not None and (helpful & applied).any():
+        helpful &= applied
     usual = np.median(spreads[helpful if helpful.any() else several])
     variances = (sums + PRIOR_WINDOWS * usual) / (np.maximum(counts - 1, 0) + PRIOR_WINDOWS)
     return means, np.sqrt(variances / np.maximum(counts, 1))

@@ -102,7 +102,9 @@ class MeasuredWindow:
         return None if self.predicted(uid, hotkey) is None else self._per_length(uid, self._held_out[uid])
 
     def _per_length(self, uid: int, gain: float) -> float:
-        return max(-1.0, min(1.0, gain / max(self._lengths[uid], SHORTEST)))
+        """Return 0 for a step so short that its published numbers have too few digits: it helps nobody."""
+        length = self._lengths[uid]
+        return max(-1.0, min(1.0, gain / length)) if length**2 > SHORTEST else 0.0
 
     def cosine(self, uid: int, hotkey: str) -> float | None:
         """Return ``predicted`` over the length of the step, so that the window's scale, set by others, cancels."""
