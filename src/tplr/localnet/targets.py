@@ -60,6 +60,8 @@ CREWS = (
     "6 senders of zeros",
     "5 norm giants of honest direction",
     "12 late norm giants of honest direction",
+    "5 senders of a thousandth",
+    "12 senders of a thousandth",
 )
 SEALED = ("sealed reports", "sealed reports and weights")
 TARGETS = [

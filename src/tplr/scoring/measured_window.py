@@ -36,6 +36,7 @@ class MeasuredWindow:
         self.gains = predicted_gains(alignment, predicting_tests(evidence))
         self.measured = alignment.model_copy(update={"products": tuple(self.gains.values())})
         self._lengths = dict(zip(alignment.uids, np.sqrt(np.diag(gram_of(alignment))).tolist(), strict=True))
+        self._shortest = SHORTEST * max([1.0, *(length**2 for length in self._lengths.values())])
         self.included_gains = [
             self.gains[int(uid)]
             for uid, seen in evidence.observations.items()
@@ -102,9 +103,13 @@ class MeasuredWindow:
         return None if self.predicted(uid, hotkey) is None else self._per_length(uid, self._held_out[uid])
 
     def _per_length(self, uid: int, gain: float) -> float:
-        """Return 0 for a step so short that its published numbers have too few digits: it helps nobody."""
+        """Return 0 for a step that is far shorter than the usual one or the longest one: it helps nobody.
+
+        Its published numbers have too few digits, and if most steps are short, the usual one is, too. Steps are clipped
+        to the norm caps, so the longest one is of the order of honest ones.
+        """
         length = self._lengths[uid]
-        return max(-1.0, min(1.0, gain / length)) if length**2 > SHORTEST else 0.0
+        return max(-1.0, min(1.0, gain / length)) if length**2 > self._shortest else 0.0
 
     def cosine(self, uid: int, hotkey: str) -> float | None:
         """Return ``predicted`` over the length of the step, so that the window's scale, set by others, cancels."""

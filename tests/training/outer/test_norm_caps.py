@@ -284,9 +284,9 @@ def test_a_window_of_nothing_leaves_the_caps():
     assert digest(scheme.state_dict()["tensors"]) == before
 
 
-def test_caps_start_at_the_median_and_follow_the_quartiles_within_reach_of_the_history():
-    assert window_cap([0.3, 0.1, 0.2, 0.0], [], FIRST) == np.float32(0.2)
-    assert window_cap([0.3, 0.1, 0.2, 0.5], [], FIRST) == np.float32(0.2)  # the lower median
+def test_caps_start_at_the_largest_norm_and_follow_the_quartiles_within_reach_of_the_history():
+    assert window_cap([0.2, 0.1, 0.15, 0.0], [], FIRST) == np.float32(0.2)
+    assert window_cap([0.3, 0.1, 0.2, 0.5], [], FIRST) == FIRST
     assert window_cap([0.1, 0.2, 0.3, 0.4], [0.25], FIRST) == 0.25
     assert window_cap([0.1, 0.3, 0.3, 0.4], [0.25], FIRST) == 0.25  # three of four are above it, and one is not
     assert window_cap([0.3, 0.31, 0.35, 0.4], [0.25], FIRST) == np.float32(0.3)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tplr.localnet.scenarios.base import Figures, Setting
 from tplr.localnet.scenarios.copiers import score_copiers
 from tplr.localnet.scenarios.crowds import crowd
-from tplr.localnet.scenarios.harm import dormants, giants, periodic_turncoats, turncoats, wreckers
+from tplr.localnet.scenarios.harm import dormants, giants, periodic_turncoats, shrunk, turncoats, wreckers
 from tplr.localnet.scenarios.honest import losses, norms
 from tplr.localnet.scenarios.owners import SPLIT, dealt, split, tenfold_parts, twins
 from tplr.localnet.scenarios.pages import readers, siblings
@@ -43,6 +43,7 @@ SCENARIOS: dict[str, Scenario] = {
     "dealt": Scenario(lambda setting: split(setting, 64, dealt, "dealt over 8 uids"), 55.0),
     "wreckers": Scenario(wreckers, 38.0),
     "giants": Scenario(giants, 45.0),
+    "shrunk": Scenario(shrunk, 22.0),
     "losses": Scenario(losses, 10.0),
     "turncoats": Scenario(turncoats, 10.0),
     "periodic turncoats": Scenario(periodic_turncoats, 22.0),

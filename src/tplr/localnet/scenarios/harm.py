@@ -1,5 +1,7 @@
 """Miners that harm the model: from the start, after they have earned their places, or now and then."""
 
+from collections.abc import Sequence
+
 from tplr.localnet.attackers import Changed, Dormant, Honest, Noise, PeriodicTurncoat, Scaled, Turncoat, Zeros
 from tplr.localnet.scenarios.base import (
     EFFORT,
@@ -38,11 +40,38 @@ def wreckers(setting: Setting) -> Figures:
         "6 senders of zeros": [Zeros("zeros") for _ in range(6)],
     }
     for name, crew in crews.items():
-        world = live(network(setting, [*(Honest(EFFORT) for _ in range(3)), *crew]), WRECKED)
-        late = [record for record in world.records if record.window > LAUNCH]
-        found[f"{name}: gathered after probation"] = sum(uid > 3 for record in late for uid in record.peers)
-        found[f"{name}: loss"] = world.held_out_loss() / without
-        found[f"{name}: pay"] = sum(pay(world, range(4, 4 + len(crew))))
+        found |= harm(name, beside_honest(setting, crew, WRECKED), without)
+    return found
+
+
+def beside_honest(setting: Setting, crew: Sequence[Member], windows: int) -> World:
+    """Return a network of three honest miners, uids 1 to 3, and a crew, after ``windows`` windows."""
+    return live(network(setting, [*(Honest(EFFORT) for _ in range(3)), *crew]), windows)
+
+
+def harm(name: str, world: World, without: float) -> Figures:
+    """Return the figures of a crew beside three honest miners, whose loss alone is ``without``."""
+    late = [record for record in world.records if record.window > LAUNCH]
+    return {
+        f"{name}: gathered after probation": sum(uid > 3 for record in late for uid in record.peers),
+        f"{name}: loss": world.held_out_loss() / without,
+        f"{name}: pay": sum(pay(world, range(4, 1 + len(world.by_uid)))),
+    }
+
+
+SHRUNK = 1e-3
+
+
+def shrunk(setting: Setting) -> Figures:
+    """Simulate three honest miners alone, then with majorities that send a thousandth of honest updates.
+
+    With a place on the list they would dilute the mean and lower the norm caps.
+    """
+    without = beside_honest(setting, (), WRECKED).held_out_loss()
+    found: Figures = {}
+    for count in (5, 12):
+        crew = [Scaled("shrunk", EFFORT, SHRUNK) for _ in range(count)]
+        found |= harm(f"{count} senders of a thousandth", beside_honest(setting, crew, WRECKED), without)
     return found
 
 
@@ -62,15 +91,12 @@ def giants(setting: Setting) -> Figures:
         TENFOLD: [tenfold(EFFORT) for _ in range(5)],
     }
     last = LATE + PROBATION + 8  # an honest miner that begins late has a place by then
-    alone = live(network(setting, [Honest(EFFORT) for _ in range(3)]), last)
+    without = beside_honest(setting, (), last).held_out_loss()
     found: Figures = {}
     for name, members in crews.items():
-        world = live(network(setting, [*(Honest(EFFORT) for _ in range(3)), *members]), last)
-        late = [record for record in world.records if record.window > LAUNCH]
+        world = beside_honest(setting, members, last)
         of_crew, of_honest = pay(world, range(4, 4 + len(members))), pay(world, (1, 2, 3))
-        found[f"{name}: gathered after probation"] = sum(uid > 3 for record in late for uid in record.peers)
-        found[f"{name}: loss"] = world.held_out_loss() / alone.held_out_loss()
-        found[f"{name}: pay"] = sum(of_crew)
+        found |= harm(name, world, without)
         found[f"{name}: over the least honest"] = ratio(mean(of_crew), min(of_honest))
     return found
 

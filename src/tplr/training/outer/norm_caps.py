@@ -4,9 +4,10 @@ A window's median alone would be controlled by its senders: a single peer, or ha
 window's cap is the usual one, the median of the last caps, unless more than three quarters of the window's norms are
 above it, or below it. Then it is the quartile, within a factor of ``REACH``. If a quarter of the updates are honest, no
 number of others can move a cap beyond both the usual cap and all honest norms. A cap never exceeds a bound that follows
-from the hparams, and a run's first cap no more than a share of it (``first_cap``), because there is no usual one yet
-and half of the updates may be large. Caps are stored in units of that bound, so its growth in a run's first windows
-changes them little. They are equal on all nodes: they are part of saved states and of checkpoints.
+from the hparams. There is no usual cap at a run's start, and most updates may be tiny or large: the first cap is the
+largest norm, but no more than a share of the bound (``first_cap``). Caps are stored in units of that bound, so its
+growth in a run's first windows changes them little. They are equal on all nodes: they are part of saved states and of
+checkpoints.
 """
 
 import functools
@@ -96,11 +97,11 @@ def window_cap(norms: Sequence[float], history: Sequence[float], first: float) -
 
     Args:
         norms: of the window's updates, in units of the bound; zeros do not count.
-        history: caps of the last windows; if empty, the cap is the median of the norms, and at most ``first``.
+        history: caps of the last windows; if empty, the cap is the largest of the norms, and at most ``first``.
     """
     lengths = sorted(norm for norm in norms if norm > 0)
     if not history:
-        cap = statistics.median_low(lengths) if lengths else first
+        cap = lengths[-1] if lengths else first
         return float(np.float32(min(max(cap, LOWEST), first)))
     usual = max(LOWEST, statistics.median_low(history))
     lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
