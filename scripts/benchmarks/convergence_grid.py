@@ -173,7 +173,7 @@ GRIDS["gpu"] = Grid(
         "muon-averaging": [PUBLISHED | {"outer": 1.0}],
         "sparseloco": [PUBLISHED | {"outer": 1.0, "decay": 0.95}],
         "muon-sparseloco": [PUBLISHED | {"outer": 1.0, "decay": 0.95, "momentum": 0.9}],
-        "muon-grouped": [PUBLISHED | {"outer": 1.0, "decay": 0.95, "momentum": 0.9, "expected": 0.1}],
+        "muon-grouped": [PUBLISHED | {"outer": 2.0, "decay": 0.95, "momentum": 0.9, "expected": 0.1}],
         "demo": [{"lr": 1e-3, "decay": 0.999}],
     },
 )  # fmt: skip
