@@ -151,15 +151,19 @@ def made_by_hand(hparams, uid, entries: dict[int, float]):
     return parse(build({"w": (indices, values)}, spec, window=9, uid=uid, **META), spec, window=9, uid=uid)
 
 
-def test_no_peer_moves_the_model_more_than_its_share_once_norms_are_usual(hparams):
+@pytest.mark.parametrize("first", [False, True])
+def test_no_peer_moves_the_model_more_than_its_share(hparams, first):
+    """In a run's first window no norm is usual, and its share is that of the largest first cap."""
     honest = [made_by_hand(hparams, uid, dict.fromkeys(range(32), 1.0)) for uid in range(4)]
-    length = 32**0.5
+    matrix = SparselocoOuter({"w": torch.zeros(64, 64)}, one_matrix(hparams)).spec.tensors["w"]
+    length = FIRST * norm_bound(matrix, one_matrix(hparams).sparseloco, 0) if first else 32**0.5
+    before = () if first else honest
     for attack in (
         dict.fromkeys(range(32), 1000000.0),  # scaled
         dict.fromkeys(range(1000, 1032), 1000000.0),  # at indices that no other peer sends
         dict.fromkeys(range(32), -7.0),  # all equal, against the others
     ):
-        attacked = moved([*honest, made_by_hand(hparams, 4, attack)], hparams, before=honest)
+        attacked = moved([*honest, made_by_hand(hparams, 4, attack)], hparams, before=before)
         without = moved(honest, hparams) * 4 / 5
         assert (attacked - without).norm() <= length / 5 * (1 + 1e-6)
 

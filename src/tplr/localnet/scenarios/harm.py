@@ -25,22 +25,22 @@ WRECKED = 12  # windows
 def wreckers(setting: Setting) -> Figures:
     """Simulate three honest miners alone, then with each kind of harmful majority."""
 
-    def flip(_: int) -> Member:
+    def flip() -> Member:
         return Changed("signs flipped", 8, lambda one, _: -one)
 
-    alone = live(network(setting, [Honest(EFFORT) for _ in range(3)]), WRECKED)
+    alone = beside_honest(setting, (), WRECKED)
     without = alone.held_out_loss()
     live(alone, LAUNCH + PAID_WINDOWS - WRECKED)
     paid = pay(alone, (1, 2, 3))
     found: Figures = {"three equal miners, largest over smallest": ratio(max(paid), min(paid))}
     crews: dict[str, list[Member]] = {
-        "5 sign flippers": [flip(i) for i in range(5)],
-        "12 sign flippers": [flip(i) for i in range(12)],
+        "5 sign flippers": [flip() for _ in range(5)],
+        "12 sign flippers": [flip() for _ in range(12)],
         "5 norm giants": [Noise("giant", 1e6) for _ in range(5)],
         "6 senders of zeros": [Zeros("zeros") for _ in range(6)],
     }
     for name, crew in crews.items():
-        found |= harm(name, beside_honest(setting, crew, WRECKED), without)
+        found |= crew_figures(name, beside_honest(setting, crew, WRECKED), without)
     return found
 
 
@@ -49,7 +49,7 @@ def beside_honest(setting: Setting, crew: Sequence[Member], windows: int) -> Wor
     return live(network(setting, [*(Honest(EFFORT) for _ in range(3)), *crew]), windows)
 
 
-def harm(name: str, world: World, without: float) -> Figures:
+def crew_figures(name: str, world: World, without: float) -> Figures:
     """Return the figures of a crew beside three honest miners, whose loss alone is ``without``."""
     late = [record for record in world.records if record.window > LAUNCH]
     return {
@@ -71,7 +71,7 @@ def shrunk(setting: Setting) -> Figures:
     found: Figures = {}
     for count in (5, 12):
         crew = [Scaled("shrunk", EFFORT, SHRUNK) for _ in range(count)]
-        found |= harm(f"{count} senders of a thousandth", beside_honest(setting, crew, WRECKED), without)
+        found |= crew_figures(f"{count} senders of a thousandth", beside_honest(setting, crew, WRECKED), without)
     return found
 
 
@@ -96,7 +96,7 @@ def giants(setting: Setting) -> Figures:
     for name, members in crews.items():
         world = beside_honest(setting, members, last)
         of_crew, of_honest = pay(world, range(4, 4 + len(members))), pay(world, (1, 2, 3))
-        found |= harm(name, world, without)
+        found |= crew_figures(name, world, without)
         found[f"{name}: over the least honest"] = ratio(mean(of_crew), min(of_honest))
     return found
 
@@ -106,9 +106,7 @@ TURN = LAUNCH + 8  # last honest window of turncoats
 
 def turncoats(setting: Setting) -> Figures:
     """Simulate three honest miners, and five that turn harmful after they have earned their places."""
-    members: list[Member] = [Honest(EFFORT) for _ in range(3)]
-    members += [Turncoat("turncoat", EFFORT, TURN) for _ in range(5)]
-    world = live(network(setting, members), TURN)
+    world = beside_honest(setting, [Turncoat("turncoat", EFFORT, TURN) for _ in range(5)], TURN)
     before = world.held_out_loss()
     live(world, WRECKED)
     return {
@@ -129,11 +127,8 @@ HARMFUL = 5  # of every ``PAID_WINDOWS`` windows
 
 def periodic_turncoats(setting: Setting) -> Figures:
     """Simulate three honest miners, and five that harm in a quarter of the windows, and work in the others."""
-    members: list[Member] = [Honest(EFFORT) for _ in range(3)]
-    members += [
-        PeriodicTurncoat("periodic turncoat", EFFORT, TURN, harmful=HARMFUL, period=PAID_WINDOWS) for _ in range(5)
-    ]
-    world = live(network(setting, members), TURN)
+    crew = [PeriodicTurncoat("periodic turncoat", EFFORT, TURN, harmful=HARMFUL, period=PAID_WINDOWS) for _ in range(5)]
+    world = beside_honest(setting, crew, TURN)
     before = world.held_out_loss()
     live(world, 2 * PAID_WINDOWS)
     included = included_after_turn(world)
@@ -148,11 +143,9 @@ def periodic_turncoats(setting: Setting) -> Figures:
 
 def dormants(setting: Setting) -> Figures:
     """Simulate three honest miners, and five that harm in two of twenty windows and are late in the others."""
-    members: list[Member] = [Honest(EFFORT) for _ in range(3)]
-    members += [Dormant("dormant wrecker", 8, TURN) for _ in range(5)]
-    world = live(network(setting, members), TURN + 3 * PAID_WINDOWS)
-    harm = included_after_turn(world)
+    crew = [Dormant("dormant wrecker", 8, TURN) for _ in range(5)]
+    harmful = included_after_turn(beside_honest(setting, crew, TURN + 3 * PAID_WINDOWS))
     return {
-        "5 dormant wreckers: windows in which they harm": sum(harm),
-        "5 dormant wreckers: windows in which they harm, at last": sum(harm[-PAID_WINDOWS:]),
+        "5 dormant wreckers: windows in which they harm": sum(harmful),
+        "5 dormant wreckers: windows in which they harm, at last": sum(harmful[-PAID_WINDOWS:]),
     }

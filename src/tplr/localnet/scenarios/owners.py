@@ -57,8 +57,8 @@ def dealt(effort: int, uids: Sequence[int]) -> list[Member]:
 def split(setting: Setting, effort: int, owner: Owner = honest_parts, what: str = SPLIT) -> Figures:
     """Simulate an owner that splits ``effort`` sequences over eight uids, with three and with nine honest miners.
 
-    Each honest miner has ``effort`` sequences. With SparseLoCo the median norm bounds a step; if the owner's uids are
-    the majority, the median is their norm.
+    Each honest miner has ``effort`` sequences. With SparseLoCo a step is clipped to the norm cap, which the owner
+    can lower with more than three quarters of the set.
 
     Args:
         owner: makes its miners, for the number of sequences and their uids.
