@@ -108,11 +108,16 @@ GRIDS["long-16"] = replace(
     rounds=500,
     rates={GROUPED: [EXPECTED | {"outer": outer} for outer in (1.0, 2.0, 4.0)]},
 )
+
+
+def default_with(name: str, **rates: float) -> Grid:
+    """Return a grid in which the default has the rates of ``EXPECTED`` but for the given ones, without trials."""
+    return replace(GRIDS[name], tuned="", sparse=(), muon_sparse=(), rates={GROUPED: [EXPECTED | rates]})
+
+
 # The default with one outer rate for every number of peers, as ``hparams.json`` has one.
 GRIDS |= {
-    f"outer-{rate}-{name}": replace(
-        GRIDS[of], tuned="", sparse=(), muon_sparse=(), rates={GROUPED: [EXPECTED | {"outer": float(rate)}]}
-    )
+    f"outer-{rate}-{name}": default_with(of, outer=float(rate))
     for name, of in {"4": "reduced", "8": "reduced-8", "16": "reduced-16", "long-16": "long-16"}.items()
     for rate in (1, 2)
 }
@@ -147,13 +152,14 @@ GRIDS["larger"] = replace(
     },
 )
 # The default as ``hparams.json`` has it, with the larger model's own learning rate.
-GRIDS["outer-2-larger"] = replace(
-    GRIDS["larger"],
-    tuned="",
-    sparse=(),
-    muon_sparse=(),
-    rates={GROUPED: [EXPECTED | {"lr": 6e-3, "outer": 2.0}]},
-)
+GRIDS["outer-2-larger"] = default_with("larger", lr=6e-3)
+# The default with the best rates found in the trials, and the present norm caps.
+GRIDS |= {
+    "tuned-4": default_with("reduced", expected=0.25),
+    "tuned-8": default_with("reduced-8", outer=2.8),
+    "tuned-16": default_with("reduced-16", outer=4.0),
+    "tuned-larger": default_with("larger", lr=6e-3, outer=2.8),
+}
 # Half as many exchanges of updates twice as large, for the same tokens.
 GRIDS["reduced-20-steps"] = replace(
     GRIDS["reduced"], inner_steps=20, rounds=32, sparse=(), muon_sparse=((200, 1),), tuned="reduced"
