@@ -43,7 +43,7 @@ SCENARIOS: dict[str, Scenario] = {
     "dealt": Scenario(lambda setting: split(setting, 64, dealt, "dealt over 8 uids"), 55.0),
     "wreckers": Scenario(wreckers, 38.0),
     "giants": Scenario(giants, 45.0),
-    "shrunk": Scenario(shrunk, 22.0),
+    "shrunk": Scenario(shrunk, 40.0),
     "losses": Scenario(losses, 10.0),
     "turncoats": Scenario(turncoats, 10.0),
     "periodic turncoats": Scenario(periodic_turncoats, 22.0),

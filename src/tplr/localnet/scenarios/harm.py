@@ -59,19 +59,20 @@ def crew_figures(name: str, world: World, without: float) -> Figures:
     }
 
 
-SHRUNK = 1e-3
+SHRUNK = {"a thousandth": 1e-3, "a twentieth": 0.05}
 
 
 def shrunk(setting: Setting) -> Figures:
-    """Simulate three honest miners alone, then with majorities that send a thousandth of honest updates.
+    """Simulate three honest miners alone, then with majorities that send small fractions of honest updates.
 
-    With a place on the list they would dilute the mean and lower the norm caps.
+    With a place on the list they dilute the mean, and more than three quarters of a set lower the norm caps.
     """
     without = beside_honest(setting, (), WRECKED).held_out_loss()
     found: Figures = {}
-    for count in (5, 12):
-        crew = [Scaled("shrunk", EFFORT, SHRUNK) for _ in range(count)]
-        found |= crew_figures(f"{count} senders of a thousandth", beside_honest(setting, crew, WRECKED), without)
+    for share, scale in SHRUNK.items():
+        for count in (5, 12):
+            crew = [Scaled("shrunk", EFFORT, scale) for _ in range(count)]
+            found |= crew_figures(f"{count} senders of {share}", beside_honest(setting, crew, WRECKED), without)
     return found
 
 
