@@ -123,8 +123,9 @@ GRIDS |= {
 }
 # Groups of 64 entries, for updates of half the size: what 70B parameters need on home lines.
 GRIDS |= {f"outer-{rate}-k-64": replace(GRIDS[f"outer-{rate}-4"], muon_grouped=((64, 1),)) for rate in (1, 2)}
-# The full grid's model, peers and tokens in hours instead of a day: three methods have a few trials around the rates
-# found for the reduced one, the others have these rates.
+# The full grid's model, peers and tokens in hours instead of a day. Methods have a few trials around the rates found
+# for the reduced one. SparseLoCo and DeMo have half of its inner rates, as half is best for AdamW and the default here;
+# the other methods have its rates.
 GRIDS["larger"] = replace(
     GRIDS["full"],
     seeds=3,
@@ -133,6 +134,9 @@ GRIDS["larger"] = replace(
     tuned="reduced-8",
     rates={
         "adamw": [{"lr": lr} for lr in (8e-3, 4e-3, 2e-3)],
+        "muon": [{"lr": lr} for lr in (1.6e-2, 8e-3)],
+        "sparseloco": [{"lr": 4e-3, "outer": 1.0, "decay": 0.95}],
+        "demo": [{"lr": 2e-3, "decay": 0.99}],
         "diloco": [
             {"lr": lr, "outer": outer}
             for lr, outer in ((4e-3, 0.2), (4e-3, 0.3), (4e-3, 0.4), (4e-3, 0.6), (2e-3, 0.3))
