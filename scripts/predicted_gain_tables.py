@@ -241,7 +241,7 @@ def indicators(run: Recorded, uids: Sequence[int]) -> Iterator[tuple[str, list[f
         places, own_test, others = np.array(among) - 1, [], []
         for i, window in enumerate(run.deep):
             tests = {one: own[i, row, places] for row, one in enumerate(tested) if one in among}
-            for (who, page), ahead in deviations(tests, run.alignment(window, among)).items():
+            for (who, page), ahead in deviations(tests, run.alignment(window, among), ()).items():
                 if who == uid:
                     (own_test if page == uid else others).append(ahead)
         yield str(kinds[uid - 1]), [indicator(one, others) for one in own_test] if others else []

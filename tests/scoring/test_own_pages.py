@@ -18,13 +18,47 @@ def unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.linalg.norm(vector)
 
 
+def crowded(seed: int) -> tuple[dict[int, tuple[float, ...]], Alignment]:
+    """Return ``seen`` of 8 miners, without the test's own random numbers, and of 12 more that trained on its pages."""
+    random = np.random.default_rng(seed)
+    truth, special = unit(random.standard_normal(ENTRIES)), unit(random.standard_normal(ENTRIES))
+
+    def update(*, trained: bool) -> np.ndarray:
+        return 0.6 * truth + 0.2 * trained * special + 0.8 * unit(random.standard_normal(ENTRIES))
+
+    updates = np.stack(
+        [*(update(trained=uid == TESTED) for uid in range(8)), *(update(trained=True) for _ in range(12))]
+    )
+    pages, elsewhere, held_out = (
+        0.5 * truth + math.sqrt(0.75) * unit(0.3 * own + unit(random.standard_normal(ENTRIES)))
+        for own in (special, 0 * special, 0 * special)
+    )
+    tests = {TESTED: tuple(updates @ pages), 0: tuple(updates @ elsewhere)}
+    gram, norms = (updates @ updates.T)[np.triu_indices(20)], np.linalg.norm(updates, axis=1)
+    return tests, Alignment(tuple(range(20)), tuple(updates @ held_out), tuple(norms), tuple(gram))
+
+
+def first(count: int, tests: dict[int, tuple[float, ...]], alignment: Alignment) -> tuple[dict, Alignment]:
+    """Return the same of the first ``count`` updates alone."""
+    total = len(alignment.uids)
+    square = np.zeros((total, total))
+    square[np.triu_indices(total)] = alignment.gram
+    some = Alignment(
+        alignment.uids[:count],
+        alignment.products[:count],
+        alignment.norms[:count],
+        tuple(square[:count, :count][np.triu_indices(count)]),
+    )
+    return {uid: one[:count] for uid, one in tests.items()}, some
+
+
 def many(count: int, *, trained: bool, copier: float = 0.0, tested: int = 1) -> list[float]:
     """Return the deviations of uid 5 on its own pages among ``count`` miners, with sixty seeds."""
     return [ahead(*seen(count, trained=trained, seed=seed, copier=copier, tested=tested)) for seed in range(60)]
 
 
 def ahead(tests: dict[int, tuple[float, ...]], alignment: Alignment) -> float:
-    return deviations(tests, alignment)[TESTED, TESTED]
+    return deviations(tests, alignment, ())[TESTED, TESTED]
 
 
 def seen(
@@ -75,9 +109,9 @@ def test_of_one_update_no_other_is_compared(monkeypatch) -> None:
 
     monkeypatch.setattr(own_pages, "_ahead", count)
     tests, alignment = seen(12, trained=True, seed=1, tested=3)
-    everybody = deviations(tests, alignment)
+    everybody = deviations(tests, alignment, ())
     compared.clear()
-    assert deviations(tests, alignment, only=TESTED) == {one: x for one, x in everybody.items() if one[0] == TESTED}
+    assert deviations(tests, alignment, (), only=TESTED) == {one: x for one, x in everybody.items() if one[0] == TESTED}
     assert compared == [TESTED] * len(tests)
 
 
@@ -97,6 +131,43 @@ def test_tests_of_others_take_chance_away():
 
 def test_a_copier_among_the_others_does_not_hide_it():
     assert np.median(many(12, trained=True, copier=0.8)) > 0.9 * np.median(many(12, trained=True))
+
+
+def test_newcomers_that_train_on_a_miners_pages_do_not_hide_its_training():
+    hidden, seen_by_included = [], []
+    for seed in range(8):
+        tests, alignment = crowded(seed)
+        everybody = deviations(tests, alignment, ())
+        hidden.append(everybody[TESTED, TESTED] - everybody[TESTED, 0])
+        known = deviations(tests, alignment, range(8))
+        seen_by_included.append(known[TESTED, TESTED] - known[TESTED, 0])
+    assert np.median(seen_by_included) > 2
+    assert np.median(hidden) < np.median(seen_by_included) / 2, "without the rule they would hide it"
+
+
+def test_newcomers_change_no_test_of_an_included_miner():
+    tests, alignment = crowded(0)
+    among_included = deviations(*first(8, tests, alignment), range(8))
+    with_newcomers = deviations(tests, alignment, range(8))
+    of_included = {one: found for one, found in with_newcomers.items() if one[0] < 8}
+    assert of_included == pytest.approx(among_included)
+    assert {uid for uid, _ in with_newcomers} == set(range(20)), "newcomers are compared with the included ones"
+
+
+def test_each_newcomer_is_compared_with_the_included_ones_alone():
+    tests, alignment = crowded(0)
+    among_nine = deviations(*first(9, tests, alignment), range(8))
+    with_others = deviations(tests, alignment, range(8))
+    assert {page: with_others[8, page] for page in tests} == pytest.approx(
+        {page: among_nine[8, page] for page in tests}
+    )
+
+
+def test_if_too_few_are_included_they_are_not_tested_and_newcomers_are_compared_with_all():
+    tests, alignment = crowded(0)
+    everybody = deviations(tests, alignment, ())
+    found = deviations(tests, alignment, range(FEWEST_OTHERS))
+    assert found == {one: value for one, value in everybody.items() if one[0] >= FEWEST_OTHERS}
 
 
 def test_a_factor_in_common_changes_nothing():
@@ -125,14 +196,14 @@ def test_too_few_others_tell_nothing():
         tuple(alignment.norms[i] for i in first),
         tuple(square[np.ix_(first, first)][np.triu_indices(keep)]),
     )
-    assert deviations({TESTED: tuple(tests[TESTED][i] for i in first)}, some) == {}
-    assert deviations({}, alignment) == {}
-    assert {uid for uid, _ in deviations({99: tests[TESTED]}, alignment)} == set(alignment.uids)
+    assert deviations({TESTED: tuple(tests[TESTED][i] for i in first)}, some, ()) == {}
+    assert deviations({}, alignment, ()) == {}
+    assert {uid for uid, _ in deviations({99: tests[TESTED]}, alignment, ())} == set(alignment.uids)
 
 
 def test_updates_without_length_are_no_others():
     silent = Alignment(tuple(range(12)), (0.0,) * 12, (0.0,) * 12, (0.0,) * 78)
-    assert deviations({TESTED: (0.0,) * 12}, silent) == {}
+    assert deviations({TESTED: (0.0,) * 12}, silent, ()) == {}
 
 
 def test_steps_that_are_too_short_for_the_published_digits_are_left_out() -> None:
@@ -148,7 +219,7 @@ def test_steps_that_are_too_short_for_the_published_digits_are_left_out() -> Non
         uids = tuple(range(len(some)))
         products = published((some @ towards).tolist())
         found = Alignment(uids=uids, products=products, norms=(1.0,) * len(uids), gram=published(gram.tolist()))
-        return deviations({0: published((some @ own).tolist())}, found)[0, 0]
+        return deviations({0: published((some @ own).tolist())}, found, ())[0, 0]
 
     short = 1e-3 * np.tile(towards, (3, 1))
     assert tested(np.concatenate([steps, short])) == tested(steps)

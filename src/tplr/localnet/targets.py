@@ -9,7 +9,15 @@ from tplr.localnet.scenarios import Figures
 from tplr.localnet.scenarios.base import EFFORT
 from tplr.localnet.scenarios.crowds import cheats
 from tplr.localnet.scenarios.harm import TENFOLD
-from tplr.localnet.scenarios.pages import NOT_TESTED, OTHER_OVERFITTER, PAGES_OVERFITTER, READERS, SIBLINGS
+from tplr.localnet.scenarios.pages import (
+    CROWDERS,
+    NOT_TESTED,
+    OTHER_OVERFITTER,
+    PAGES_OVERFITTER,
+    READERS,
+    SIBLINGS,
+    VICTIM,
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,9 @@ TARGETS = [
     Target(f"{NOT_TESTED}: over an equal miner", 1.0, 1.0, least=True),
     Target(f"beside siblings, {NOT_TESTED}: over an equal miner", 1.0, 1.0, least=True),
     Target(f"{OTHER_OVERFITTER}: over an equal miner", 0.3, 0.2, least=True),
+    # As for equal miners: 1 / 1.3 and 1 / 1.6.
+    Target(f"{VICTIM}: over an equal miner", 0.77, 0.62, least=True),
+    Target(f"{CROWDERS}: over an equal miner", 0.1, 0.3),
     Target("5 periodic turncoats: windows in which they harm, at last", 0.0, 0.0),
     Target("5 dormant wreckers: windows in which they harm, at last", 0.0, 0.0),
     Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),

@@ -192,6 +192,7 @@ def omissions(report: ScoreReport, seed: int) -> Iterator[tuple[str, object, obj
     alignment, seen = report.alignment, {int(uid): one for uid, one in sorted(report.observations.items())}
     sampled = [uid for uid, one in seen.items() if one.sampled]
     measured = alignment.uids if alignment else ()
+    included = {uid for uid, one in seen.items() if one.included}
     blind = any(fault.startswith(NOT_MEASURED) for fault in report.faults)
     by_loss = evaluated_by_loss(sampled, seed=seed)
     for uid, one in seen.items():
@@ -210,7 +211,7 @@ def omissions(report: ScoreReport, seed: int) -> Iterator[tuple[str, object, obj
         if many and not one.assigned_products and not faulty:
             yield f"own-pages test of uid {uid}", None, "a test, or a fault"
         tests = {uid: one.assigned_products} if one.assigned_products else {}
-        tested = many and alignment is not None and (uid, uid) in deviations(tests, alignment, only=uid)
+        tested = many and alignment is not None and (uid, uid) in deviations(tests, alignment, included, only=uid)
         due = not tested or uid in by_loss
         if one.evaluation and not due:
             yield f"loss of uid {uid}", "evaluated", "not drawn"

@@ -197,7 +197,8 @@ class Observer:
         all_updates = [one.update for one in updates]
         products = await asyncio.to_thread(self._train_state.own_alignment, all_updates, batches, seed)
         seen.note(uid, assigned_products=published(products))
-        return (uid, uid) in deviations({uid: published(products)}, seen.alignment, only=uid)
+        included = {one for one, measured in seen.observations.items() if measured.included}
+        return (uid, uid) in deviations({uid: published(products)}, seen.alignment, included, only=uid)
 
     async def _measure_loss(
         self, seen: Observation, one: GatheredUpdate[Update], assigned: np.ndarray | None, before: Baseline

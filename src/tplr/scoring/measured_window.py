@@ -127,4 +127,5 @@ def own_pages_tests(evidence: Evidence, *, only: int | None = None) -> dict[tupl
     Args:
         only: the uid of the only update to compare; None compares all.
     """
-    return deviations(own_pages_products(evidence), evidence.alignment or NOTHING, only=only)
+    included = {int(uid) for uid, seen in evidence.observations.items() if seen.included}
+    return deviations(own_pages_products(evidence), evidence.alignment or NOTHING, included, only=only)

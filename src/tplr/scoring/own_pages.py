@@ -11,7 +11,10 @@ divided by the updates' norms:
     d_jk = e_jk - mean of e_jq and 0        over the tests q of the same window on pages of neither k nor j
     t_jk = (d_jk - E[d_jk | others]) / (standard deviation given the others)
 
-"Others" are all updates except those of j and k, and copies of j; that of k is excluded because k trained on the pages.
+"Others" are all updates of the included set except those of j and k, and copies of j; that of k is excluded because k
+trained on the pages. Updates on probation are no others: anybody can have many of them, and if they are trained on the
+pages of k, that of k does not stand out among them. So no number of newcomers changes the test of an included miner.
+All updates are others if none is included, and for newcomers if too few are.
 
     indicator of a test of j = part of all k != j with t_jk < t_jj, minus part with t_jk > t_jj
 
@@ -26,7 +29,7 @@ Stochastically Larger than the Other", Annals of Mathematical Statistics 18 (194
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -53,7 +56,11 @@ def indicator(on_own: float, on_others: Sequence[float]) -> float:
 
 
 def deviations(
-    tests: Mapping[int, Sequence[float]], alignment: Aligned, *, only: int | None = None
+    tests: Mapping[int, Sequence[float]],
+    alignment: Aligned,
+    included: Collection[int],
+    *,
+    only: int | None = None,
 ) -> dict[tuple[int, int], float]:
     """Return each update's deviation from its prediction by others, by its uid and the pages' uid.
 
@@ -63,32 +70,66 @@ def deviations(
     Args:
         tests: by uid, products of all updates with the gradient on its pages, in the order of ``alignment.uids``.
         alignment: of the same updates with the gradient on held-out pages, and with each other.
+        included: uids whose updates the window's included set contains; others may be among them.
         only: uid of the one update that is asked for; all of 256 take seconds.
     """
-    gram = gram_of(alignment)
+    products, gram = np.array([alignment.products, *tests.values()], dtype=np.float64), gram_of(alignment)
     (known,) = np.nonzero(np.diag(gram) > SHORTEST)
-    if not tests or len(known) <= FEWEST_OTHERS + 1:
-        return {}
-    uids, pages = np.asarray(alignment.uids)[known], np.array(list(tests))
-    length = np.sqrt(np.diag(gram)[known])
-    cosines = gram[np.ix_(known, known)] / np.outer(length, length)
-    held_out = np.asarray(alignment.products)[known] / length
-    on_pages = np.array([np.asarray(one)[known] / length for one in tests.values()])  # [pages, updates]
-    copies, inverse = _find_copies(cosines, held_out), np.linalg.inv(cosines + RIDGE * np.eye(len(known)))
+    uids, pages = np.asarray(alignment.uids), np.array([*tests])
+    found: dict[tuple[int, int], float] = {}
+    for compared, tested in _groups(known, np.isin(uids[known], [*included])):
+        mine = tested if only is None else tested[uids[tested] == only]
+        if len(pages) and len(mine) and len(compared) > FEWEST_OTHERS + 1:
+            square = gram[np.ix_(compared, compared)]
+            positions = np.searchsorted(compared, mine)
+            found |= _among(pages, uids[compared], products[:, compared], square, positions)
+    return found
+
+
+def _groups(known: np.ndarray, included: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return which updates are compared with each other, and which of them are tested by that: ascending indices.
+
+    Args:
+        known: indices of the updates that can be compared, ascending.
+        included: bool, which of these are in the included set.
+    """
+    inside, newcomers = known[included], known[~included]
+    if not len(inside):
+        return [(known, known)]
+    if len(inside) <= FEWEST_OTHERS:
+        return [(inside, inside), (known, newcomers)]
+    return [(inside, inside), *((np.sort([*inside, one]), np.array([one])) for one in newcomers)]
+
+
+def _among(
+    pages: np.ndarray, uids: np.ndarray, products: np.ndarray, gram: np.ndarray, tested: np.ndarray
+) -> dict[tuple[int, int], float]:
+    """Return ``deviations`` of some updates among all the given ones.
+
+    Args:
+        pages: uids whose pages the gradients are of, int64 [pages].
+        uids: of the updates, int64 [updates].
+        products: of the updates with the gradient on held-out pages and with these, float64 [1 + pages, updates].
+        gram: the updates' products with each other, float64 [updates, updates].
+        tested: indices of the updates to compare with the others.
+    """
+    length = np.sqrt(np.diag(gram))
+    cosines, (held_out, *on_pages) = gram / np.outer(length, length), products / length
+    copies, inverse = _find_copies(cosines, held_out), np.linalg.inv(cosines + RIDGE * np.eye(len(uids)))
     trained_there = pages[:, None] == uids  # [pages, updates]
     found: dict[tuple[int, int], float] = {}
-    for mine, uid in enumerate(uids.tolist()):
-        if only not in (None, uid) or np.count_nonzero(~copies[mine]) <= FEWEST_OTHERS:
+    for mine in tested.tolist():
+        if np.count_nonzero(~copies[mine]) <= FEWEST_OTHERS:
             continue
         compared = ~(trained_there | copies[mine])
         slopes = [_slope(row[others], held_out[others]) for row, others in zip(on_pages, compared, strict=True)]
-        rest = on_pages - np.outer(slopes, held_out)
+        rest = np.array(on_pages) - np.outer(slopes, held_out)
         elsewhere = np.where(trained_there, 0.0, rest)
         other_pages = (~trained_there).sum(axis=0) - ~trained_there
         rest = rest - (elsewhere.sum(axis=0) - elsewhere) / (other_pages + 1)
         for page, row, others in zip(pages.tolist(), rest, compared, strict=True):
             if np.count_nonzero(others) >= FEWEST_OTHERS:
-                found[uid, page] = _ahead(row, mine, others, cosines, inverse)
+                found[int(uids[mine]), page] = _ahead(row, mine, others, cosines, inverse)
     return found
 
 

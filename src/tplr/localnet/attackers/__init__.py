@@ -3,7 +3,7 @@
 from tplr.localnet.attackers.copies import Copier, Dealt, Twin
 from tplr.localnet.attackers.damaged import Malformed, malformed
 from tplr.localnet.attackers.honest import Cheat, Honest, Lossy
-from tplr.localnet.attackers.pages import OthersPages, Overfitter, PagesOverfitter, WrongPages
+from tplr.localnet.attackers.pages import Crowder, OthersPages, Overfitter, PagesOverfitter, WrongPages
 from tplr.localnet.attackers.presence import Dormant, GoDark, HalfAbsent, Late, PeriodicTurncoat, Timed, Turncoat
 from tplr.localnet.attackers.sync import NoProof, OutOfSync
 from tplr.localnet.attackers.values import Changed, Noise, Repeater, Scaled, Zeros
@@ -12,6 +12,7 @@ __all__ = [
     "Changed",
     "Cheat",
     "Copier",
+    "Crowder",
     "Dealt",
     "Dormant",
     "GoDark",

@@ -31,6 +31,30 @@ class WrongPages(Cheat):
         return self._share(world, world.pages_of_seed(derive("elsewhere", self.uid, window)).batches)
 
 
+class Crowder(Cheat):
+    """Trains on another miner's pages, but names its own: among many such updates the other one does not stand out.
+
+    Each uid has other sequences of these pages, so that the updates are no copies of each other.
+
+    Args:
+        victim: uid of the other miner.
+        begin: its first window.
+    """
+
+    def __init__(self, name: str, effort: int, victim: int, *, begin: int) -> None:
+        super().__init__(name, effort)
+        self._victim, self._begin = victim, begin
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """Return its update; None before it begins."""
+        return super().body(world, window) if window >= self._begin else None
+
+    def batches(self, world: World, window: int) -> np.ndarray:
+        """Return a part of the victim's pages that its uid determines."""
+        batches = world.pages(self._victim, window).batches
+        return self._share(world, np.roll(_sequences(batches), 8 * self.uid, axis=0).reshape(batches.shape))
+
+
 class OthersPages(Cheat):
     """Trains on ``own`` sequences of its own pages, and for the rest on single ones of other miners' pages.
 

@@ -1,6 +1,6 @@
 """Miners that train on the pages by which others are tested."""
 
-from tplr.localnet.attackers import Honest, OthersPages, PagesOverfitter
+from tplr.localnet.attackers import Crowder, Honest, OthersPages, PagesOverfitter
 from tplr.localnet.scenarios.base import EFFORT, LAUNCH, PAID_WINDOWS, Figures, Setting, live, mean, network, pay, ratio
 from tplr.localnet.simulation import Member
 
@@ -24,6 +24,21 @@ def readers(setting: Setting) -> Figures:
         f"{READERS}: over as many other pages": ratio(tested, not_tested),
         f"{READERS}: over an equal miner": ratio(tested, honest),
         f"{NOT_TESTED}: over an equal miner": ratio(not_tested, honest),
+    }
+
+
+VICTIM, CROWDERS = "victim of ten crowders", "ten crowders"
+
+
+def crowders(setting: Setting) -> Figures:
+    """Simulate six equal miners, and ten newcomers that train on the pages of one of them to hide its training."""
+    victim, begin = 1, LAUNCH + 2
+    crew = [Crowder("crowder", EFFORT, victim, begin=begin) for _ in range(10)]
+    world = live(network(setting, [*(Honest(EFFORT) for _ in range(6)), *crew]), begin + PAID_WINDOWS)
+    honest, crowd = pay(world, range(1, 7)), pay(world, range(7, 17))
+    return {
+        f"{VICTIM}: over an equal miner": ratio(honest[0], mean(honest[1:])),
+        f"{CROWDERS}: over an equal miner": ratio(mean(crowd), mean(honest[1:])),
     }
 
 
