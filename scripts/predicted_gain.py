@@ -26,7 +26,7 @@ from tplr.training.gradient import WindowGradient
 
 SPLIT = 8
 DEALER = 29  # uid that trains what eight send
-HELD_OUT, FACTOR = 98_000, 0.2
+HELD_OUT, FRESH = 98_000, 498_000  # of the seeds of pages: with the validator's gradient, and without any
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -94,10 +94,13 @@ class Run:
         if deep:
             falls = [before - self.losses_after(updates[uid], probe) for uid in self.evaluated]
             found["falls"] = np.stack(falls)
+            fresh = world.pages_of_seed(FRESH + window + 1000 * world.seed).batches
+            before = sequence_losses(self.model, fresh, "float32")
+            found["fresh_falls"] = np.stack([before - self.losses_after(updates[uid], fresh) for uid in self.evaluated])
             if world.hparams.outer == "demo":
                 found["signed"] = np.array([self.signed(row, gradient) for row in rows])
         else:
-            del found["owns"]
+            del found["owns"], found["own_lengths"]
         if window % 6 == 0:
             found |= self.own_falls(updates)
         self.outer.apply([updates[uid] for uid in self.applied], step=world.train_state.global_step)
@@ -175,12 +178,14 @@ def measure(
         norms.append(x.norm(dim=1).numpy())
     sizes = [one.numel() for one in gradient]
     gradient_norms = [float(one.double().norm()) for one in gradient]
+    own_lengths = [sum(float(tensor.double().square().sum()) for tensor in one) ** 0.5 for one in own]
     return {
         "products": np.stack(products, axis=-1),
         "norms": np.stack(norms, axis=-1),
         "gram": np.stack(gram, axis=-1),
         "owns": np.stack(owns, axis=-1),
         "gradient_norms": np.array(gradient_norms),
+        "own_lengths": np.array(own_lengths),
         "sizes": np.array(sizes),
     }
 

@@ -1,9 +1,10 @@
 """Makes the tables of docs/benchmarks/scoring.md from the records of ``predicted_gain.py``.
 
     python scripts/predicted_gain_tables.py FOLDER
+    python scripts/predicted_gain_tables.py FOLDER --only gradients
     python scripts/predicted_gain_tables.py
 
-With the folder of recordings, it writes ``docs/benchmarks/predicted_gain.csv`` in about a minute. In both cases it
+With the folder of recordings, it writes ``docs/benchmarks/predicted_gain.csv`` in about a minute. In all cases it
 prints the tables of the page as Markdown, from that file alone.
 """
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from tplr.scoring import credit as credit_module
 from tplr.scoring.credit import credit, even_scales, gram_of, non_negative
+from tplr.scoring.gain import predicted_gains
 from tplr.scoring.measures import OWN_PAGES_HIGH, OWN_PAGES_LOW
 from tplr.scoring.own_pages import deviations, indicator
 from tplr.training.alignment import Alignment
@@ -28,6 +30,7 @@ TABLE = Path(__file__).parents[1] / "docs" / "benchmarks" / "predicted_gain.csv"
 SPANS = ((0, 20), (10, 30))
 POWERS = (1.0, 1.5, 2.0)
 # uids of ``predicted_gain.members``: three equal honest miners, and the other miners of each scenario.
+APPLIED = (1, 2, 3, 4, 5)
 EQUAL, EFFORTS, ALL_HONEST = (3, 4, 5), (1, 2, 3), (1, 2, 3, 4, 5, 14, *range(21, 29))
 AGAINST_EQUAL = {
     "4 identical clones": range(14, 18),
@@ -43,6 +46,7 @@ TESTS_LO, TESTS_HI, TESTS = OWN_PAGES_LOW, OWN_PAGES_HIGH, 8
 NOISY, SOURCE, CLONES = (0.9, 0.8, 0.7, 0.6, 0.5), 14, range(100, 108)
 Credits = Callable[[Sequence[Alignment]], np.ndarray]
 # Names of tables in the file.
+CORRELATION, BY_GRADIENTS = "rank correlation", "rank correlation, gradients"
 PAID, UNSCALED, REGRESSION = "credit as paid", "credit", "regression on G, power 1"
 CONSTANTS = {"CHANCE": (1.0, 3.0), "RIDGE": (0.005, 0.1), "APART": (0.05, 0.35)}
 
@@ -193,6 +197,27 @@ def correlations(run: Recorded) -> dict[str, list[float]]:
     return found
 
 
+def gradient_correlations(run: Recorded) -> dict[str, list[float]]:
+    """Return the rank correlation of predicted gains with the loss change on pages that no gradient was computed on.
+
+    By the gradient on held-out pages alone, and as nodes predict it: also by those on the pages of the applied miners,
+    and of half as many others.
+    """
+    data, everybody = run.data, tuple(range(1, 1 + run.products.shape[1]))
+    own = np.einsum("dijt,djt->dij", data["owns"], run.factors[run.deep]) / data["own_lengths"][:, :, None]
+    tested = data["tested"].tolist()
+    counted = [*APPLIED, *[uid for uid in tested if uid not in APPLIED][: len(APPLIED) // 2]]
+    found = defaultdict[str, list[float]](list)
+    for i, window in enumerate(run.deep):
+        held_out = Alignment(everybody, tuple(run.products[window]), (), ())
+        tests = {uid: own[i, tested.index(uid)] for uid in counted}
+        falls = data["fresh_falls"][i].mean(axis=-1)
+        for what, gradients in (("held-out pages", {}), ("all gradients", tests)):
+            gains = predicted_gains(held_out, gradients)
+            found[what].append(spearman(np.array([gains[uid] for uid in data["evaluated"]]), falls))
+    return found
+
+
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Return the rank correlation."""
     return float(np.corrcoef(x.argsort().argsort(), y.argsort().argsort())[0, 1])
@@ -258,36 +283,57 @@ def own_factors(values: Sequence[float]) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", help="of recordings; without it the file is only read")
-    folder = parser.parse_args().folder
-    if folder:
-        write([Recorded.read(path) for path in sorted(folder.glob("*.npz"))])
+    parser.add_argument(
+        "--only", nargs="+", choices=MADE, default=[*MADE], help="write these tables, and keep the others"
+    )
+    given = parser.parse_args()
+    if given.folder:
+        write([Recorded.read(path) for path in sorted(given.folder.glob("*.npz"))], given.only)
     for name, table in page_tables(read()).items():
         print(f"{name}\n\n{table}\n")
 
 
-def write(runs: Sequence[Recorded]) -> None:
-    """Write ``TABLE``."""
-    rows: list[list[object]] = []
-    for key in sorted({(run.scheme, run.vocabulary) for run in runs}):
+def write(runs: Sequence[Recorded], only: Sequence[str]) -> None:
+    """Write these tables of ``TABLE`` for the schemes and vocabularies of the runs; the others stay."""
+    keys = sorted({(run.scheme, run.vocabulary) for run in runs})
+    rows: list[list[object]] = [
+        [*row.values()]
+        for row in (read() if TABLE.exists() else [])
+        if _made_by(row["table"]) not in only or (row["scheme"], row["vocabulary"]) not in keys
+    ]
+    for key in keys:
         some = [run for run in runs if (run.scheme, run.vocabulary) == key]
-        for table in (correlation_rows(some), credit_rows(some), own_pages_rows(some)):
-            rows += [[*key, len(some), *row] for row in table]
+        rows += [[*key, len(some), *row] for name in only for row in MADE[name](some)]
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["scheme", "vocabulary", "seeds", "table", "what", "a", "b", "c", "d"])
         writer.writerows([f"{one:.4f}" if isinstance(one, float) else one for one in row] for row in rows)
 
 
+def _made_by(table: str) -> str:
+    """Return the name in ``MADE`` of what makes a table of the file."""
+    return {CORRELATION: "correlation", BY_GRADIENTS: "gradients"}.get(
+        table, "own pages" if table.startswith("own pages") else "credit"
+    )
+
+
 def correlation_rows(runs: Sequence[Recorded]) -> Iterator[list[object]]:
+    """Yield the rank correlations of weightings of tensors."""
+    return _correlation_rows(CORRELATION, [correlations(run) for run in runs])
+
+
+def gradient_rows(runs: Sequence[Recorded]) -> Iterator[list[object]]:
+    """Yield the rank correlations of one gradient and of all."""
+    return _correlation_rows(BY_GRADIENTS, [gradient_correlations(run) for run in runs])
+
+
+def _correlation_rows(table: str, runs: Sequence[Mapping[str, list[float]]]) -> Iterator[list[object]]:
     """Yield the median and worst over windows and seeds, and medians of the first and last five measured windows."""
-    found = defaultdict[str, list[list[float]]](list)
-    for run in runs:
-        for what, values in correlations(run).items():
-            found[what].append(values)
-    for what, seeds in found.items():
+    for what in runs[0]:
+        seeds = [run[what] for run in runs]
         every = [one for values in seeds for one in values]
         early, late = ([one for values in seeds for one in values[part]] for part in (slice(5), slice(-5, None)))
-        yield ["rank correlation", what, median(every), min(every), median(early), median(late)]
+        yield [table, what, median(every), min(every), median(early), median(late)]
 
 
 def credit_rows(runs: Sequence[Recorded]) -> Iterator[list[object]]:
@@ -327,6 +373,14 @@ def own_pages_rows(runs: Sequence[Recorded]) -> Iterator[list[object]]:
                 yield [f"own pages, {len(uids)} updates", kind, float(np.mean(values)), *own_factors(values)]
 
 
+MADE = {
+    "correlation": correlation_rows,
+    "gradients": gradient_rows,
+    "credit": credit_rows,
+    "own pages": own_pages_rows,
+}
+
+
 def read() -> list[Row]:
     """Return the rows of ``TABLE``."""
     with TABLE.open(newline="") as file:
@@ -336,6 +390,7 @@ def read() -> list[Row]:
 def page_tables(rows: Sequence[Row]) -> dict[str, str]:
     """Return the tables of docs/benchmarks/scoring.md, by name."""
     tables = {f"rank correlation, {SCHEMES[scheme]}": _correlations(rows, scheme) for scheme in SCHEMES}
+    tables["rank correlation, gradients"] = _gradients(rows)
     rule = credit_rule(rows)
     for vocabulary in ("1024", "256"):
         columns = [
@@ -369,12 +424,24 @@ def _correlations(rows: Sequence[Row], scheme: str) -> str:
     found = {
         row["what"]: [_number(row[one]) for one in "abcd"]
         for row in rows
-        if (row["scheme"], row["vocabulary"], row["table"]) == (scheme, "1024", "rank correlation")
+        if (row["scheme"], row["vocabulary"], row["table"]) == (scheme, "1024", CORRELATION)
     }
     lines = [[name, *found[what]] for what, name in WEIGHTS[scheme].items()]
     used = list(WEIGHTS[scheme]).index(USED[scheme])
     lines[used] = [f"**{one}**" for one in lines[used]]
     return _markdown([f"{SCHEMES[scheme]}, weight of tensors", "median", "worst", "early", "late"], lines)
+
+
+def _gradients(rows: Sequence[Row]) -> str:
+    """Return the rank correlations of one gradient and of all, by scheme and vocabulary."""
+    some = [row for row in rows if row["table"] == BY_GRADIENTS]
+    body = [
+        [SCHEMES[scheme], row["vocabulary"], row["what"], *(_number(row[one]) for one in "abcd")]
+        for scheme in SCHEMES
+        for row in some
+        if row["scheme"] == scheme
+    ]
+    return _markdown(["", "vocabulary", "predicted by", "median", "worst", "early", "late"], body)
 
 
 def _by_name(rows: Sequence[Row]) -> dict[tuple[str, str, str, str], Row]:
