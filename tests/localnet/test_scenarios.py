@@ -21,6 +21,7 @@ from tplr.localnet.attackers import (
     Noise,
     NoProof,
     OutOfSync,
+    Overfitter,
     Repeater,
     Scaled,
     Timed,
@@ -60,7 +61,9 @@ def crowd() -> list[Member]:
         Repeater("repeater", EFFORT),
         Copier("copier", HONEST[0]),
         HalfAbsent("half absent", EFFORT),
-        *(Twin("twin", len(HONEST) + 13, EFFORT) for _ in range(4)),
+        Overfitter("overfitter", EFFORT),
+        Scaled("tenfold norm", EFFORT, 10.0),
+        *(Twin("twin", len(HONEST) + 15, EFFORT) for _ in range(4)),
     ]
 
 
@@ -124,6 +127,12 @@ def test_a_giant_is_not_listed_or_leaves_when_its_norm_can_be_compared(world: Wo
 @pytest.mark.parametrize("name", ["timed work, noise else", "timed work, poison else"])
 def test_work_in_some_windows_is_paid_far_below_its_share(world: World, name: str) -> None:
     assert pay(world, uids(world, name))[0] <= 0.3 * mean(pay(world, HONEST))
+
+
+@pytest.mark.parametrize("name", ["overfitter", "tenfold norm"])
+def test_a_larger_norm_earns_no_more_than_chance_brings_an_equal_miner(world: World, name: str) -> None:
+    """With unclipped trial steps an overfitter of twelve times the norm was paid 1.6 times an equal miner."""
+    assert pay(world, uids(world, name))[0] <= 1.3 * mean(pay(world, HONEST))
 
 
 def test_half_of_the_windows_are_at_most_half_of_the_pay(world: World) -> None:
