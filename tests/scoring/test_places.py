@@ -9,7 +9,7 @@ from observed import HPARAMS, UIDS, WRONGS, good
 from tplr.schemas import Evidence, published
 from tplr.scoring.board import Board
 from tplr.scoring.credit import gram_of
-from tplr.scoring.places import PROVING_WINDOWS
+from tplr.scoring.places import DISPROVING_TESTS, PROVING_WINDOWS
 
 PROVING = max(PROVING_WINDOWS, HPARAMS.probation_windows)
 
@@ -101,6 +101,21 @@ def test_very_short_steps_in_a_good_direction_earn_no_place(observation, evidenc
         board.see(shortened(evidence(window, seen), newcomer, length))
     assert [board.proven(uid) for uid in UIDS] == [True] * len(UIDS)
     assert [board.proven(uid) for uid in newcomer] == [False] * len(newcomer)
+
+
+def test_who_fails_its_own_pages_tests_waits_and_leaves_after_eight(observation, evaluation, evidence) -> None:
+    """Its gain is beyond chance, and the reason names the doubt. Without a test there is none."""
+    elsewhere = observation(1, evaluation=evaluation(assigned=0.005, held_out=0.01))
+    untested = observation(2, sampled=False, evaluation=None)
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+    found = []
+    for window in range(DISPROVING_TESTS):
+        board.see(evidence(window, {**good(observation), 1: elsewhere, 2: untested}))
+        found.append(board.places[1])
+        assert board.proven(2) == board.proven(3) == (True if window + 1 >= PROVING else None)
+    assert [one.proven for one in found] == [None] * (DISPROVING_TESTS - 1) + [False]
+    waits = "its own-pages factor is 0 after 7 tests: a listed miner stays, and others wait"
+    assert found[-2].reason == waits
 
 
 def test_many_on_probation_with_changing_lengths_deny_nobody_a_place(observation, evidence) -> None:

@@ -63,10 +63,13 @@ def _place(windows: Sequence[MeasuredWindow], uid: int, score: PeerScore, fewest
     }
     if found := [reason for reason, holds in objections.items() if holds]:
         return Place(False, "; ".join(found))
-    if score.mean > PROVEN * score.error:
-        return Place(True, f"its mean cosine is above {PROVEN:g} standard errors")
-    between = f"its mean cosine is between {CHANCE:g} and {PROVEN:g} standard errors"
-    return Place(None, f"{between}: a listed miner stays, and others wait")
+    doubts = {
+        f"its mean cosine is between {CHANCE:g} and {PROVEN:g} standard errors": score.mean <= PROVEN * score.error,
+        f"its own-pages factor is 0 after {score.tests} tests": score.own_pages <= 0 < score.tests,
+    }
+    if found := [reason for reason, holds in doubts.items() if holds]:
+        return Place(None, f"{'; '.join(found)}: a listed miner stays, and others wait")
+    return Place(True, f"its mean cosine is above {PROVEN:g} standard errors")
 
 
 def _missed(windows: Sequence[MeasuredWindow], uid: int, score: PeerScore) -> int:
