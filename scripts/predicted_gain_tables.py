@@ -297,7 +297,7 @@ def write(runs: Sequence[Recorded], only: Sequence[str]) -> None:
     """Write these tables of ``TABLE`` for the schemes and vocabularies of the runs; the others stay."""
     keys = sorted({(run.scheme, run.vocabulary) for run in runs})
     rows: list[list[object]] = [
-        [*row.values()]
+        [one for one in row.values() if one is not None]
         for row in (read() if TABLE.exists() else [])
         if _made_by(row["table"]) not in only or (row["scheme"], row["vocabulary"]) not in keys
     ]

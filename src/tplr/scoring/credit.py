@@ -17,7 +17,7 @@ From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i 
 All honest updates are alike in what they have of the gradient. The rest of each is noise of its own data, and
 correlations of it up to ``APART`` count as none: so an honest miner's own part is 1. Of k clones each one's is 1 / k.
 An update that is another one's plus noise explains little of the gradient that the other one does not. Its part is
-small and not 0: measured credits are 0.02 to 0.44 of an honest miner's, by scheme and vocabulary
+small and not 0: measured credits are 0.02 to 0.51 of an honest miner's, by scheme and vocabulary
 (docs/benchmarks/scoring.md). The own-pages factor is what makes its pay 0. The root makes clones with noise of their
 own share as clones. Presence counts linearly. Those who are to come ``first`` are solved for as if alone, and the
 others then with their beta: a clone of one of the first gets nothing.
