@@ -70,7 +70,7 @@ def deviations(
     Args:
         tests: by uid, products of all updates with the gradient on its pages, in the order of ``alignment.uids``.
         alignment: of the same updates with the gradient on held-out pages, and with each other.
-        included: uids whose updates the window's included set contains; others may be among them.
+        included: uids of the window's included set, also of updates that were not measured.
         only: uid of the one update that is asked for; all of 256 take seconds.
     """
     products, gram = np.array([alignment.products, *tests.values()], dtype=np.float64), gram_of(alignment)
