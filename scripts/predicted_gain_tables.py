@@ -29,7 +29,7 @@ from tplr.training.alignment import Alignment
 TABLE = Path(__file__).parents[1] / "docs" / "benchmarks" / "predicted_gain.csv"
 SPANS = ((0, 20), (10, 30))
 POWERS = (1.0, 1.5, 2.0)
-# uids of ``predicted_gain.members``: three equal honest miners, and the other miners of each scenario.
+# uids of ``predicted_gain.members``: applied miners, three equal honest ones, and the other miners of each scenario.
 APPLIED = (1, 2, 3, 4, 5)
 EQUAL, EFFORTS, ALL_HONEST = (3, 4, 5), (1, 2, 3), (1, 2, 3, 4, 5, 14, *range(21, 29))
 AGAINST_EQUAL = {

@@ -1,7 +1,7 @@
 """Short form of ``scripts/simulate_attackers.py``: it fails when an attack starts to pay.
 
 Few windows, few pages and a single seed: the bounds are near the targets of ``localnet/targets.py``, for attacks whose
-figures do not depend on chance. Wrong pages, an overfitter and a timed worker's good luck take more tests than these
+figures do not depend on chance. Wrong pages and a timed worker's good luck take more tests than these
 windows have. The default scheme runs always, the others are long tests.
 """
 
@@ -131,7 +131,7 @@ def test_work_in_some_windows_is_paid_far_below_its_share(world: World, name: st
 
 @pytest.mark.parametrize("name", ["overfitter", "tenfold norm"])
 def test_a_larger_norm_earns_no_more_than_chance_brings_an_equal_miner(world: World, name: str) -> None:
-    """With unclipped trial steps an overfitter of twelve times the norm was paid 1.6 times an equal miner."""
+    """With unclipped trial steps an overfitter of twelve times the norm was paid 1.6 times a miner of more effort."""
     assert pay(world, uids(world, name))[0] <= 1.3 * mean(pay(world, HONEST))
 
 

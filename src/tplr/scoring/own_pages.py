@@ -114,7 +114,8 @@ def _among(
         tested: indices of the updates to compare with the others.
     """
     length = np.sqrt(np.diag(gram))
-    cosines, (held_out, *on_pages) = gram / np.outer(length, length), products / length
+    cosines, of_gradients = gram / np.outer(length, length), products / length
+    held_out, on_pages = of_gradients[0], of_gradients[1:]
     copies, inverse = _find_copies(cosines, held_out), np.linalg.inv(cosines + RIDGE * np.eye(len(uids)))
     trained_there = pages[:, None] == uids  # [pages, updates]
     found: dict[tuple[int, int], float] = {}
@@ -123,7 +124,7 @@ def _among(
             continue
         compared = ~(trained_there | copies[mine])
         slopes = [_slope(row[others], held_out[others]) for row, others in zip(on_pages, compared, strict=True)]
-        rest = np.array(on_pages) - np.outer(slopes, held_out)
+        rest = on_pages - np.outer(slopes, held_out)
         elsewhere = np.where(trained_there, 0.0, rest)
         other_pages = (~trained_there).sum(axis=0) - ~trained_there
         rest = rest - (elsewhere.sum(axis=0) - elsewhere) / (other_pages + 1)

@@ -34,7 +34,7 @@ class WrongPages(Cheat):
 class Crowder(Cheat):
     """Trains on another miner's pages, but names its own: among many such updates the other one does not stand out.
 
-    Each uid has other sequences of these pages, so that the updates are no copies of each other.
+    Uids begin at eight different sequences of these pages, so that few of the updates are copies of each other.
 
     Args:
         victim: uid of the other miner.
