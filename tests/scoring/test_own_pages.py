@@ -7,6 +7,7 @@ import pytest
 
 from tplr.schemas import published
 from tplr.scoring import own_pages
+from tplr.scoring.credit import gram_of
 from tplr.scoring.own_pages import FEWEST_OTHERS, deviations, indicator
 from tplr.training.alignment import Alignment
 
@@ -19,7 +20,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 def crowded(seed: int) -> tuple[dict[int, tuple[float, ...]], Alignment]:
-    """Return ``seen`` of 8 miners, without the test's own random numbers, and of 12 more that trained on its pages."""
+    """Return products and alignment of 8 miners and of 12 newcomers, which trained on the pages of uid 5 as it did."""
     random = np.random.default_rng(seed)
     truth, special = unit(random.standard_normal(ENTRIES)), unit(random.standard_normal(ENTRIES))
 
@@ -38,18 +39,18 @@ def crowded(seed: int) -> tuple[dict[int, tuple[float, ...]], Alignment]:
     return tests, Alignment(tuple(range(20)), tuple(updates @ held_out), tuple(norms), tuple(gram))
 
 
-def first(count: int, tests: dict[int, tuple[float, ...]], alignment: Alignment) -> tuple[dict, Alignment]:
-    """Return the same of the first ``count`` updates alone."""
-    total = len(alignment.uids)
-    square = np.zeros((total, total))
-    square[np.triu_indices(total)] = alignment.gram
+def only(
+    rows: range, tests: dict[int, tuple[float, ...]], alignment: Alignment
+) -> tuple[dict[int, tuple[float, ...]], Alignment]:
+    """Return the products and the alignment of these updates alone."""
+    square = gram_of(alignment)[np.ix_(rows, rows)]
     some = Alignment(
-        alignment.uids[:count],
-        alignment.products[:count],
-        alignment.norms[:count],
-        tuple(square[:count, :count][np.triu_indices(count)]),
+        tuple(alignment.uids[i] for i in rows),
+        tuple(alignment.products[i] for i in rows),
+        tuple(alignment.norms[i] for i in rows),
+        tuple(square[np.triu_indices(len(rows))]),
     )
-    return {uid: one[:count] for uid, one in tests.items()}, some
+    return {uid: tuple(one[i] for i in rows) for uid, one in tests.items()}, some
 
 
 def many(count: int, *, trained: bool, copier: float = 0.0, tested: int = 1) -> list[float]:
@@ -147,7 +148,7 @@ def test_newcomers_that_train_on_a_miners_pages_do_not_hide_its_training():
 
 def test_newcomers_change_no_test_of_an_included_miner():
     tests, alignment = crowded(0)
-    among_included = deviations(*first(8, tests, alignment), range(8))
+    among_included = deviations(*only(range(8), tests, alignment), range(8))
     with_newcomers = deviations(tests, alignment, range(8))
     of_included = {one: found for one, found in with_newcomers.items() if one[0] < 8}
     assert of_included == pytest.approx(among_included)
@@ -156,7 +157,7 @@ def test_newcomers_change_no_test_of_an_included_miner():
 
 def test_each_newcomer_is_compared_with_the_included_ones_alone():
     tests, alignment = crowded(0)
-    among_nine = deviations(*first(9, tests, alignment), range(8))
+    among_nine = deviations(*only(range(9), tests, alignment), range(8))
     with_others = deviations(tests, alignment, range(8))
     assert {page: with_others[8, page] for page in tests} == pytest.approx(
         {page: among_nine[8, page] for page in tests}
@@ -185,18 +186,8 @@ def test_the_indicator_compares_own_pages_with_those_of_others():
 
 def test_too_few_others_tell_nothing():
     tests, alignment = seen(TESTED + 1, trained=True, seed=0)
-    keep = FEWEST_OTHERS
-    first = np.arange(TESTED + 1)[-keep:]
-    square = np.zeros((TESTED + 1,) * 2)
-    square[np.triu_indices(TESTED + 1)] = alignment.gram
-    square += np.triu(square, 1).T
-    some = Alignment(
-        tuple(first.tolist()),
-        tuple(alignment.products[i] for i in first),
-        tuple(alignment.norms[i] for i in first),
-        tuple(square[np.ix_(first, first)][np.triu_indices(keep)]),
-    )
-    assert deviations({TESTED: tuple(tests[TESTED][i] for i in first)}, some, ()) == {}
+    few = range(TESTED + 1 - FEWEST_OTHERS, TESTED + 1)
+    assert deviations(*only(few, tests, alignment), ()) == {}
     assert deviations({}, alignment, ()) == {}
     assert {uid for uid, _ in deviations({99: tests[TESTED]}, alignment, ())} == set(alignment.uids)
 
