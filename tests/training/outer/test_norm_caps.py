@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,11 +21,13 @@ from tplr.training.outer.norm_caps import (
     HISTORY,
     LOWEST,
     REACH,
+    effective_count,
     known,
     largest_norm,
     no_history,
     norm_bound,
     recorded,
+    typical_norm,
     window_cap,
 )
 from tplr.training.outer.sparseloco import SparselocoOuter
@@ -250,30 +253,71 @@ def test_giants_that_are_three_quarters_lengthen_no_step_however_long_they_stay(
             assert found <= 0.5 * length(USUAL, name) * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("small", [9, 10, 15])
-def test_nothing_or_next_to_nothing_of_three_quarters_does_not_silence_the_others(small):
+@pytest.mark.parametrize("small", [9, 10, 15, 19])
+def test_nothing_or_next_to_nothing_does_not_shorten_the_step_of_the_others(small):
     """Zeros are refused when they are gathered; here they are accepted, or are 1e-25 instead."""
     for size in (0.0, 1e-25):
         parameters, scheme = after_honest_windows(HISTORY)
         alone, honest = after_honest_windows(HISTORY)
         others = [sent(uid, USUAL) for uid in range(small, 20)]
         found = moved(scheme, parameters, [*(sent(uid, size) for uid in range(small)), *others], step=HISTORY)
-        expected = moved(honest, alone, others, step=HISTORY)
-        for name in SHAPES:
-            assert found[name] == pytest.approx(expected[name] * len(others) / 20, rel=1e-5)
+        assert found == pytest.approx(moved(honest, alone, others, step=HISTORY), rel=1e-5)
 
 
-def test_more_than_three_quarters_of_tiny_updates_are_forgotten_within_the_history():
+def same_direction(uid: int, size: float) -> Update:
+    """Return an update that differs in nothing but its length from those of other uids."""
+    return replace(sent(0, size), uid=uid)
+
+
+@pytest.mark.parametrize(("small", "honest"), [(5, 3), (12, 3), (1, 3)])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
+def test_short_updates_of_the_same_direction_change_no_step(small, honest, share):
+    """A twentieth of honest updates, from twelve beside three, would make a mean over peers 0.24 times as long."""
     parameters, scheme = after_honest_windows(HISTORY)
-    for step in range(3 * HISTORY):
+    for step in range(HISTORY, 3 * HISTORY):
+        updates = [same_direction(uid, USUAL if uid < honest else share * USUAL) for uid in range(small + honest)]
+        found = moved(scheme, parameters, updates, step=step)
+        assert found == pytest.approx({name: 0.5 * length(USUAL, name) for name in SHAPES}, rel=1e-4)
+
+
+def test_the_typical_norm_is_moved_by_the_norms_sum_and_not_by_their_number():
+    assert typical_norm([], 1.0) == typical_norm([0.0], 1.0) == 0.0
+    assert typical_norm([0.3, 0.1, 0.2], 1.0) == 0.2
+    assert typical_norm([0.5] * 3 + [0.1] * 14, 1.0) == 0.5
+    assert typical_norm([0.5] * 3 + [0.1] * 16, 1.0) == 0.1
+    assert typical_norm([1e19, 0.1, 0.1, 0.1, 0.1], 0.3) == 0.1  # counts as 0.3
+    assert typical_norm([1e19] + [0.1] * 4, 0.5) == 0.5
+
+
+def test_updates_count_as_their_part_of_the_typical_norm():
+    assert effective_count([0.2] * 5, 1.0) == 5
+    assert effective_count([0.2] * 4 + [0.3, 1e19], 0.3) == 6
+    assert effective_count([0.2] * 4 + [0.1, 0.0], 1.0) == 4.5
+    assert effective_count([0.0, 0.0], 1.0) == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(norms=st.lists(st.one_of(st.just(0.0), st.floats(1e-30, 1e30)), max_size=15), cap=st.floats(1e-6, 1.0))
+def test_the_step_is_no_longer_than_the_cap_and_no_shorter_than_the_mean(norms, cap):
+    total, count = math.fsum(min(norm, cap) for norm in norms), effective_count(norms, cap)
+    assert total / count <= cap * (1 + 1e-9)
+    assert count <= max(1, len(norms)) * (1 + 1e-9)
+
+
+def test_many_tiny_updates_do_not_lower_the_caps_and_tiny_ones_alone_are_forgotten_within_the_history():
+    parameters, scheme = after_honest_windows(HISTORY)
+    usual = known(scheme._cap_history["matrix"])[-1]
+    for step in range(HISTORY, 2 * HISTORY):
         scheme.apply([sent(uid, 1e-25 if uid < 16 else USUAL, seed=step) for uid in range(20)], step=step)
+        assert known(scheme._cap_history["matrix"])[-1] == usual
+    for step in range(2 * HISTORY, 8 * HISTORY):
+        scheme.apply([sent(uid, 1e-25, seed=step) for uid in range(20)], step=step)
     assert float(scheme._cap_history["matrix"][-1]) == LOWEST
     found = [
         moved(scheme, parameters, [sent(uid, USUAL, seed=step) for uid in range(20)], step=step)["matrix"]
-        for step in range(3 * HISTORY, 3 * HISTORY + 8 * HISTORY)
+        for step in range(8 * HISTORY, 16 * HISTORY)
     ]
-    _, usual = after_honest_windows(2)
-    assert known(scheme._cap_history["matrix"])[-1] == known(usual._cap_history["matrix"])[-1]
+    assert known(scheme._cap_history["matrix"])[-1] == usual
     assert found[-1] > found[0]
 
 
@@ -295,6 +339,8 @@ def test_caps_start_at_the_largest_norm_and_follow_the_quartiles_within_reach_of
     assert window_cap([9.0], [0.5, 0.75, 0.875], FIRST) == 1.0
     assert window_cap([1e-9], [0.125, 0.25, 0.375], FIRST) == 0.125
     assert window_cap([1e-9], [], FIRST) == LOWEST
+    assert window_cap([0.01] * 12 + [0.2] * 3, [0.25], FIRST) == np.float32(0.2)  # the typical norm
+    assert window_cap([0.1] * 12 + [0.2] * 3, [0.25], FIRST) == 0.125
     assert window_cap([0.1, 0.9, 0.9], [], FIRST) == FIRST
     assert window_cap([0.0], [0.25], FIRST) == 0.5
     assert window_cap([], [], FIRST) == FIRST

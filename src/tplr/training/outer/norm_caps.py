@@ -1,13 +1,18 @@
-"""Norm caps: the largest norm with which an update counts, for each tensor. A cap moves if 3/4 of the updates agree.
+"""Norm caps: the largest norm with which an update counts, for each tensor; and as how many peers short ones count.
 
 A window's median alone would be controlled by its senders: a single peer, or half of them, could choose any norm. So a
 window's cap is the usual one, the median of the last caps, unless more than three quarters of the window's norms are
-above it, or below it. Then it is the quartile, within a factor of ``REACH``. If a quarter of the updates are honest, no
-number of others can move a cap beyond both the usual cap and all honest norms. A cap never exceeds a bound that follows
-from the hparams. There is no usual cap at a run's start, and most updates may be tiny or large: the first cap is the
-largest norm, but no more than a share of the bound (``first_cap``). Caps are stored in units of that bound, so its
-growth in a run's first windows changes them little. They are equal on all nodes: they are part of saved states and of
-checkpoints.
+above it, or below it. Then it is the quartile, within a factor of ``REACH``, and not below the typical norm. If a
+quarter of the updates are honest, no number of others can move a cap beyond both the usual cap and all honest norms. A
+cap never exceeds a bound that follows from the hparams. There is no usual cap at a run's start, and most updates may be
+tiny or large: the first cap is the largest norm, but no more than a share of the bound (``first_cap``). Caps are stored
+in units of that bound, so its growth in a run's first windows changes them little. They are equal on all nodes: they
+are part of saved states and of checkpoints.
+
+Short updates of an honest direction help a little, so their senders have places. If the step were the sum divided by
+the number of peers, they would shorten it, and many of them would lower the caps. So the typical norm is a median of
+the window's norms, each weighted by itself: the short ones hardly move it. An update that is shorter counts as a part
+of a peer (``effective_count``). With equal norms the step is the mean.
 """
 
 import functools
@@ -104,10 +109,31 @@ def window_cap(norms: Sequence[float], history: Sequence[float], first: float) -
         cap = lengths[-1] if lengths else first
         return float(np.float32(min(max(cap, LOWEST), first)))
     usual = max(LOWEST, statistics.median_low(history))
-    lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
+    lowest, highest = max(LOWEST, usual / REACH, typical_norm(norms, usual)), min(1.0, usual * REACH)
     quarter = math.ceil(len(lengths) / 4)
     cap = min(max(usual, lengths[quarter - 1]), lengths[-quarter]) if lengths else highest
     return float(np.float32(min(max(cap, lowest), highest)))
+
+
+def effective_count(norms: Sequence[float], cap: float) -> float:
+    """Return the number by which the sum of a window's clipped updates is divided: at most that of the updates.
+
+    An update that is shorter than the typical norm counts as its part of that norm, others as 1. So the quotient is
+    never longer than the cap.
+    """
+    typical = typical_norm(norms, cap)
+    return math.fsum(min(1.0, norm / typical) for norm in norms) if typical else 1.0
+
+
+def typical_norm(norms: Sequence[float], limit: float) -> float:
+    """Return the norm up to which half of the norms' sum lies, each of them at most ``limit``; 0 without norms."""
+    lengths = sorted(min(norm, limit) for norm in norms)
+    half, total = math.fsum(lengths) / 2, 0.0
+    for length in lengths:
+        total += length
+        if total >= half:
+            return length
+    return 0.0
 
 
 def known(history: torch.Tensor) -> list[float]:

@@ -1,7 +1,8 @@
 """SparseLoCo: miners send the largest entries of their inner steps' change; the model steps along their clipped mean.
 
 "Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706. As there, a coordinate is divided by the
-number of peers, not by the number of its senders: sending indices that nobody else sends gives no advantage.
+number of peers, not by the number of its senders: sending indices that nobody else sends gives no advantage. Here a
+peer that sends a short update counts as less than one (``norm_caps.py``).
 
 All nodes must compute the same bits. All operations here are elementwise except ``compress/aggregate.py``, whose sums
 do not depend on the order in which a machine adds in parallel.
@@ -21,6 +22,7 @@ from tplr.compress.topk import select
 from tplr.hparams import HParams
 from tplr.training.outer.base import OuterScheme
 from tplr.training.outer.norm_caps import (
+    effective_count,
     first_cap,
     known,
     largest_norm,
@@ -145,13 +147,17 @@ class SparselocoOuter(OuterScheme):
     def _clipped_mean(
         self, updates: Sequence[Update], tensor: TensorSpec, step: int
     ) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield the clipped mean of one tensor's updates by row block: rows of the matrix, float64 [rows, cols]."""
+        """Yield the clipped mean of one tensor's updates by row block: rows of the matrix, float64 [rows, cols].
+
+        It is their clipped sum, divided by ``effective_count``.
+        """
         peers = decode_all(updates, [tensor], self._device)
         lengths = norms(peers[1]).tolist()
         relative, cap = self._cap(tensor.name, lengths, step)
         if any(lengths):
             self._cap_history[tensor.name] = recorded(self._cap_history[tensor.name], relative)
-        weights = [factor / len(lengths) for factor in clip(lengths, cap)]
+        count = effective_count(lengths, cap)
+        weights = [factor / count for factor in clip(lengths, cap)]
         for rows, total in weighted_sums(peers, weights, tensor.grid):
             yield rows, tensor.grid.join(total)
 
