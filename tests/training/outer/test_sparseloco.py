@@ -10,7 +10,7 @@ from tplr.compress.payload import ENTRIES_AT_ONCE, build, parse
 from tplr.errors import StateError, TrainingError
 from tplr.training.device import DeviceSettings
 from tplr.training.fingerprint import digest
-from tplr.training.outer.norm_caps import FIRST, norm_bound
+from tplr.training.outer.norm_caps import FIRST, HISTORY, norm_bound
 from tplr.training.outer.sparseloco import SparselocoOuter
 
 META = {"pages_digest": "00" * 32, "batches": 1}
@@ -74,16 +74,14 @@ def test_several_steps_against_the_reference(momentum, nesterov, hparams, tensor
             norms, bound = [np.linalg.norm(one) for one in sent], norm_bound(tensor, h.sparseloco, step)
             history = sorted(caps[name][-8:])
             usual = history[(len(history) - 1) // 2] * bound if history else 0.0
-            # A quarter of four norms is one; the typical norm is never above that one here.
+            # A quarter of four norms is one.
             cap = min(max(min(max(usual, min(norms)), max(norms)), usual / 2), 2 * usual, bound)
             if not history:
-                cap = min(max(norms), FIRST * bound)
+                cap = FIRST * bound
             caps[name].append(cap / bound)
             clipped = [one * min(1, cap / norm) for one, norm in zip(sent, norms, strict=True)]
-            # The norm up to which half of the sum of the clipped norms lies.
-            lengths = np.sort(np.minimum(norms, cap))
-            typical = lengths[np.searchsorted(np.cumsum(lengths), lengths.sum() / 2)]
-            theta[name].grad = torch.from_numpy(sum(clipped) / np.minimum(1, norms / typical).sum())
+            lengths = np.minimum(norms, cap)
+            theta[name].grad = torch.from_numpy(sum(clipped) * (lengths**2).sum() / lengths.sum() ** 2)
         outer.step()
         everyone.apply(updates, step=step)
         for name, parameter in parameters.items():
@@ -132,12 +130,12 @@ def test_work_that_is_not_finite_changes_nothing(number, hparams, tensors):
 
 
 def moved(updates, hparams, *, before=(), **changes):
-    """Return the decrease of the entries of one matrix, after a window with the updates ``before``."""
+    """Return the decrease of the entries of one matrix, after many windows with the updates ``before``."""
     parameters = {"w": torch.zeros(64, 64)}
     scheme = SparselocoOuter(parameters, one_matrix(hparams, **changes))
-    if before:
+    for _ in range(3 * HISTORY if before else 0):
         scheme.apply(before, step=0)
-        parameters["w"].zero_()
+    parameters["w"].zero_()
     scheme.apply(updates, step=0)
     return -parameters["w"].view(-1)
 
@@ -156,21 +154,40 @@ def made_by_hand(hparams, uid, entries: dict[int, float]):
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_no_peer_moves_the_model_more_than_its_share(hparams, first):
-    """In a run's first window no norm is usual, and its share is that of the largest first cap, 5.2 honest norms."""
-    count = 8
-    honest = [made_by_hand(hparams, uid, dict.fromkeys(range(32), 1.0)) for uid in range(count)]
+def test_no_peer_moves_the_model_more_than_its_share_of_all_norms(hparams, first):
+    """In a run's first window no norm is usual, and a peer's is at most the first cap, 5.2 honest norms here."""
+    honest = [made_by_hand(hparams, uid, dict.fromkeys(range(32), 1.0)) for uid in range(8)]
     matrix = SparselocoOuter({"w": torch.zeros(64, 64)}, one_matrix(hparams)).spec.tensors["w"]
     length = FIRST * norm_bound(matrix, one_matrix(hparams).sparseloco, 0) if first else 32**0.5
+    share = length / (length + len(honest) * 32**0.5)
     before = () if first else honest
     for attack in (
         dict.fromkeys(range(32), 1000000.0),  # scaled
         dict.fromkeys(range(1000, 1032), 1000000.0),  # at indices that no other peer sends
         dict.fromkeys(range(32), -7.0),  # all equal, against the others
     ):
-        attacked = moved([*honest, made_by_hand(hparams, count, attack)], hparams, before=before)
-        without = moved(honest, hparams) * count / (count + 1)
-        assert (attacked - without).norm() <= length / (count + 1) * (1 + 1e-6)
+        attacked = moved([*honest, made_by_hand(hparams, 8, attack)], hparams, before=before)
+        without = moved(honest, hparams) * 8 / 9
+        assert (attacked - without).norm() <= length * share * (1 + 1e-6)
+
+
+def test_the_step_is_the_mean_of_the_updates_times_their_step_factors(hparams, tensors):
+    """In every tensor, though norms differ in one of them: scores weigh tensors as the step does."""
+    parameters, h = tensors(0), hparams("sparseloco")
+    scheme, senders = SparselocoOuter(parameters, h), [SparselocoOuter(parameters, h) for _ in range(5)]
+    before, updates = {name: one.double().clone() for name, one in parameters.items()}, []
+    for uid, sender in enumerate(senders):
+        work = tensors(uid + 1) | {"w.2": (5 if uid < 2 else 1) * tensors(uid + 1)["w.2"]}
+        updates.append(packed(sender, work, uid=uid))
+    scheme.set_caps(updates, step=0)
+    expected = {}
+    for name in parameters:
+        sent = [dense(one, name).double() for one in updates]
+        factors = scheme.step_factors(name, [float(one.norm()) for one in sent], step=0)
+        expected[name] = 0.5 * sum(factor * one for factor, one in zip(factors, sent, strict=True)) / len(sent)
+    scheme.apply(updates, step=0)
+    for name, one in parameters.items():
+        torch.testing.assert_close(before[name] - one.double(), expected[name], rtol=1e-4, atol=1e-6)
 
 
 def test_order_of_arrival_does_not_matter(hparams):

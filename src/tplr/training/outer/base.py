@@ -202,7 +202,7 @@ class OuterScheme(ABC):
 
     @abstractmethod
     def step_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
-        """Return the updates' factors in the step of one tensor, up to a common factor.
+        """Return the updates' factors in the step of one tensor, up to a factor that updates and tensors share.
 
         Args:
             name: name of a tensor that this rank owns.

@@ -1,18 +1,16 @@
-"""Norm caps: the largest norm with which an update counts, for each tensor; and as how many peers short ones count.
+"""Norm caps: the largest norm with which an update counts, for each tensor; and as how many updates a window counts.
 
 A window's median alone would be controlled by its senders: a single peer, or half of them, could choose any norm. So a
 window's cap is the usual one, the median of the last caps, unless more than three quarters of the window's norms are
-above it, or below it. Then it is the quartile, within a factor of ``REACH``, and not below the typical norm. If a
-quarter of the updates are honest, no number of others can move a cap beyond both the usual cap and all honest norms. A
-cap never exceeds a bound that follows from the hparams. There is no usual cap at a run's start, and most updates may be
-tiny or large: the first cap is the largest norm, but no more than a share of the bound (``first_cap``). Caps are stored
-in units of that bound, so its growth in a run's first windows changes them little. They are equal on all nodes: they
-are part of saved states and of checkpoints.
+above it, or below it. Then it is the quartile, within a factor of ``REACH``. If a quarter of the updates are honest, no
+number of others can move a cap beyond both the usual cap and all honest norms. A cap never exceeds a bound that follows
+from the hparams. There is no usual cap at a run's start, and most updates may be tiny or large: the first cap is a
+share of the bound (``first_cap``). Caps are stored in units of that bound, so its growth in a run's first windows
+changes them little. They are equal on all nodes: they are part of saved states and of checkpoints.
 
-Short updates of an honest direction help a little, so their senders have places. If the step were the sum divided by
-the number of peers, they would shorten it, and many of them would lower the caps. So the typical norm is a median of
-the window's norms, each weighted by itself: the short ones hardly move it. An update that is shorter counts as a part
-of a peer (``effective_count``). With equal norms the step is the mean.
+Short updates of an honest direction help a little, so their senders have places, and may be more than three quarters.
+They do not lower a cap while all of them are shorter than the others together (``lowest_cap``). If the step were the
+sum divided by the number of updates, they would also shorten it, so it is divided by ``effective_count``.
 """
 
 import functools
@@ -30,7 +28,7 @@ from tplr.training.schedule import learning_rate
 
 HISTORY = 8  # windows whose caps count
 REACH = 2.0
-# Largest first cap at an outer rate of 1, as a share of the bound: of the order of honest norms in the first windows.
+# First cap at an outer rate of 1, as a share of the bound: of the order of honest norms in the first windows.
 FIRST = 0.25
 # Smallest cap, as a share of the bound, so that a cap recovers soon after a majority of tiny updates has lowered it.
 LOWEST = 2.0**-10
@@ -93,7 +91,7 @@ def _geometric_sum(ratio: float, terms: int) -> float:
 
 
 def first_cap(constants: SparselocoParams) -> float:
-    """Return the largest first cap, in units of the bound: a larger outer rate does not make a first step longer."""
+    """Return the first cap, in units of the bound: a larger outer rate does not make a first step longer."""
     return FIRST / max(1.0, constants.outer_learning_rate)
 
 
@@ -102,38 +100,43 @@ def window_cap(norms: Sequence[float], history: Sequence[float], first: float) -
 
     Args:
         norms: of the window's updates, in units of the bound; zeros do not count.
-        history: caps of the last windows; if empty, the cap is the largest of the norms, and at most ``first``.
+        history: caps of the last windows; if empty, the cap is ``first``.
     """
     lengths = sorted(norm for norm in norms if norm > 0)
     if not history:
-        cap = lengths[-1] if lengths else first
-        return float(np.float32(min(max(cap, LOWEST), first)))
+        return float(np.float32(first))
     usual = max(LOWEST, statistics.median_low(history))
-    lowest, highest = max(LOWEST, usual / REACH, typical_norm(norms, usual)), min(1.0, usual * REACH)
+    lowest, highest = max(LOWEST, usual / REACH, lowest_cap(norms, usual)), min(1.0, usual * REACH)
     quarter = math.ceil(len(lengths) / 4)
     cap = min(max(usual, lengths[quarter - 1]), lengths[-quarter]) if lengths else highest
     return float(np.float32(min(max(cap, lowest), highest)))
 
 
-def effective_count(norms: Sequence[float], cap: float) -> float:
-    """Return the number by which the sum of a window's clipped updates is divided: at most that of the updates.
+def lowest_cap(norms: Sequence[float], usual: float) -> float:
+    """Return the norm that a cap does not fall below: up to it lies half of the norms' sum; at most the third largest.
 
-    An update that is shorter than the typical norm counts as its part of that norm, others as 1. So the quotient is
-    never longer than the cap.
+    One or two long updates can't keep a cap from falling, nor can longer ones, as a norm counts as ``usual`` at most.
     """
-    typical = typical_norm(norms, cap)
-    return math.fsum(min(1.0, norm / typical) for norm in norms) if typical else 1.0
-
-
-def typical_norm(norms: Sequence[float], limit: float) -> float:
-    """Return the norm up to which half of the norms' sum lies, each of them at most ``limit``; 0 without norms."""
-    lengths = sorted(min(norm, limit) for norm in norms)
+    lengths = sorted(min(norm, usual) for norm in norms)
     half, total = math.fsum(lengths) / 2, 0.0
-    for length in lengths:
+    for length in lengths[:-2]:
         total += length
         if total >= half:
             return length
-    return 0.0
+    return lengths[-3] if len(lengths) > 2 else 0.0
+
+
+def effective_count(norms: Sequence[float]) -> float:
+    """Return ``sum(norms)^2 / sum(norms^2)``, the effective sample size of weighted units (Kish 1965); 1 without norms.
+
+    It is the number of updates if their norms are equal, and smaller otherwise. The quotient of the updates' sum and
+    this count is no longer than the longest update, and no shorter than their mean.
+    """
+    longest = max(norms, default=0.0)
+    if not longest:
+        return 1.0
+    shares = [norm / longest for norm in norms]  # whose squares are not too large
+    return math.fsum(shares) ** 2 / math.fsum(one * one for one in shares)
 
 
 def known(history: torch.Tensor) -> list[float]:

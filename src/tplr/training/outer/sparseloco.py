@@ -1,8 +1,8 @@
 """SparseLoCo: miners send the largest entries of their inner steps' change; the model steps along their clipped mean.
 
 "Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706. As there, a coordinate is divided by the
-number of peers, not by the number of its senders: sending indices that nobody else sends gives no advantage. Here a
-peer that sends a short update counts as less than one (``norm_caps.py``).
+number of peers, not by the number of its senders: sending indices that nobody else sends gives no advantage. Here short
+updates count as less than one each (``norm_caps.py``).
 
 All nodes must compute the same bits. All operations here are elementwise except ``compress/aggregate.py``, whose sums
 do not depend on the order in which a machine adds in parallel.
@@ -43,7 +43,8 @@ class SparselocoOuter(OuterScheme):
         assert hparams.sparseloco is not None
         self._constants = hparams.sparseloco
         self._cap_history = {name: no_history() for name in self._owned}
-        self._caps: dict[str, float] = {}  # caps of the window to be applied next, by name; see ``set_caps``
+        # Of the window to be applied next, by name: the cap, and the mean's factor in the step; see ``set_caps``.
+        self._caps: dict[str, tuple[float, float]] = {}
         if self._constants.outer_momentum:
             self._momentum = {name: torch.zeros(one.shape, device=self._device) for name, one in self._owned.items()}
 
@@ -84,12 +85,14 @@ class SparselocoOuter(OuterScheme):
         self._caps = {}
         for name in self._owned if updates else ():
             _, values = decode_all(updates, [self.spec.tensors[name]], self._device)
-            _, self._caps[name] = self._cap(name, norms(values).tolist(), step)
+            lengths = norms(values).tolist()
+            _, cap = self._cap(name, lengths, step)
+            self._caps[name] = cap, len(lengths) / effective_count([min(length, cap) for length in lengths])
 
     def step_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
-        """See ``OuterScheme``: the factors of the step with the caps of ``set_caps``."""
-        cap = self._caps.get(name) or self._cap(name, (), step)[1]
-        return clip(lengths, cap)
+        """See ``OuterScheme``: the factors of the step with the caps of ``set_caps``, times the number of updates."""
+        cap, of_mean = self._caps.get(name) or (self._cap(name, (), step)[1], 1.0)
+        return [of_mean * factor for factor in clip(lengths, cap)]
 
     @torch.no_grad()
     def expected_step(self, sign: int, own: Update | None, *, step: int) -> None:
@@ -149,14 +152,14 @@ class SparselocoOuter(OuterScheme):
     ) -> Iterator[tuple[slice, torch.Tensor]]:
         """Yield the clipped mean of one tensor's updates by row block: rows of the matrix, float64 [rows, cols].
 
-        It is their clipped sum, divided by ``effective_count``.
+        It is the sum of the clipped updates, divided by ``effective_count``.
         """
         peers = decode_all(updates, [tensor], self._device)
         lengths = norms(peers[1]).tolist()
         relative, cap = self._cap(tensor.name, lengths, step)
         if any(lengths):
             self._cap_history[tensor.name] = recorded(self._cap_history[tensor.name], relative)
-        count = effective_count(lengths, cap)
+        count = effective_count([min(length, cap) for length in lengths])
         weights = [factor / count for factor in clip(lengths, cap)]
         for rows, total in weighted_sums(peers, weights, tensor.grid):
             yield rows, tensor.grid.join(total)
