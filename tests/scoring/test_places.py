@@ -93,7 +93,7 @@ def shortened(evidence: Evidence, uids: Iterable[int], length: float) -> Evidenc
 
 @pytest.mark.parametrize("length", [9e-3, 1e-3, 7e-4, 1e-12])
 def test_very_short_steps_in_a_good_direction_earn_no_place(observation, evidence, length: float) -> None:
-    """Applied, such updates would only dilute the step and lower the norm caps."""
+    """Applied, such updates would only take places of others."""
     newcomer = range(10, 16)
     board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
     seen = good(observation) | {uid: observation(uid, included=False, listed=False, probation=True) for uid in newcomer}

@@ -149,7 +149,7 @@ class Observer:
         return more.updates
 
     async def _set_caps(self, updates: Updates) -> None:
-        """Use the norm caps of these updates, so that measured steps equal applied steps."""
+        """Use the norm caps of these updates, so that steps are measured as they are applied."""
         await asyncio.to_thread(self._train_state.set_caps, [one.update for one in updates])
 
     async def _note_pages(self, seen: Observation, updates: Updates) -> None:

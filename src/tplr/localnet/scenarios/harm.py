@@ -65,7 +65,7 @@ SHRUNK = {"a thousandth": 1e-3, "a twentieth": 0.05}
 def shrunk(setting: Setting) -> Figures:
     """Simulate three honest miners alone, then with majorities that send small fractions of honest updates.
 
-    With a place on the list they dilute the mean, and more than three quarters of a set lower the norm caps.
+    With a place on the list they would dilute a mean, and more than three quarters of a set could lower the norm caps.
     """
     without = beside_honest(setting, (), WRECKED).held_out_loss()
     found: Figures = {}

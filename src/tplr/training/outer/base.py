@@ -160,9 +160,9 @@ class OuterScheme(ABC):
                 self._apply(group, parameters, updates, step)
 
     def set_caps(self, updates: Sequence[Update], *, step: int) -> None:
-        """Set the norm caps of a window from its updates before they are applied, so that ``trial_step`` uses them.
+        """Set the norm caps of a window from its updates before they are applied.
 
-        They remain until ``apply``. Without them, a trial step is clipped to the largest possible cap.
+        ``trial_step`` and ``step_factors`` use them until ``apply``. Without them, the largest possible caps are used.
 
         Raises:
             ValueError: as ``apply``.

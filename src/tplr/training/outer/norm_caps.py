@@ -4,13 +4,13 @@ A window's median alone would be controlled by its senders: a single peer, or ha
 window's cap is the usual one, the median of the last caps, unless more than three quarters of the window's norms are
 above it, or below it. Then it is the quartile, within a factor of ``REACH``. If a quarter of the updates are honest, no
 number of others can move a cap beyond both the usual cap and all honest norms. A cap never exceeds a bound that follows
-from the hparams. There is no usual cap at a run's start, and most updates may be tiny or large: the first cap is a
+from the hparams. At a run's start most updates may be tiny or large, so a run begins as if all its last caps had been a
 share of the bound (``first_cap``). Caps are stored in units of that bound, so its growth in a run's first windows
 changes them little. They are equal on all nodes: they are part of saved states and of checkpoints.
 
 Short updates of an honest direction help a little, so their senders have places, and may be more than three quarters.
-They do not lower a cap while all of them are shorter than the others together (``lowest_cap``). If the step were the
-sum divided by the number of updates, they would also shorten it, so it is divided by ``effective_count``.
+While three others, or a fifth of all, are longer than them together, they do not lower a cap (``cap_floor``). If the
+step were the sum divided by the number of updates, they would also shorten it, so it is divided by ``effective_count``.
 """
 
 import functools
@@ -28,8 +28,9 @@ from tplr.training.schedule import learning_rate
 
 HISTORY = 8  # windows whose caps count
 REACH = 2.0
-# First cap at an outer rate of 1, as a share of the bound: of the order of honest norms in the first windows.
-FIRST = 0.25
+# Cap at a run's start with an outer rate of 1, as a share of the bound. Honest norms of 64 sequences have 0.04 to 0.16
+# in a small model's first windows, those of 16 sequences 0.004 to 0.015.
+FIRST = 0.125
 # Smallest cap, as a share of the bound, so that a cap recovers soon after a majority of tiny updates has lowered it.
 LOWEST = 2.0**-10
 # Bound of the RMS of Muon's step: 0.2 times the largest singular value after its iterations, about 1.2.
@@ -39,7 +40,7 @@ MOST_WINDOWS = 100
 
 
 def no_history() -> torch.Tensor:
-    """Return one tensor's cap history at the run's start: float32 [HISTORY], newest last; 0 stands for no cap."""
+    """Return one tensor's cap history at the run's start: float32 [HISTORY], newest last; 0 for the first cap."""
     return torch.zeros(HISTORY)
 
 
@@ -91,39 +92,39 @@ def _geometric_sum(ratio: float, terms: int) -> float:
 
 
 def first_cap(constants: SparselocoParams) -> float:
-    """Return the first cap, in units of the bound: a larger outer rate does not make a first step longer."""
+    """Return the cap at a run's start, in units of the bound: a larger outer rate makes no first step longer."""
     return FIRST / max(1.0, constants.outer_learning_rate)
 
 
-def window_cap(norms: Sequence[float], history: Sequence[float], first: float) -> float:
+def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:
     """Return a window's cap in units of the bound, representable as float32; without norms, the largest possible one.
 
     Args:
         norms: of the window's updates, in units of the bound; zeros do not count.
-        history: caps of the last windows; if empty, the cap is ``first``.
+        history: the last caps, at least one (``last_caps``).
     """
     lengths = sorted(norm for norm in norms if norm > 0)
-    if not history:
-        return float(np.float32(first))
     usual = max(LOWEST, statistics.median_low(history))
-    lowest, highest = max(LOWEST, usual / REACH, lowest_cap(norms, usual)), min(1.0, usual * REACH)
+    lowest, highest = max(LOWEST, usual / REACH, cap_floor(norms, usual)), min(1.0, usual * REACH)
     quarter = math.ceil(len(lengths) / 4)
     cap = min(max(usual, lengths[quarter - 1]), lengths[-quarter]) if lengths else highest
     return float(np.float32(min(max(cap, lowest), highest)))
 
 
-def lowest_cap(norms: Sequence[float], usual: float) -> float:
-    """Return the norm that a cap does not fall below: up to it lies half of the norms' sum; at most the third largest.
+def cap_floor(norms: Sequence[float], usual: float) -> float:
+    """Return the norm below which a window's cap does not fall: the norm up to which half of the norms' sum lies.
 
-    One or two long updates can't keep a cap from falling, nor can longer ones, as a norm counts as ``usual`` at most.
+    It is no more than the third largest, or the largest of a fifth: fewer can't keep a cap from falling. A norm counts
+    as ``usual`` at most.
     """
     lengths = sorted(min(norm, usual) for norm in norms)
     half, total = math.fsum(lengths) / 2, 0.0
-    for length in lengths[:-2]:
+    several = max(3, math.ceil(len(lengths) / 5))
+    for length in lengths[: 1 - several]:
         total += length
         if total >= half:
             return length
-    return lengths[-3] if len(lengths) > 2 else 0.0
+    return lengths[-several] if len(lengths) >= several else 0.0
 
 
 def effective_count(norms: Sequence[float]) -> float:
@@ -136,12 +137,13 @@ def effective_count(norms: Sequence[float]) -> float:
     if not longest:
         return 1.0
     shares = [norm / longest for norm in norms]  # whose squares are not too large
-    return math.fsum(shares) ** 2 / math.fsum(one * one for one in shares)
+    total = math.fsum(shares)
+    return total * total / math.fsum(one * one for one in shares)  # a library's power may round otherwise
 
 
-def known(history: torch.Tensor) -> list[float]:
-    """Return the caps in a history, oldest first."""
-    return [one for one in history.tolist() if one > 0]
+def last_caps(history: torch.Tensor, first: float) -> list[float]:
+    """Return the caps in a history, oldest first; those before a run's start are ``first``."""
+    return [one if one > 0 else first for one in history.tolist()]
 
 
 def recorded(history: torch.Tensor, cap: float) -> torch.Tensor:

@@ -10,6 +10,7 @@ do not depend on the order in which a machine adds in parallel.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -24,13 +25,20 @@ from tplr.training.outer.base import OuterScheme
 from tplr.training.outer.norm_caps import (
     effective_count,
     first_cap,
-    known,
     largest_norm,
+    last_caps,
     no_history,
     norm_bound,
     recorded,
     window_cap,
 )
+
+
+class Clipping(NamedTuple):
+    """Of one tensor in a window: its norm cap, and the step's length over that of the mean of the clipped updates."""
+
+    cap: float
+    lengthening: float
 
 
 class SparselocoOuter(OuterScheme):
@@ -43,8 +51,7 @@ class SparselocoOuter(OuterScheme):
         assert hparams.sparseloco is not None
         self._constants = hparams.sparseloco
         self._cap_history = {name: no_history() for name in self._owned}
-        # Of the window to be applied next, by name: the cap, and the mean's factor in the step; see ``set_caps``.
-        self._caps: dict[str, tuple[float, float]] = {}
+        self._clipping: dict[str, Clipping] = {}  # of the window to be applied next, by name; see ``set_caps``
         if self._constants.outer_momentum:
             self._momentum = {name: torch.zeros(one.shape, device=self._device) for name, one in self._owned.items()}
 
@@ -76,23 +83,26 @@ class SparselocoOuter(OuterScheme):
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
         """See ``OuterScheme``."""
         super().apply(updates, step=step)
-        self._caps = {}
+        self._clipping = {}
 
     @torch.no_grad()
     def set_caps(self, updates: Sequence[Update], *, step: int) -> None:
         """See ``OuterScheme``."""
         super().set_caps(updates, step=step)
-        self._caps = {}
+        self._clipping = {}
         for name in self._owned if updates else ():
             _, values = decode_all(updates, [self.spec.tensors[name]], self._device)
             lengths = norms(values).tolist()
             _, cap = self._cap(name, lengths, step)
-            self._caps[name] = cap, len(lengths) / effective_count([min(length, cap) for length in lengths])
+            self._clipping[name] = Clipping(cap, len(lengths) / _count(lengths, cap))
 
     def step_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
         """See ``OuterScheme``: the factors of the step with the caps of ``set_caps``, times the number of updates."""
-        cap, of_mean = self._caps.get(name) or (self._cap(name, (), step)[1], 1.0)
-        return [of_mean * factor for factor in clip(lengths, cap)]
+        cap, lengthening = self._clipping_of(name, step)
+        return [lengthening * factor for factor in clip(lengths, cap)]
+
+    def _clipping_of(self, name: str, step: int) -> Clipping:
+        return self._clipping.get(name) or Clipping(self._cap(name, (), step)[1], 1.0)
 
     @torch.no_grad()
     def expected_step(self, sign: int, own: Update | None, *, step: int) -> None:
@@ -123,7 +133,7 @@ class SparselocoOuter(OuterScheme):
         c = self._constants
         for tensor in group.tensors:
             parameter = tensor.grid.matrix(parameters[tensor.name])
-            for rows, mean in self._clipped_mean(updates, tensor, step):
+            for rows, mean in self._direction(updates, tensor, step):
                 direction = mean
                 if c.outer_momentum:
                     momentum = tensor.grid.matrix(self._momentum[tensor.name])[rows]
@@ -141,13 +151,13 @@ class SparselocoOuter(OuterScheme):
         for tensor in group.tensors:
             grid, parameter = tensor.grid, tensor.grid.matrix(parameters[tensor.name])
             indices, values = decode_all([update], [tensor], self._device)
-            (factor,) = self.step_factors(tensor.name, norms(values).tolist(), step=step)
+            (factor,) = clip(norms(values).tolist(), self._clipping_of(tensor.name, step).cap)
             lr = self._constants.outer_learning_rate * share * factor
             for rows, chunks in grid.row_blocks(self._device):
                 zeros = values.new_zeros(chunks.stop - chunks.start, grid.entries)
                 parameter[rows].sub_(grid.join(zeros.scatter_(1, indices[0, chunks], lr * values[0, chunks])))
 
-    def _clipped_mean(
+    def _direction(
         self, updates: Sequence[Update], tensor: TensorSpec, step: int
     ) -> Iterator[tuple[slice, torch.Tensor]]:
         """Yield the clipped mean of one tensor's updates by row block: rows of the matrix, float64 [rows, cols].
@@ -159,7 +169,7 @@ class SparselocoOuter(OuterScheme):
         relative, cap = self._cap(tensor.name, lengths, step)
         if any(lengths):
             self._cap_history[tensor.name] = recorded(self._cap_history[tensor.name], relative)
-        count = effective_count([min(length, cap) for length in lengths])
+        count = _count(lengths, cap)
         weights = [factor / count for factor in clip(lengths, cap)]
         for rows, total in weighted_sums(peers, weights, tensor.grid):
             yield rows, tensor.grid.join(total)
@@ -167,9 +177,13 @@ class SparselocoOuter(OuterScheme):
     def _cap(self, name: str, lengths: Sequence[float], step: int) -> tuple[float, float]:
         """Return one tensor's cap in a window of updates with these norms: in units of its bound, and as a norm."""
         bound = norm_bound(self.spec.tensors[name], self._constants, step)
-        history, first = known(self._cap_history[name]), first_cap(self._constants)
-        cap = window_cap([one / bound for one in lengths], history, first)
+        history = last_caps(self._cap_history[name], first_cap(self._constants))
+        cap = window_cap([one / bound for one in lengths], history)
         return cap, cap * bound
+
+
+def _count(lengths: Sequence[float], cap: float) -> float:
+    return effective_count([min(length, cap) for length in lengths])
 
 
 def _largest(errors: torch.Tensor, tensor: TensorSpec) -> Coefficients:
