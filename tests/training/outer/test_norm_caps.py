@@ -51,9 +51,9 @@ CONSTANTS = SparselocoParams(
     outer_nesterov=False,
 )
 USUAL = 0.02  # size of an honest entry
-# Bounds that are the same in all windows, 16 times a usual norm; the first cap is two.
+# Bounds that are the same in all windows, eight times a usual norm; the first cap is two.
 STEADY = {
-    "inner_learning_rate": CONSTANTS.inner_learning_rate.model_copy(update={"peak": 4 * USUAL, "warmup_steps": 0}),
+    "inner_learning_rate": CONSTANTS.inner_learning_rate.model_copy(update={"peak": 2 * USUAL, "warmup_steps": 0}),
     "error_feedback_decay": 0.0,
 }
 SPEC = PayloadSpec.of(SHAPES, outer="sparseloco", target_chunk=8, topk=5, bits=0)
