@@ -119,7 +119,7 @@ class Run:
         return {"own_falls": np.stack(falls), "own_before": np.stack(befores)}
 
     def clipped(self, norms: np.ndarray) -> np.ndarray:
-        """Return the factors of updates and tensors [uids, tensors] in SparseLoCo's step when the window is applied."""
+        """Return factors of updates and tensors [uids, tensors] in SparseLoCo's step, when the window is applied."""
         if self.world.hparams.outer == "demo":
             return np.ones_like(norms)
         step, names = self.world.train_state.global_step, self.outer.spec.tensors
