@@ -28,8 +28,8 @@ from tplr.training.schedule import learning_rate
 
 HISTORY = 8  # windows whose caps count
 REACH = 2.0
-# Cap at a run's start with an outer rate of 1, as a share of the bound. In a small model's first windows honest norms of
-# 64 sequences are 0.04 to 0.16 of it, those of 16 sequences 0.004 to 0.015. The cap is above them, because honest
+# Cap at a run's start with an outer rate of 1, as a share of the bound. In a small model's first windows honest norms
+# of 64 sequences are 0.04 to 0.16 of it, those of 16 sequences 0.004 to 0.015. The cap is above them, because honest
 # miners can lower it soon, but can't raise it if a quarter of a set are short updates.
 FIRST = 0.25
 # Smallest cap, as a share of the bound, so that a cap recovers soon after a majority of tiny updates has lowered it.
