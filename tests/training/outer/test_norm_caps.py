@@ -22,7 +22,6 @@ from tplr.training.outer.norm_caps import (
     HISTORY,
     LOWEST,
     REACH,
-    cap_floor,
     effective_count,
     largest_norm,
     last_caps,
@@ -51,9 +50,9 @@ CONSTANTS = SparselocoParams(
     outer_nesterov=False,
 )
 USUAL = 0.02  # size of an honest entry
-# Bounds that are the same in all windows, eight times a usual norm; the first cap is two.
+# Bounds that are the same in all windows, 16 times a usual norm; the first cap is two.
 STEADY = {
-    "inner_learning_rate": CONSTANTS.inner_learning_rate.model_copy(update={"peak": 2 * USUAL, "warmup_steps": 0}),
+    "inner_learning_rate": CONSTANTS.inner_learning_rate.model_copy(update={"peak": 4 * USUAL, "warmup_steps": 0}),
     "error_feedback_decay": 0.0,
 }
 SPEC = PayloadSpec.of(SHAPES, outer="sparseloco", target_chunk=8, topk=5, bits=0)
@@ -254,7 +253,7 @@ def test_giants_that_are_three_quarters_lengthen_no_step_however_long_they_stay(
             assert found <= 0.5 * length(USUAL, name) * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("small", [9, 10, 15, 16])
+@pytest.mark.parametrize("small", [9, 10, 15, 19])
 def test_nothing_or_next_to_nothing_does_not_shorten_the_step_of_the_others(small):
     """Zeros are refused when they are gathered; here they are accepted, or are 1e-25 instead."""
     for size in (0.0, 1e-25):
@@ -271,7 +270,7 @@ def same_direction(uid: int, size: float) -> Update:
 
 
 @pytest.mark.parametrize("small", [1, 5, 12])
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
+@pytest.mark.parametrize("share", [0.05, 0.1])
 def test_short_updates_beside_three_others_lower_no_cap_and_take_a_part_of_the_step(small, share):
     """The mean of three and twelve of a twentieth would be 0.24 as long as that of the three."""
     parameters, scheme = after_honest_windows(HISTORY)
@@ -281,7 +280,7 @@ def test_short_updates_beside_three_others_lower_no_cap_and_take_a_part_of_the_s
         found = moved(scheme, parameters, updates, step=step)
         expected = {name: 0.5 * length(USUAL, name) * squares / total for name in SHAPES}
         assert found == pytest.approx(expected, rel=1e-4)
-    assert squares / total >= (0.83 if share == 0.05 else 0.64)
+    assert squares / total >= (0.83 if share == 0.05 else 0.73)
 
 
 def test_short_updates_alone_in_the_first_window_do_not_set_the_cap():
@@ -296,7 +295,7 @@ def test_short_updates_alone_in_the_first_window_do_not_set_the_cap():
 
 @pytest.mark.parametrize(("giants", "honest"), [(1, 4), (2, 8), (2, 13), (3, 12), (3, 17)])
 def test_fewer_than_a_quarter_of_giants_do_not_keep_the_first_cap(giants, honest):
-    """Honest norms are a third of it; if they were less than a quarter, three of fifteen could keep it."""
+    """Honest norms are a third of it; below an eighth they would have no vote."""
     parameters = weights()
     scheme = SparselocoOuter(parameters, hparams("sparseloco", **STEADY))
     for step in range(3 * HISTORY):
@@ -305,23 +304,11 @@ def test_fewer_than_a_quarter_of_giants_do_not_keep_the_first_cap(giants, honest
     assert found == pytest.approx({name: 0.5 * length(USUAL * 2 / 3, name) for name in SHAPES}, rel=1e-4)
 
 
-def test_a_fifth_keep_the_first_cap_if_they_are_longer_than_all_others_together():
-    """A limit of the rule: three that are honest beside many short ones can't be told from them."""
-    assert cap_floor([0.25] * 3 + [0.05] * 12, 0.25) == 0.25
-    assert cap_floor([0.25] * 3 + [0.07] * 12, 0.25) == 0.07
-    assert cap_floor([0.25] * 3 + [0.01] * 13, 0.25) == 0.01
-    assert cap_floor([0.25] * 4 + [0.01] * 16, 0.25) == 0.25
-
-
-def test_a_cap_falls_to_the_norm_up_to_which_half_of_the_norms_lies():
-    assert cap_floor([], 1.0) == cap_floor([0.0] * 4, 1.0) == 0.0
-    assert cap_floor([0.5, 0.5], 1.0) == 0.0  # one or two have no say
-    assert cap_floor([0.3, 0.1, 0.2], 1.0) == 0.1  # the third largest
-    assert cap_floor([0.1, 0.1, 0.25, 0.25, 0.25, 0.45], 1.0) == 0.25
-    assert cap_floor([0.5] * 3 + [0.125] * 11, 1.0) == 0.5
-    assert cap_floor([0.5] * 3 + [0.125] * 12, 1.0) == 0.125  # exactly half
-    assert cap_floor([1e19] * 3 + [0.1] * 9, 0.2) == 0.1  # 1e19 counts as 0.2
-    assert cap_floor([1e19] * 3 + [0.1] * 9, 0.4) == 0.4
+def test_short_norms_have_no_vote_on_a_cap_unless_all_are_short():
+    assert window_cap([0.03] * 12 + [0.2] * 3, [0.25]) == np.float32(0.2)
+    assert window_cap([0.03] * 12 + [0.4] * 3, [0.25]) == np.float32(0.4)
+    assert window_cap([0.04] * 12 + [0.2] * 3, [0.25]) == 0.125  # more than an eighth of the usual cap
+    assert window_cap([0.03] * 15, [0.25]) == 0.125
 
 
 def test_the_count_is_the_number_of_equal_updates_and_smaller_otherwise():
@@ -375,10 +362,6 @@ def test_caps_follow_the_quartiles_within_reach_of_the_history():
     assert window_cap([0.9], [0.125, 0.25, 0.375]) == 0.5
     assert window_cap([9.0], [0.5, 0.75, 0.875]) == 1.0
     assert window_cap([1e-9], [0.125, 0.25, 0.375]) == 0.125
-    assert window_cap([0.01] * 12 + [0.2] * 3, [0.25]) == np.float32(
-        0.2
-    )  # these three are longer than the others together
-    assert window_cap([0.1] * 12 + [0.2] * 3, [0.25]) == 0.125
     assert window_cap([0.0], [0.25]) == 0.5
     assert window_cap([], [0.25]) == 0.5
     assert window_cap([], [0.1]) == np.float32(0.2)

@@ -152,7 +152,7 @@ def made_by_hand(hparams, uid, entries: dict[int, float]):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_no_peer_moves_the_model_more_than_its_share_of_all_norms(hparams, first):
-    """In a run's first window a peer's norm is at most the first cap, 5.2 honest norms here."""
+    """In a run's first window a peer's norm is at most the first cap, 2.6 honest norms here."""
     honest = [made_by_hand(hparams, uid, dict.fromkeys(range(32), 1.0)) for uid in range(8)]
     matrix = SparselocoOuter({"w": torch.zeros(64, 64)}, one_matrix(hparams)).spec.tensors["w"]
     length = FIRST * norm_bound(matrix, one_matrix(hparams).sparseloco, 0) if first else 32**0.5

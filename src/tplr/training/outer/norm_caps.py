@@ -9,8 +9,8 @@ share of the bound (``first_cap``). Caps are stored in units of that bound, so i
 changes them little. They are equal on all nodes: they are part of saved states and of checkpoints.
 
 Short updates of an honest direction help a little, so their senders have places, and may be more than three quarters.
-While three others, or a fifth of all, are longer than them together, they do not lower a cap (``cap_floor``). If the
-step were the sum divided by the number of updates, they would also shorten it, so it is divided by ``effective_count``.
+So norms below ``SHORT`` of the usual cap have no vote on it, unless all are. If the step were the sum divided by the
+number of updates, they would also shorten it, so it is divided by ``effective_count``.
 """
 
 import functools
@@ -28,10 +28,11 @@ from tplr.training.schedule import learning_rate
 
 HISTORY = 8  # windows whose caps count
 REACH = 2.0
-# Cap at a run's start with an outer rate of 1, as a share of the bound. In a small model's first windows honest norms
-# of 64 sequences are 0.04 to 0.16 of it, those of 16 sequences 0.004 to 0.015. The cap is above them, because honest
-# miners can lower it soon, but can't raise it if a quarter of a set are short updates.
-FIRST = 0.25
+# Cap at a run's start with an outer rate of 1, as a share of the bound: of the order of honest norms, so that long
+# updates gain little. In a small model's first windows they are 0.04 to 0.16 of it, with little work 0.004 to 0.015.
+FIRST = 0.125
+# Shorter norms, as a share of the usual cap, have no vote on a window's cap.
+SHORT = 0.125
 # Smallest cap, as a share of the bound, so that a cap recovers soon after a majority of tiny updates has lowered it.
 LOWEST = 2.0**-10
 # Bound of the RMS of Muon's step: 0.2 times the largest singular value after its iterations, about 1.2.
@@ -101,31 +102,16 @@ def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:
     """Return a window's cap in units of the bound, representable as float32; without norms, the largest possible one.
 
     Args:
-        norms: of the window's updates, in units of the bound; zeros do not count.
+        norms: of the window's updates, in units of the bound; zeros do not count, nor short ones.
         history: the last caps, at least one (``last_caps``).
     """
-    lengths = sorted(norm for norm in norms if norm > 0)
     usual = max(LOWEST, statistics.median_low(history))
-    lowest, highest = max(LOWEST, usual / REACH, cap_floor(norms, usual)), min(1.0, usual * REACH)
+    lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
+    lengths = sorted(norm for norm in norms if norm > 0)
+    lengths = [norm for norm in lengths if norm >= SHORT * usual] or lengths
     quarter = math.ceil(len(lengths) / 4)
     cap = min(max(usual, lengths[quarter - 1]), lengths[-quarter]) if lengths else highest
     return float(np.float32(min(max(cap, lowest), highest)))
-
-
-def cap_floor(norms: Sequence[float], usual: float) -> float:
-    """Return the norm below which a window's cap does not fall: the norm up to which half of the norms' sum lies.
-
-    It is no more than the third largest, or the largest of a fifth: fewer can't keep a cap from falling. A norm counts
-    as ``usual`` at most.
-    """
-    lengths = sorted(min(norm, usual) for norm in norms)
-    half, total = math.fsum(lengths) / 2, 0.0
-    several = max(3, math.ceil(len(lengths) / 5))
-    for length in lengths[: 1 - several]:
-        total += length
-        if total >= half:
-            return length
-    return lengths[-several] if len(lengths) >= several else 0.0
 
 
 def effective_count(norms: Sequence[float]) -> float:
