@@ -78,7 +78,7 @@ def test_several_steps_against_the_reference(momentum, nesterov, hparams, tensor
             caps[name].append(cap / bound)
             clipped = [one * min(1, cap / norm) for one, norm in zip(sent, norms, strict=True)]
             lengths = np.minimum(norms, cap)
-            theta[name].grad = torch.from_numpy(sum(clipped) * (lengths**2).sum() / lengths.sum() ** 2)
+            theta[name].grad = torch.from_numpy(sum(clipped) * (lengths**3).sum() / (lengths**2).sum() / lengths.sum())
         outer.step()
         everyone.apply(updates, step=step)
         for name, parameter in parameters.items():

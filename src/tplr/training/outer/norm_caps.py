@@ -115,17 +115,18 @@ def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:
 
 
 def effective_count(norms: Sequence[float]) -> float:
-    """Return ``sum(norms)^2 / sum(norms^2)``, the effective sample size of weighted units (Kish 1965); 1 without norms.
+    """Return ``sum(norms) * sum(norms^2) / sum(norms^3)``, by which a sum of updates is divided; 1 without norms.
 
-    It is the number of updates if their norms are equal, and smaller otherwise. The quotient of the updates' sum and
-    this count is no longer than the longest update, and no shorter than their mean.
+    It is the number of updates if their norms are equal, and smaller otherwise. If all have one direction, the quotient
+    is as long as their mean weighted by squared norms: no longer than the longest, and no shorter than the plain mean.
     """
     longest = max(norms, default=0.0)
     if not longest:
         return 1.0
-    shares = [norm / longest for norm in norms]  # whose squares are not too large
-    total = math.fsum(shares)
-    return total * total / math.fsum(one * one for one in shares)  # a library's power may round otherwise
+    shares = [norm / longest for norm in norms]  # whose powers are not too large
+    squares = [one * one for one in shares]  # a library's power may round otherwise
+    cubes = [one * square for one, square in zip(shares, squares, strict=True)]
+    return math.fsum(shares) * math.fsum(squares) / math.fsum(cubes)
 
 
 def last_caps(history: torch.Tensor, first: float) -> list[float]:
