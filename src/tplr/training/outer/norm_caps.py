@@ -31,8 +31,9 @@ REACH = 2.0
 # Cap at a run's start with an outer rate of 1, as a share of the bound: of the order of honest norms, so that long
 # updates gain little. In a small model's first windows they are 0.04 to 0.16 of it, with little work 0.004 to 0.015.
 FIRST = 0.125
-# Shorter norms, as a share of the usual cap, have no vote on a window's cap.
-SHORT = 0.125
+# Shorter norms, as a share of the usual cap, have no vote on a window's cap. Honest ones may be a few times as long as
+# the first cap; with an eighth those of a twentieth would have a vote then.
+SHORT = 0.25
 # Smallest cap, as a share of the bound, so that a cap recovers soon after a majority of tiny updates has lowered it.
 LOWEST = 2.0**-10
 # Bound of the RMS of Muon's step: 0.2 times the largest singular value after its iterations, about 1.2.
