@@ -9,8 +9,9 @@ share of the bound (``first_cap``). Caps are stored in units of that bound, so i
 changes them little. They are equal on all nodes: they are part of saved states and of checkpoints.
 
 Short updates of an honest direction help a little, so their senders have places, and may be more than three quarters.
-So norms below ``SHORT`` of the usual cap have no vote on it, unless all are. If the step were the sum divided by the
-number of updates, they would also shorten it, so it is divided by ``effective_count``.
+So norms below ``SHORT`` of the usual cap do not lower it, if at least three others, and a fifth, are longer. They do
+count against a higher cap: otherwise a few long updates could raise it where honest norms are short. If the step were
+the sum divided by the number of updates, short ones would also shorten it, so it is divided by ``effective_count``.
 """
 
 import functools
@@ -31,8 +32,8 @@ REACH = 2.0
 # Cap at a run's start with an outer rate of 1, as a share of the bound: of the order of honest norms, so that long
 # updates gain little. In a small model's first windows they are 0.04 to 0.16 of it, with little work 0.004 to 0.015.
 FIRST = 0.125
-# Shorter norms, as a share of the usual cap, have no vote on a window's cap. Honest ones may be a few times as long as
-# the first cap; with an eighth those of a twentieth would have a vote then.
+# Shorter norms, as a share of the usual cap, do not lower it. Honest ones may be a few times as long as the first cap;
+# with an eighth those of a twentieth would lower it then.
 SHORT = 0.25
 # Smallest cap, as a share of the bound, so that a cap recovers soon after a majority of tiny updates has lowered it.
 LOWEST = 2.0**-10
@@ -103,16 +104,23 @@ def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:
     """Return a window's cap in units of the bound, representable as float32; without norms, the largest possible one.
 
     Args:
-        norms: of the window's updates, in units of the bound; zeros do not count, nor short ones.
+        norms: of the window's updates, in units of the bound; zeros do not count.
         history: the last caps, at least one (``last_caps``).
     """
     usual = max(LOWEST, statistics.median_low(history))
     lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
     lengths = sorted(norm for norm in norms if norm > 0)
-    lengths = [norm for norm in lengths if norm >= SHORT * usual] or lengths
-    quarter = math.ceil(len(lengths) / 4)
-    cap = min(max(usual, lengths[quarter - 1]), lengths[-quarter]) if lengths else highest
-    return float(np.float32(min(max(cap, lowest), highest)))
+    if not lengths:
+        return float(np.float32(highest))
+    long = [norm for norm in lengths if norm >= SHORT * usual]
+    enough = len(long) >= max(3, len(lengths) / 5)
+    lower, upper = _quartile(lengths), _quartile((long if enough else lengths)[::-1])
+    return float(np.float32(min(max(min(max(usual, lower), upper), lowest), highest)))
+
+
+def _quartile(ordered: Sequence[float]) -> float:
+    """Return the first number up to which a quarter of them lie, in their order."""
+    return ordered[math.ceil(len(ordered) / 4) - 1]
 
 
 def effective_count(norms: Sequence[float]) -> float:
