@@ -278,7 +278,6 @@ def test_short_updates_beside_three_others_lower_no_cap_and_hardly_shorten_the_s
         updates = [same_direction(uid, USUAL if uid < 3 else share * USUAL) for uid in range(3 + small)]
         found = moved(scheme, parameters, updates, step=step)
         assert found == pytest.approx({name: 0.5 * length(USUAL, name) * left for name in SHAPES}, rel=1e-4)
-    assert left >= {0.05: 0.99, 0.1: 0.96, 0.2: 0.88}[share]
 
 
 def test_short_updates_alone_in_the_first_window_do_not_set_the_cap():
@@ -293,7 +292,7 @@ def test_short_updates_alone_in_the_first_window_do_not_set_the_cap():
 
 @pytest.mark.parametrize(("giants", "honest"), [(1, 4), (2, 8), (2, 13), (3, 12), (3, 17)])
 def test_fewer_than_a_quarter_of_giants_do_not_keep_the_first_cap(giants, honest):
-    """Honest norms are a third of it; below a quarter they would have no vote."""
+    """Honest norms are a third of it; below a quarter of it they could not lower it beside three giants of fifteen."""
     parameters = weights()
     scheme = SparselocoOuter(parameters, hparams("sparseloco", **STEADY))
     for step in range(3 * HISTORY):
@@ -327,10 +326,6 @@ def test_the_count_is_the_number_of_equal_updates_and_smaller_otherwise():
     assert effective_count([0.2] * 4 + [0.1, 0.0]) == pytest.approx(0.9 * 0.17 / 0.033)
     assert effective_count([]) == effective_count([0.0, 0.0]) == 1
     assert effective_count([1e-300, 1e-300]) == pytest.approx(2)
-    for norms in ([0.3, 0.1, 0.7], [1.0, 0.9, 0.35, 0.2], [0.6, 0.1] * 7):  # rounded alike on all machines
-        shares = [norm / max(norms) for norm in norms]
-        sums = [math.fsum(one) for one in (shares, [x * x for x in shares], [x * (x * x) for x in shares])]
-        assert effective_count(norms) == sums[0] * sums[1] / sums[2]
 
 
 @settings(max_examples=200, deadline=None)
@@ -445,7 +440,7 @@ def test_the_order_of_arrival_does_not_matter():
 
 
 def test_a_trial_step_is_a_part_of_the_step_as_applied():
-    """It is clipped to the cap of the window's updates, like the update itself; the count is the same for all."""
+    """It is clipped to the cap of the window's updates; the count of the step does not change it."""
     parameters, scheme = after_honest_windows(HISTORY)
     giant, others = sent(0, 5.0), [sent(uid, USUAL if uid < 4 else USUAL / 20) for uid in range(1, 12)]
     before, history = {name: one.clone() for name, one in parameters.items()}, scheme.state_dict()["tensors"]

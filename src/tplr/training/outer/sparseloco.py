@@ -126,21 +126,21 @@ class SparselocoOuter(OuterScheme):
     def _apply(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int
     ) -> None:
-        """Compute ``m = momentum * m + mean; p -= lr * m``; with Nesterov ``p -= lr * (mean + momentum * m)``.
+        """Compute ``m = momentum * m + d; p -= lr * m``; with Nesterov ``p -= lr * (d + momentum * m)``.
 
-        For each parameter, an update with a norm above the window's cap is scaled down to the cap.
+        ``d`` is that of ``_direction``: an update with a norm above the window's cap is scaled down to the cap.
         """
         c = self._constants
         for tensor in group.tensors:
             parameter = tensor.grid.matrix(parameters[tensor.name])
-            for rows, mean in self._direction(updates, tensor, step):
-                direction = mean
+            for rows, new in self._direction(updates, tensor, step):
+                direction = new
                 if c.outer_momentum:
                     momentum = tensor.grid.matrix(self._momentum[tensor.name])[rows]
-                    momentum.copy_(momentum.double().mul_(c.outer_momentum).add_(mean))
+                    momentum.copy_(momentum.double().mul_(c.outer_momentum).add_(new))
                     direction = momentum.double()
                     if c.outer_nesterov:
-                        direction = mean + direction.mul_(c.outer_momentum)
+                        direction = new + direction.mul_(c.outer_momentum)
                 part = parameter[rows]
                 part.copy_(torch.sub(part, direction.mul_(c.outer_learning_rate), out=direction))
 
@@ -160,9 +160,12 @@ class SparselocoOuter(OuterScheme):
     def _direction(
         self, updates: Sequence[Update], tensor: TensorSpec, step: int
     ) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield the clipped mean of one tensor's updates by row block: rows of the matrix, float64 [rows, cols].
+        """Yield the sum of one tensor's clipped updates, divided by ``effective_count``, by row block.
 
-        It is the sum of the clipped updates, divided by ``effective_count``.
+        Records the window's cap.
+
+        Yields:
+            rows of the matrix, and float64 [rows, cols].
         """
         peers = decode_all(updates, [tensor], self._device)
         lengths = norms(peers[1]).tolist()
