@@ -58,3 +58,14 @@ def test_training_begins_at_the_expected_weights_and_is_measured_from_there(oute
     plain.train(batches_of(1))
     apart = [torch.dist(state._work[name], work) / torch.linalg.norm(work) for name, work in plain._work.items()]
     assert max(apart) > 0.1
+
+
+def test_error_feedback_that_is_too_old_moves_no_weights(tmp_path):
+    state, _ = trained_state(tmp_path / "returned", SHARE, 0)
+    plain, _ = trained_state(tmp_path / "agreed", 0.0, 0)
+    agreed, window = digest(plain.parameters), state._hparams.stale_after_windows + 1
+    for one in (state, plain):
+        one.train(batches_of(1), window=window)
+    assert digest(state.parameters) == agreed
+    assert digest(state._work) == digest(plain._work)
+    assert state.pack(window=window, batches=BATCHES, **ABOUT) == plain.pack(window=window, batches=BATCHES, **ABOUT)

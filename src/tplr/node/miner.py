@@ -200,7 +200,7 @@ class Miner:
         """Train, and release the model between two inner steps whenever another task waits for it."""
         seconds, wanted = 0.0, self._replica.model.wanted
         self._training = window
-        run = partial(self._train_state.train, pages.batches, pause=wanted)
+        run = partial(self._train_state.train, pages.batches, pause=wanted, window=window)
         if self._profile:
             run = partial(self._profile.run, run, window)
         try:

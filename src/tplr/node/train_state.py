@@ -134,7 +134,9 @@ class TrainState:
 
     # Training
 
-    def train(self, batches: np.ndarray | None, stop: Stop = never, pause: Stop = never) -> TrainStats:
+    def train(
+        self, batches: np.ndarray | None, stop: Stop = never, pause: Stop = never, *, window: int | None = None
+    ) -> TrainStats:
         """Train on a window's batches until they end or ``stop()``; ``pack`` uses the result.
 
         If ``pause()`` stops it earlier, the result has ``paused`` set. While paused, the model has the weights that all
@@ -142,14 +144,17 @@ class TrainState:
 
         Args:
             batches: None to continue a paused training.
+            window: of the batches. If it is not given, error feedback is not reset before ``pack``, whatever its age.
         """
         self._stop, self._pause = stop, pause  # rank 0's functions decide for all ranks
-        return self._train(batches)
+        return self._train(batches, window)
 
     @command
-    def _train(self, batches: np.ndarray | None) -> TrainStats:
+    def _train(self, batches: np.ndarray | None, window: int | None) -> TrainStats:
         if batches is not None:
             self._work, self._batches, self._unfinished = {}, batches, None
+            if window is not None:
+                self.outer.begin(window)
         unfinished, self._unfinished = self._unfinished, None
         kept, self._kept = self._kept, None
         work = self.local.run(

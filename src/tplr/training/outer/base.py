@@ -108,6 +108,10 @@ class OuterScheme(ABC):
         self._add_to_errors(Update(spec=self.spec, body=bytes(body), **metadata), sign=-1)
         return self._join(body)
 
+    def begin(self, window: int) -> None:
+        """Reset error feedback that is too old for this window, before it moves weights by ``expected_step``."""
+        self._error_feedback.reset_if_stale(window)
+
     def _add_to_errors(self, update: Update, *, sign: int) -> None:
         """Compute ``errors += sign * decode(update)`` for the tensors that this rank owns."""
         for group in self._owners.groups(self._parallel.rank):

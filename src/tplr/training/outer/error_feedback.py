@@ -43,14 +43,18 @@ class ErrorFeedback:
 
     def begin(self, window: int) -> dict[str, torch.Tensor]:
         """Begin the update of a window; return the tensors where they are kept, zeros after a reset."""
-        if self._window is not None and window - self._window > self._stale_after:
-            self._reset(f"it is {window - self._window} windows old, stale_after_windows is {self._stale_after}")
+        self.reset_if_stale(window)
         if not self.tensors:
             for name, one in self._parameters.items():
                 self.tensors[name] = self._kept(torch.zeros(one.shape, device=one.device))
         self._window = window
         self._taken_back = {one for one in self._taken_back if window - one <= self._stale_after}
         return self.tensors
+
+    def reset_if_stale(self, window: int) -> None:
+        """Reset them if they are too old for an update of this window."""
+        if self._window is not None and window - self._window > self._stale_after:
+            self._reset(f"it is {window - self._window} windows old, stale_after_windows is {self._stale_after}")
 
     @contextmanager
     def on_device(self, names: Iterable[str]) -> Iterator[dict[str, torch.Tensor]]:
