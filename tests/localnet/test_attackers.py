@@ -17,6 +17,7 @@ from tplr.localnet.attackers import (
     GoDark,
     HalfAbsent,
     Honest,
+    InTurns,
     Late,
     Lossy,
     Noise,
@@ -66,10 +67,13 @@ def members() -> list[Member]:
         OthersPages("others' pages", 24, own=8),
         dealer := Dealt("dealt", 16, DEALT),
         Dealt("dealt", 16, DEALT, dealer),
+        in_turns := InTurns("in turns", 16, TURNS, at_once=2),
+        *(InTurns("in turns", 16, TURNS, at_once=2, first=in_turns) for _ in TURNS[1:]),
     ]
 
 
-DEALT = (20, 21)  # the last uids
+DEALT = (20, 21)
+TURNS = (22, 23, 24)  # the last uids
 UID = {member.name: uid for uid, member in enumerate(members(), start=1)}
 HONEST, TWIN, OTHER_TWIN, LOSSY = 1, 6, 7, 10
 
@@ -129,6 +133,20 @@ def test_dealt_parts_are_of_one_work_on_pages_of_both_uids(world: World) -> None
             total += one.numel()
     assert total > 0
     assert shared < 0.2 * total  # the next largest entries, and few of the first ones a second time
+
+
+def test_uids_in_turns_send_one_work_on_pages_of_those_whose_turn_it_is(world: World) -> None:
+    members = [one for one in world.by_uid.values() if isinstance(one, InTurns)]
+    assert [one.uid for one in members] == [*TURNS]
+    for window in range(1, WINDOWS + 1):
+        assert [one.uid for one in members if window in one.uploaded] == members[0].turn(window)
+    assert {len(one.uploaded) for one in members} != {WINDOWS}
+    first, second = members[0].turn(WINDOWS)
+    pages = [world.pages(uid, WINDOWS).batches[:1].reshape(8, -1) for uid in (first, second)]
+    assert np.array_equal(members[0].batches(world, WINDOWS).reshape(16, -1), np.concatenate(pages))
+    for name in world.spec.tensors:
+        for mine, theirs in zip(*(world.updates[uid].coefficients(name) for uid in (first, second)), strict=True):
+            assert torch.equal(mine, theirs)
 
 
 def test_a_near_twin_shares_three_quarters_of_the_coordinates(world: World) -> None:

@@ -78,6 +78,40 @@ def test_near_clones_are_paid_as_little_more_than_one():
     assert sum(found[uid] for uid in range(3, 11)) < 1.2 * np.mean([found[uid] for uid in range(3)])
 
 
+@pytest.mark.parametrize(("uids", "at_once"), [(8, 2), (6, 2), (4, 2), (12, 3)])
+def test_clones_in_turns_are_paid_as_one(uids, at_once):
+    """In each window some of an owner's uids send one work, and other ones each time."""
+    world, counted = World(), []
+    for window in range(WINDOWS):
+        turn = [8 + int(one) for one in np.random.default_rng(window).permutation(uids)[:at_once]]
+        updates = {uid: world.honest() for uid in range(7)}
+        world.see(updates | dict.fromkeys(turn, world.honest()))
+        counted.append(dict.fromkeys(updates, True) | {8 + uid: 8 + uid in turn for uid in range(uids)})
+    found = world.credit(counted)
+    equal = np.mean([found[uid] for uid in range(7)])
+    assert sum(found[8 + uid] for uid in range(uids)) < 1.1 * equal
+    assert min(found[uid] for uid in range(7)) > 0.85 * equal  # and the others lose nothing
+
+
+def test_honest_miners_with_few_common_windows_share_nothing():
+    world, counted = World(), []
+    for window in range(WINDOWS):
+        world.see({uid: world.honest() for uid in range(6)})
+        counted.append({0: True, 1: window >= WINDOWS - 3, 2: window < 5, 3: 4 <= window < 12, 4: True, 5: True})
+    found = credit(world.windows, counted)
+    assert min(one.own for one in found.values()) > 0.95
+
+
+@pytest.mark.parametrize("clones", [1, 2])
+def test_who_is_alone_is_paid_for_its_windows(clones):
+    world, counted = World(), []
+    for window in range(WINDOWS):
+        world.see(dict.fromkeys(range(clones), world.honest()))
+        counted.append({uid: bool(window % 2) for uid in range(clones)})
+    found = credit(world.windows, counted)
+    assert sum(one.own for one in found.values()) == pytest.approx(1.0, abs=0.2)
+
+
 def test_a_copy_with_noise_earns_little_and_takes_nothing():
     world = World()
     for _ in range(WINDOWS):

@@ -272,7 +272,7 @@ def test_the_credit_of_a_miner_without_trust_has_a_reason(explained, evaluation,
     assert score.own_pages == 0.0
     assert rows["trust"] == "step 0 of 4: its own-pages factor is 0, so it shares no gain"
     assert rows["credit"] == "0: no trust"
-    assert rows["own pages"].startswith("0.0000 after 5 tests" if tested else "0: not tested")
+    assert rows["own pages"].startswith("0.0000 after 5 tests (mean indicator -" if tested else "0: not tested")
     assert "beyond chance" not in rows
 
 

@@ -9,6 +9,7 @@ from tplr.localnet.scenarios import Figures
 from tplr.localnet.scenarios.base import EFFORT
 from tplr.localnet.scenarios.crowds import cheats
 from tplr.localnet.scenarios.harm import TENFOLD
+from tplr.localnet.scenarios.owners import IN_TURNS
 from tplr.localnet.scenarios.pages import (
     CROWDERS,
     NOT_TESTED,
@@ -78,6 +79,7 @@ TARGETS = [
     *_of_cheats(),
     Target("identical over 8 uids", 1.2, 1.2),
     Target("near-identical over 8 uids", 1.2, 1.2),
+    Target(IN_TURNS, 1.2, 1.2),
     *(Target(f"{crew}: gathered after probation", 0.0, 0.0) for crew in CREWS),
     *(Target(f"{crew}: loss", 1.02, 1.02) for crew in (*CREWS, *PAID_CREWS)),
     Target(f"{TENFOLD}: over the least honest", 0.1, 0.3),

@@ -58,6 +58,7 @@ class CreditShares:
         scale: factor of the last window's gains, so that all windows count equally.
         calibrations: of every miner, by uid.
         places: of every miner, by uid.
+        indicators: of every miner's own-pages tests, by uid; those by loss if there are no others.
     """
 
     credits: Mapping[int, Credit]
@@ -65,6 +66,7 @@ class CreditShares:
     scale: float
     calibrations: Mapping[int, Calibration]
     places: Mapping[int, Place] = field(default_factory=dict)
+    indicators: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
 
 def loss_test(seen: PeerObservation) -> float | None:
@@ -96,6 +98,7 @@ def credit_shares(
         scale=float(_scales(windows)[-1]),
         calibrations=_calibrations(windows, hotkeys),
         places=places(windows, peer_scores, probation_windows),
+        indicators={uid: found or by_loss for uid, (found, by_loss) in tests.items()},
     )
 
 

@@ -6,10 +6,14 @@ From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i 
                                                window (``gain.py``), e_w is of ``even_scales``
     b'_i = b_i * max(0, 1 - (CHANCE * error_i / b_i)**2)      the gain beyond chance
     G_ij = mean_w y_iw y_jw <d_iw, d_jw>       similarity of two miners' updates
-    c = b' / sqrt(b'' G^-1 b')                 inner products with the part of the gradient that updates explain
-    M = G - c c'                               similarity that is not useful
-    r_ij = M_ij / sqrt(M_ii M_jj)              its correlation
-    A_ij = sqrt(M_ii M_jj) * sqrt(max(0, r_ij)) * clip((r_ij - APART) / (ALIKE - APART), 0, 1)
+    c_i = b'_i / (p_i sqrt(b'' G^-1 b'))       inner products with the part of the gradient that updates explain, in a
+                                               window that counts; p_i = mean_w y_iw
+    M^ij_kl = <d_kw, d_lw> - c_k c_l           similarity that is not useful: mean over the windows w in which i and j
+                                               both count
+    r_ij = M^ij_ij / sqrt(M^ij_ii M^ij_jj)     its correlation in these windows
+    o_ij = sum_w |d_iw| |d_jw| / sqrt(sum_w |d_iw|^2 sum_w |d_jw|^2)     how far their windows are the same
+    A_ij = sqrt(A_ii A_jj) * o_ij * sqrt(max(0, r_ij)) * clip((r_ij - APART) / (ALIKE - APART), 0, 1)
+    A_ii = p_i M^ii_ii
     beta = argmin_{beta >= 0} beta' A beta - 2 b'' beta
     own_i = beta_i * A_ii / b'_i               in [0, 1]: the part of the gain that is the miner's own
     credit_i = b'_i * own_i
@@ -19,7 +23,9 @@ correlations of it up to ``APART`` count as none: so an honest miner's own part 
 An update that is another one's plus noise explains little of the gradient that the other one does not. Its part is
 small and not 0: measured credits are 0.02 to 0.51 of an honest miner's, by scheme and vocabulary
 (docs/benchmarks/scoring.md). The own-pages factor is what makes its pay 0. The root makes clones with noise of their
-own share as clones. Presence counts linearly. Those who are to come ``first`` are solved for as if alone, and the
+own share as clones. Presence counts linearly. Clones share the windows that they have in common, however few each two
+of them have: uids of one owner that take turns are paid as one. Where G^-1 and M have G's diagonal, it is longer by
+``RIDGE``, and ``c_k c_l`` shorter. Those who are to come ``first`` are solved for as if alone, and the
 others then with their beta: a clone of one of the first gets nothing.
 
 If updates have only the gradient in common, regression on M and on G has the same solution up to a common factor
@@ -133,22 +139,30 @@ def credit(
     products = np.full((len(windows), len(uids)), np.nan)  # of what counted
     known = np.ones((len(windows), len(uids)), dtype=bool)
     gram = np.zeros((len(uids), len(uids)))
+    lengths = np.zeros((len(windows), len(uids)))
     for window, (one, counts) in enumerate(zip(windows, counted, strict=True)):
         known[window, [row[uid] for uid, counts_it in counts.items() if counts_it is None]] = False
         places = [place for place, uid in enumerate(one.uids) if counts.get(uid)]
         rows = [row[one.uids[place]] for place in places]
         products[window, rows] = np.asarray(one.products, dtype=np.float64)[places]
-        gram[np.ix_(rows, rows)] += gram_of(one)[np.ix_(places, places)]
+        of_window = gram_of(one)[np.ix_(places, places)]
+        gram[np.ix_(rows, rows)] += of_window
+        lengths[window, rows] = np.sqrt(np.diag(of_window))
     if scales is not None:
         products *= np.asarray(scales)[:, None]
     seen = np.maximum(known.sum(axis=0), 1)
-    # Over the root of both counts, a sum of Gram matrices stays one.
-    gram /= np.sqrt(np.outer(seen, seen))
     means = np.nansum(products, axis=0) / seen
-    errors = means_and_errors(products)[1] * np.isfinite(products).sum(axis=0) / seen
+    there = np.isfinite(products).astype(np.float64)
+    errors = means_and_errors(products)[1] * there.sum(axis=0) / seen
     beyond = means * np.clip(1 - np.square(CHANCE * errors / np.maximum(means, TOLERANCE)), 0, None)
     beyond[means <= 0] = 0.0
-    parts = _parts(gram, beyond, np.isin(uids, list(first)))
+    long = np.diag(gram) > SHORTEST * seen
+    (useful,) = np.nonzero((beyond > 0) & long)
+    parts = np.zeros_like(gram)
+    if len(useful):
+        kept = np.ix_(useful, useful)
+        alike = _alike(gram[kept], lengths[:, useful], there[:, useful], seen[useful], beyond[useful])
+        parts[kept] = _parts(alike, beyond[useful], np.isin(uids, list(first))[useful])
     own = np.diag(parts)
     rows = zip(uids, beyond * own, means, errors, beyond, own, strict=True)
     return {uid: Credit(*map(float, one), shared=_others(parts[row[uid]], uids, uid)) for uid, *one in rows}
@@ -158,36 +172,53 @@ def _others(parts: np.ndarray, uids: Sequence[int], uid: int) -> dict[int, float
     return {other: part for other, part in zip(uids, parts.tolist(), strict=True) if part > 0 and other != uid}
 
 
-def _parts(gram: np.ndarray, gains: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Of each miner's gain (rows) the part of each miner (columns), [n, n], at least 0; 0 without a gain or a step.
+def _alike(gram: np.ndarray, lengths: np.ndarray, there: np.ndarray, seen: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """Return the similarity of miners beyond what is useful, ``A`` above, [n, n].
+
+    Args:
+        gram: sum over windows, [n, n].
+        lengths: of the steps, [windows, n]; 0 where a window does not count.
+        there: 1 where a window counts, else 0; [windows, n].
+        seen: number of windows that are not blank, [n].
+        gains: b' above, all positive; [n].
+    """
+    # Over the root of both counts, a sum of Gram matrices stays one.
+    whole = gram / np.sqrt(np.outer(seen, seen))
+    explained = gains @ np.linalg.solve(whole + np.diag(RIDGE * np.diag(whole)), gains)
+    presence = there.sum(axis=0) / seen
+    # No larger than a step, in a window in which its updates are most of all.
+    useful = np.sqrt((1 - RIDGE) * np.minimum(np.square(gains / presence) / explained, np.diag(whole) / presence))
+    size = (1 + RIDGE) * np.diag(whole) - presence * np.square(useful)
+    common = np.maximum(there.T @ there, 1)
+    # [i, j]: of i, in the windows in which j counts, too.
+    squares = (1 + RIDGE) * (np.square(lengths).T @ there) / common - np.square(useful)[:, None]
+    together = np.sqrt(np.clip(squares, 0, None) * np.clip(squares.T, 0, None))
+    product = gram / common - np.outer(useful, useful)
+    same = np.clip(np.divide(product, together, out=np.zeros_like(gram), where=together > 0), 0.0, 1.0)
+    np.fill_diagonal(same, 1.0)
+    overlap = (lengths.T @ lengths) / np.sqrt(np.outer(np.diag(gram), np.diag(gram)))
+    return np.sqrt(np.outer(size, size)) * overlap * np.sqrt(same) * np.clip((same - APART) / (ALIKE - APART), 0.0, 1.0)
+
+
+def _parts(alike: np.ndarray, gains: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Of each miner's gain (rows) the part of each miner (columns), [n, n], at least 0.
 
     The diagonal is what is a miner's own, at most 1. A row sums to 1, or to more where the others leave nothing.
 
     Args:
+        alike: of ``_alike``.
         first: bool, whether the miner gets its part before the others.
     """
-    parts = np.zeros((len(gains), len(gains)))
-    (useful,) = np.nonzero((gains > 0) & (np.diag(gram) > SHORTEST))
-    if not len(useful):
-        return parts
-    gram, gains, first = gram[np.ix_(useful, useful)], gains[useful], first[useful]
-    ridge = np.diag(RIDGE * np.diag(gram))
-    explained = gains @ np.linalg.solve(gram + ridge, gains)
-    rest = gram + ridge - (1 - RIDGE) * np.outer(gains, gains) / explained
-    size = np.diag(rest).copy()
-    lengths = np.sqrt(np.outer(size, size))
-    alike = np.clip(rest / lengths, 0.0, None)
-    rest = lengths * np.sqrt(alike) * np.clip((alike - APART) / (ALIKE - APART), 0.0, 1.0)
-    # No Gram matrix any more, so it may have lost that it is positive definite.
-    rest += np.diag(np.full(len(gains), max(0.0, RIDGE * size.min() - np.linalg.eigvalsh(rest)[0])))
+    # No Gram matrix, so it may not be positive definite.
+    least = RIDGE * np.diag(alike).min()
+    alike = alike + np.diag(np.full(len(gains), max(0.0, least - np.linalg.eigvalsh(alike)[0])))
     found = np.zeros(len(gains))
     for some in (first, ~first):
-        left = gains[some] - rest[np.ix_(some, ~some)] @ found[~some]
-        found[some] = non_negative(rest[np.ix_(some, some)], left)
-    shares = found * rest / gains[:, None]
+        left = gains[some] - alike[np.ix_(some, ~some)] @ found[~some]
+        found[some] = non_negative(alike[np.ix_(some, some)], left)
+    shares = found * alike / gains[:, None]
     shares[np.ix_(first, ~first)] = 0.0
-    parts[np.ix_(useful, useful)] = shares
-    return parts
+    return shares
 
 
 def non_negative(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:

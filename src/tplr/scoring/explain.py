@@ -256,7 +256,9 @@ def _product(published: float, found: Credit | None, *, known: bool, trusted: bo
 def _score(uid: int, peer_score: PeerScore, shares: CreditShares | None) -> Iterator[Row]:
     if peer_score.tests:
         by_loss = f"by loss {LOSS_LOW:g} and {LOSS_HIGH:g}, after {SIGNIFICANT:g} standard errors are added"
-        span = f"0 at a mean of {OWN_PAGES_LOW:g}, 1 at {OWN_PAGES_HIGH:g}; {by_loss}"
+        found = shares.indicators.get(uid) if shares else None
+        mean = f"mean indicator {math.fsum(found) / len(found):+.4f}: " if found else ""
+        span = f"{mean}0 at a mean of {OWN_PAGES_LOW:g}, 1 at {OWN_PAGES_HIGH:g}; {by_loss}"
         yield "own pages", f"{peer_score.own_pages:.4f} after {peer_score.tests} tests ({span})"
     else:
         yield "own pages", "0: not tested in these windows"

@@ -75,6 +75,44 @@ class Twin(Copier):
             await self.store.delete(commit_key(window, self.uid, world.hparams.version))
 
 
+class InTurns(Copier):
+    """One of an owner's uids that take turns: in each window some of them, other ones each time, send one work.
+
+    The work is on pages of those whose turn it is. Each is absent from most windows, and seldom meets the same other.
+
+    Args:
+        uids: of the owner.
+        at_once: number of uids whose turn a window is.
+        first: the uids' miner whose error feedback and optimizer the owner uses; None for that one.
+    """
+
+    committed, sent = -5.0, 2.0
+
+    def __init__(
+        self, name: str, effort: int, uids: Sequence[int], *, at_once: int, first: "InTurns | None" = None
+    ) -> None:
+        super().__init__(name, uids[0])
+        self.effort = effort
+        self._uids, self._at_once, self._first = uids, at_once, first or self
+
+    def turn(self, window: int) -> list[int]:
+        """Return the uids whose turn this window is, ascending."""
+        random = np.random.default_rng(derive("in turns", window))
+        return sorted(random.permutation(self._uids)[: self._at_once].tolist())
+
+    def batches(self, world: World, window: int) -> np.ndarray:
+        """Return as many sequences of the pages of each uid whose turn it is, in batches."""
+        return self._share(world, first_sequences(world, window, self.turn(window), self.effort // self._at_once))
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """Return the owner's update; None if it is not this uid's turn."""
+        turn = self.turn(window)
+        if self.uid not in turn:
+            return None
+        self._victim, self.local, self.outer = turn[0], self._first.local, self._first.outer
+        return Cheat.body(self, world, window) if self.uid == turn[0] else super().body(world, window)
+
+
 class Dealt(Cheat):
     """One of an owner's uids that send parts of one work: the first trains, the others send its next largest entries.
 
@@ -93,10 +131,7 @@ class Dealt(Cheat):
 
     def batches(self, world: World, window: int) -> np.ndarray:
         """Return as many sequences of each uid's pages, in batches."""
-        count = self.effort // len(self._uids)
-        pages = [world.pages(uid, window).batches for uid in self._uids]
-        sequences = np.concatenate([one.reshape(-1, one.shape[-1])[:count] for one in pages])
-        return self._share(world, sequences.reshape(-1, world.hparams.batch_size, sequences.shape[-1]))
+        return self._share(world, first_sequences(world, window, self._uids, self.effort // len(self._uids)))
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
         """Return the work, or zeros: the rest is in the error feedback, which all of the uids share."""
@@ -104,6 +139,13 @@ class Dealt(Cheat):
             return super().tensors(world, window)
         self.outer = self._first.outer
         return {name: torch.zeros_like(one) for name, one in world.train_state.parameters.items()}
+
+
+def first_sequences(world: World, window: int, uids: Sequence[int], count: int) -> np.ndarray:
+    """Return the first sequences of each uid's pages, in batches: [batches, batch size, sequence length]."""
+    pages = [world.pages(uid, window).batches for uid in uids]
+    sequences = np.concatenate([one.reshape(-1, one.shape[-1])[:count] for one in pages])
+    return sequences.reshape(-1, world.hparams.batch_size, sequences.shape[-1])
 
 
 def _replace_some(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tplr.localnet.attackers import Dealt, Honest, Twin
+from tplr.localnet.attackers import Dealt, Honest, InTurns, Twin
 from tplr.localnet.scenarios.base import (
     EFFORT,
     LAUNCH,
@@ -21,6 +21,7 @@ from tplr.schemas import PeerScore
 
 UIDS = 8  # number of uids of an owner with several
 SPLIT = "split over 8 uids"
+IN_TURNS = "identical, two of 4 uids in turns"
 Owner = Callable[[int, Sequence[int]], list[Member]]
 
 
@@ -36,6 +37,19 @@ def twins(setting: Setting) -> Figures:
         "identical over 8 uids": ratio(sum(pay(world, range(same, near))), equal),
         "near-identical over 8 uids": ratio(sum(pay(world, range(near, near + UIDS))), equal),
     }
+
+
+def in_turns(setting: Setting) -> Figures:
+    """Simulate seven honest miners, and an owner of four uids, of which two in each window send one work.
+
+    Who is absent that often is measured for long before it has a place, so the run is longer than others.
+    """
+    honest, uids = range(1, 8), range(8, 12)
+    first = InTurns("in turns", EFFORT, uids, at_once=2)
+    members: list[Member] = [Honest(EFFORT) for _ in honest]
+    members += [first, *(InTurns("in turns", EFFORT, uids, at_once=2, first=first) for _ in uids[1:])]
+    world = live(network(setting, members), LAUNCH + 2 * PAID_WINDOWS)
+    return {IN_TURNS: ratio(sum(pay(world, uids)), mean(pay(world, honest)))}
 
 
 def honest_parts(effort: int, uids: Sequence[int]) -> list[Member]:
