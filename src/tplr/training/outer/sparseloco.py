@@ -1,4 +1,4 @@
-"""SparseLoCo: miners send the largest entries of their inner steps' change; the model steps along their clipped mean.
+"""SparseLoCo: miners send the largest entries of their inner steps' change; the model steps along their sum, clipped.
 
 "Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706. As there, a coordinate is divided by the
 number of peers, not by the number of its senders: sending indices that nobody else sends gives no advantage. Here short
