@@ -12,6 +12,7 @@ from tplr.localnet.scenarios.harm import TENFOLD
 from tplr.localnet.scenarios.owners import IN_TURNS
 from tplr.localnet.scenarios.pages import (
     CROWDERS,
+    LISTED_VICTIM,
     NOT_TESTED,
     OTHER_OVERFITTER,
     PAGES_OVERFITTER,
@@ -97,7 +98,7 @@ TARGETS = [
     Target(f"beside siblings, {NOT_TESTED}: over an equal miner", 1.0, 1.0, least=True),
     Target(f"{OTHER_OVERFITTER}: over an equal miner", 0.3, 0.2, least=True),
     # As for equal miners: 1 / 1.3 and 1 / 1.6.
-    Target(f"{VICTIM}: over an equal miner", 0.77, 0.62, least=True),
+    *(Target(f"{victim}: over an equal miner", 0.77, 0.62, least=True) for victim in (VICTIM, LISTED_VICTIM)),
     Target(f"{CROWDERS}: over an equal miner", 0.1, 0.3),
     Target("5 periodic turncoats: windows in which they harm, at last", 0.0, 0.0),
     Target("5 dormant wreckers: windows in which they harm, at last", 0.0, 0.0),

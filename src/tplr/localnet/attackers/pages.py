@@ -38,20 +38,26 @@ class Crowder(Cheat):
 
     Args:
         victim: uid of the other miner.
+        own: sequences of its own pages, on which it trains first; then on the first ones of the victim's pages, as the
+            victim does, to share its credit.
         begin: its first window.
     """
 
-    def __init__(self, name: str, effort: int, victim: int, *, begin: int) -> None:
+    def __init__(self, name: str, effort: int, victim: int, *, own: int = 0, begin: int = 0) -> None:
         super().__init__(name, effort)
-        self._victim, self._begin = victim, begin
+        self._victim, self._own, self._begin = victim, own, begin
 
     def body(self, world: World, window: int) -> bytes | None:
         """Return its update; None before it begins."""
         return super().body(world, window) if window >= self._begin else None
 
     def batches(self, world: World, window: int) -> np.ndarray:
-        """Return a part of the victim's pages that its uid determines."""
+        """Return the first sequences of both pages; without own ones, a part of the victim's that its uid picks."""
         batches = world.pages(self._victim, window).batches
+        if self._own:
+            own = _sequences(world.pages(self.uid, window).batches)[: self._own]
+            both = np.concatenate([own, _sequences(batches)[: self.effort - self._own]])
+            return self._share(world, both.reshape(-1, *batches.shape[1:]))
         return self._share(world, np.roll(_sequences(batches), 8 * self.uid, axis=0).reshape(batches.shape))
 
 

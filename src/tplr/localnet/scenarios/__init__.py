@@ -14,7 +14,7 @@ from tplr.localnet.scenarios.crowds import crowd
 from tplr.localnet.scenarios.harm import dormants, giants, periodic_turncoats, shrunk, turncoats, wreckers
 from tplr.localnet.scenarios.honest import losses, norms
 from tplr.localnet.scenarios.owners import SPLIT, dealt, in_turns, split, tenfold_parts, twins
-from tplr.localnet.scenarios.pages import crowders, readers, siblings
+from tplr.localnet.scenarios.pages import crowders, listed_crowders, readers, siblings
 
 __all__ = ["SCENARIOS", "Figures", "Scenario", "Setting"]
 
@@ -51,6 +51,7 @@ SCENARIOS: dict[str, Scenario] = {
     "dormants": Scenario(dormants, 40.0),
     "norms": Scenario(norms, 55.0, by_pages=True),
     "crowders": Scenario(crowders, 30.0),
+    "listed crowders": Scenario(listed_crowders, 25.0),
     "readers": Scenario(readers, 30.0, by_pages=True),
     "siblings": Scenario(siblings, 30.0, by_pages=True),
     "score copiers": Scenario(score_copiers, 15.0),

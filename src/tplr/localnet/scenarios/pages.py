@@ -28,6 +28,7 @@ def readers(setting: Setting) -> Figures:
 
 
 VICTIM, CROWDERS = "victim of ten crowders", "ten crowders"
+LISTED_VICTIM, LISTED = "victim of four listed crowders", "four listed crowders"
 
 
 def crowders(setting: Setting) -> Figures:
@@ -39,6 +40,17 @@ def crowders(setting: Setting) -> Figures:
     return {
         f"{VICTIM}: over an equal miner": ratio(honest[0], mean(honest[1:])),
         f"{CROWDERS}: over an equal miner": ratio(mean(crowd), mean(honest[1:])),
+    }
+
+
+def listed_crowders(setting: Setting) -> Figures:
+    """Simulate six equal miners, and four that spend two thirds of their work on the pages of one of them."""
+    crew = [Crowder("listed crowder", EFFORT, 1, own=8) for _ in range(4)]
+    world = live(network(setting, [*(Honest(EFFORT) for _ in range(6)), *crew]), LAUNCH + PAID_WINDOWS)
+    honest, crowd = pay(world, range(1, 7)), pay(world, range(7, 11))
+    return {
+        f"{LISTED_VICTIM}: over an equal miner": ratio(honest[0], mean(honest[1:])),
+        f"{LISTED}: over an equal miner": ratio(mean(crowd), mean(honest[1:])),
     }
 
 
