@@ -316,3 +316,10 @@ def test_scales_are_bounded_and_1_where_nothing_is_known():
     far = even_scales([[1e-9]] * 10 + [[1.0]] * 10 + [[1e9]] * 10)
     assert far.min() == 1 / MOST_EVEN
     assert far.max() == MOST_EVEN
+
+
+def test_a_false_report_has_credits_too():
+    """A validator can publish any numbers as inner products, and everybody computes what follows from them."""
+    for gram in ((-1.0, 2.0, 1.0), (1.0, 5.0, 1.0), (1.0, -5.0, 1.0), (1e-3, 1.0, -1.0)):
+        found = credit([Alignment((1, 2), (0.5, 0.4), (1.0, 1.0), gram)] * 5, [{1: True, 2: True}] * 5)
+        assert all(math.isfinite(one.value) and one.value >= 0 for one in found.values()), gram

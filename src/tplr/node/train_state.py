@@ -154,7 +154,7 @@ class TrainState:
         if batches is not None:
             self._work, self._batches, self._unfinished = {}, batches, None
             if window is not None:
-                self.outer.begin(window)
+                self.outer.reset_if_stale(window)
         unfinished, self._unfinished = self._unfinished, None
         kept, self._kept = self._kept, None
         work = self.local.run(

@@ -25,8 +25,8 @@ small and not 0: measured credits are 0.02 to 0.51 of an honest miner's, by sche
 (docs/benchmarks/scoring.md). The own-pages factor is what makes its pay 0. The root makes clones with noise of their
 own share as clones. Presence counts linearly. Clones share the windows that they have in common, however few each two
 of them have: uids of one owner that take turns are paid as one. Where G^-1 and M have G's diagonal, it is longer by
-``RIDGE``, and ``c_k c_l`` shorter. Those who are to come ``first`` are solved for as if alone, and the
-others then with their beta: a clone of one of the first gets nothing.
+``RIDGE``, and ``c_k c_l`` shorter; ``c_i`` is no longer than a step. Those who are to come ``first`` are solved for as
+if alone, and the others then with their beta: a clone of one of the first gets nothing.
 
 If updates have only the gradient in common, regression on M and on G has the same solution up to a common factor
 (Sherman and Morrison). Regression on G would amplify the noise of b by the signal of all miners together.
@@ -147,7 +147,7 @@ def credit(
         products[window, rows] = np.asarray(one.products, dtype=np.float64)[places]
         of_window = gram_of(one)[np.ix_(places, places)]
         gram[np.ix_(rows, rows)] += of_window
-        lengths[window, rows] = np.sqrt(np.diag(of_window))
+        lengths[window, rows] = np.sqrt(np.clip(np.diag(of_window), 0, None))
     if scales is not None:
         products *= np.asarray(scales)[:, None]
     seen = np.maximum(known.sum(axis=0), 1)
@@ -184,7 +184,8 @@ def _alike(gram: np.ndarray, lengths: np.ndarray, there: np.ndarray, seen: np.nd
     """
     # Over the root of both counts, a sum of Gram matrices stays one.
     whole = gram / np.sqrt(np.outer(seen, seen))
-    explained = gains @ np.linalg.solve(whole + np.diag(RIDGE * np.diag(whole)), gains)
+    # A false report may have no Gram matrix.
+    explained = max(gains @ np.linalg.solve(whole + np.diag(RIDGE * np.diag(whole)), gains), TOLERANCE)
     presence = there.sum(axis=0) / seen
     # No larger than a step, in a window in which its updates are most of all.
     useful = np.sqrt((1 - RIDGE) * np.minimum(np.square(gains / presence) / explained, np.diag(whole) / presence))

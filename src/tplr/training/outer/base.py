@@ -108,8 +108,8 @@ class OuterScheme(ABC):
         self._add_to_errors(Update(spec=self.spec, body=bytes(body), **metadata), sign=-1)
         return self._join(body)
 
-    def begin(self, window: int) -> None:
-        """Reset error feedback that is too old for this window, before it moves weights by ``expected_step``."""
+    def reset_if_stale(self, window: int) -> None:
+        """Reset error feedback that is too old for this window: ``expected_step`` must not move weights by it."""
         self._error_feedback.reset_if_stale(window)
 
     def _add_to_errors(self, update: Update, *, sign: int) -> None:
