@@ -10,6 +10,7 @@ import pytest
 from tplr.localnet.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 @pytest.fixture
@@ -54,3 +55,17 @@ def test_new_results_change_their_cells_alone(script: dict[str, Any]) -> None:
     assert {row.pop("new, 256") for row in new.values()} == {"-"}
     assert new == old
     assert before.partition(script["END"])[2] == script["TABLE"].read_text().partition(script["END"])[2]
+
+
+def test_the_text_counts_the_missed_targets(script: dict[str, Any]) -> None:
+    page = script["TABLE"].read_text()
+    rows, text = script["published"](page).values(), " ".join(page.split())
+
+    def missed(column: str) -> str:
+        return NUMBERS[sum("**" in row[column] for row in rows)]
+
+    assert f"**With 1024 tokens the default misses {missed('muon, 1024')} targets**" in text
+    assert (
+        f"With 1024 tokens DeMo misses {missed('demo, 1024')}, of which two are giants of honest direction, and "
+        f"SparseLoCo {missed('sparseloco, 1024')}." in text
+    )
