@@ -104,12 +104,13 @@ def test_honest_miners_with_few_common_windows_share_nothing():
 
 @pytest.mark.parametrize("clones", [1, 2])
 def test_who_is_alone_is_paid_for_its_windows(clones):
+    """Two clones without any other miner are paid at most the target for clones: they explain all of the gradient."""
     world, counted = World(), []
     for window in range(WINDOWS):
         world.see(dict.fromkeys(range(clones), world.honest()))
         counted.append({uid: bool(window % 2) for uid in range(clones)})
     found = credit(world.windows, counted)
-    assert sum(one.own for one in found.values()) == pytest.approx(1.0, abs=0.2)
+    assert 0.95 < sum(one.own for one in found.values()) < (1.05 if clones == 1 else 1.2)
 
 
 def test_a_copy_with_noise_earns_little_and_takes_nothing():

@@ -45,8 +45,8 @@ def test_each_method_has_a_row(grid: str, heading: str, script: Any) -> None:
 @pytest.mark.parametrize(("peers", "grid"), [(4, "reduced"), (8, "reduced-8"), (16, "reduced-16")])
 def test_each_number_of_peers_has_a_row(peers: int, grid: str, script: Any) -> None:
     rows, table = script.read_rows(script.RESULTS), section("More peers")
-    [row] = [line for line in table.splitlines() if line.startswith(f"| {peers} | 3.")]
-    cells = [cell.strip().split(" (")[0] for cell in row.strip("|").split("|")]
+    [line] = [line for line in table.splitlines() if line.startswith(f"| {peers} | 3.")]
+    cells = [cell.strip().split(" (")[0] for cell in line.strip("|").split("|")]
     # With 16 peers AdamW and DiLoCo have the rates of 8 in the table, which are better for the final seeds.
     best = script.best_settings(rows, "reduced-8" if peers == 16 else grid)
     same = [row for row in rows if row["purpose"] == "final" and row["settings"] == best.get(row["method"])]

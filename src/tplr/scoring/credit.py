@@ -156,8 +156,7 @@ def credit(
     errors = means_and_errors(products)[1] * there.sum(axis=0) / seen
     beyond = means * np.clip(1 - np.square(CHANCE * errors / np.maximum(means, TOLERANCE)), 0, None)
     beyond[means <= 0] = 0.0
-    long = np.diag(gram) > SHORTEST * seen
-    (useful,) = np.nonzero((beyond > 0) & long)
+    (useful,) = np.nonzero((beyond > 0) & (np.diag(gram) > SHORTEST * seen))
     parts = np.zeros_like(gram)
     if len(useful):
         kept = np.ix_(useful, useful)
@@ -187,14 +186,14 @@ def _alike(gram: np.ndarray, lengths: np.ndarray, there: np.ndarray, seen: np.nd
     # A false report may have no Gram matrix.
     explained = max(gains @ np.linalg.solve(whole + np.diag(RIDGE * np.diag(whole)), gains), TOLERANCE)
     presence = there.sum(axis=0) / seen
-    # No larger than a step, in a window in which its updates are most of all.
-    useful = np.sqrt((1 - RIDGE) * np.minimum(np.square(gains / presence) / explained, np.diag(whole) / presence))
-    size = (1 + RIDGE) * np.diag(whole) - presence * np.square(useful)
+    # As ``c`` above, but no longer than a step: a miner's windows may be those with the fewest others.
+    c = np.sqrt((1 - RIDGE) * np.minimum(np.square(gains / presence) / explained, np.diag(whole) / presence))
+    size = (1 + RIDGE) * np.diag(whole) - presence * np.square(c)
     common = np.maximum(there.T @ there, 1)
     # [i, j]: of i, in the windows in which j counts, too.
-    squares = (1 + RIDGE) * (np.square(lengths).T @ there) / common - np.square(useful)[:, None]
+    squares = (1 + RIDGE) * (np.square(lengths).T @ there) / common - np.square(c)[:, None]
     together = np.sqrt(np.clip(squares, 0, None) * np.clip(squares.T, 0, None))
-    product = gram / common - np.outer(useful, useful)
+    product = gram / common - np.outer(c, c)
     same = np.clip(np.divide(product, together, out=np.zeros_like(gram), where=together > 0), 0.0, 1.0)
     np.fill_diagonal(same, 1.0)
     overlap = (lengths.T @ lengths) / np.sqrt(np.outer(np.diag(gram), np.diag(gram)))
