@@ -24,6 +24,6 @@ fi
 echo "setup: installing into .venv (one to two minutes, only once) ..." >&2
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
     --editable ".${extras:+[$extras]}"
-# pip would compile on one core. Some packages contain files that are not valid Python.
-.venv/bin/python -m compileall -q -j 0 .venv/lib src >/dev/null 2>&1 || true
+# Compile what nodes import: it is a tenth of the modules that pip would compile.
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c "import tplr.node.miner, tplr.node.validator, tplr.node.aggregator"
 echo "$wanted" >".venv/installed-${extras:-base}"

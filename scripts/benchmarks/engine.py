@@ -90,10 +90,10 @@ def measure(state: Measured, hparams: HParams, repetitions: int) -> dict[str, An
     """On rank 0: bytes by rank, seconds of steps and of commands, digests."""
     batches = np.random.default_rng(0).integers(0, MODEL["vocab_size"], (8, 2, 128))
     steps, commands = [], []
-    state.train(batches)
+    state.train(batches, 0)
     for _ in range(repetitions):
         began = time.perf_counter()
-        state.train(batches)
+        state.train(batches, 0)
         steps.append((time.perf_counter() - began) / 2)
         began = time.perf_counter()
         for _ in range(20):

@@ -49,7 +49,10 @@ class Overlapping(Honest):
 
     async def act(self, world: World, window: int) -> None:
         pages = world.pages(self.uid, window)
-        stats = self.train_state.train(pages.batches if window == START_WINDOW else None)
+        if window == START_WINDOW:
+            stats = self.train_state.train(pages.batches, window)
+        else:
+            stats = self.train_state.continue_training()
         assert stats.batches == len(pages.batches)
         about = {"window": window, "uid": self.uid, "pages_digest": pages.digest, "batches": stats.batches}
         await self.publish(world, window, self.train_state.pack(**about))
@@ -57,7 +60,7 @@ class Overlapping(Honest):
     async def report(self, world: World, window: int) -> None:
         steps = iter([False, True])
         batches = world.pages(self.uid, window + 1).batches
-        assert self.train_state.train(batches, pause=lambda: next(steps)).paused
+        assert self.train_state.train(batches, window + 1, pause=lambda: next(steps)).paused
         included = (await world.comms.get_report(VALIDATOR, window)).included
         gathered = await world.comms.gather_updates([int(uid) for uid in included], window, world.spec)
         self.train_state.apply([one.update for one in gathered.updates], window)

@@ -25,7 +25,7 @@ def trained_state(folder: Path, share: float, outer_delay: int) -> tuple[TrainSt
     raw["sparseloco"] |= {"expected_share": share}
     hparams = HParams.model_validate(raw)
     state = TrainState(build_model(hparams), hparams, folder)
-    state.train(batches_of(0))
+    state.train(batches_of(0), 0)
     return state, state.pack(window=0, batches=BATCHES, **ABOUT)
 
 
@@ -39,7 +39,7 @@ def test_training_begins_at_the_expected_weights_and_is_measured_from_there(oute
     other, same = trained_state(tmp_path / "by hand", 0.0, outer_delay)
     assert same == body  # nothing is unsent before the first update
     agreed = digest(state.parameters)
-    state.train(batches_of(1))
+    state.train(batches_of(1), 1)
     assert digest(state.parameters) == agreed
 
     if outer_delay:  # the set with its update is not applied yet
@@ -50,12 +50,12 @@ def test_training_begins_at_the_expected_weights_and_is_measured_from_there(oute
         for name, parameter in other.parameters.items():
             parameter.sub_(unsent[name], alpha=constants.outer_learning_rate * SHARE)
     assert digest(other.parameters) != agreed
-    other.train(batches_of(1))
+    other.train(batches_of(1), 1)
     for name, work in other._work.items():
         torch.testing.assert_close(state._work[name], work, atol=1e-6, rtol=1e-3, msg=name)
 
     plain, _ = trained_state(tmp_path / "agreed", 0.0, outer_delay)
-    plain.train(batches_of(1))
+    plain.train(batches_of(1), 1)
     apart = [torch.dist(state._work[name], work) / torch.linalg.norm(work) for name, work in plain._work.items()]
     assert max(apart) > 0.1
 
@@ -65,7 +65,7 @@ def test_error_feedback_that_is_too_old_moves_no_weights(tmp_path):
     plain, _ = trained_state(tmp_path / "agreed", 0.0, 0)
     agreed, window = digest(plain.parameters), state._hparams.stale_after_windows + 1
     for one in (state, plain):
-        one.train(batches_of(1), window=window)
+        one.train(batches_of(1), window)
     assert digest(state.parameters) == agreed
     assert digest(state._work) == digest(plain._work)
     assert state.pack(window=window, batches=BATCHES, **ABOUT) == plain.pack(window=window, batches=BATCHES, **ABOUT)

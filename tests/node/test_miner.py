@@ -157,15 +157,15 @@ def pages_of(window: int) -> WindowBatches:
 def following_update(hparams: HParams, folder: Path, *, restored_after: int | None) -> bytes:
     """The update of the next window if that of this one is restored after so many of its batches; None: never."""
     state, meta = TrainState(build_model(hparams), hparams, folder), {"uid": 3, "pages_digest": "0" * 64}
-    state.train(pages_of(WINDOW).batches)
+    state.train(pages_of(WINDOW).batches, WINDOW)
     body = state.pack(window=WINDOW, batches=BATCHES, **meta)
     asked = iter(range(BATCHES))
-    stats = state.train(pages_of(WINDOW + 1).batches, pause=lambda: next(asked) == restored_after)
+    stats = state.train(pages_of(WINDOW + 1).batches, WINDOW + 1, pause=lambda: next(asked) == restored_after)
     assert stats.batches == (BATCHES if restored_after is None else restored_after)
     if restored_after is not None:
         state.restore_update(body, window=WINDOW, uid=3)
     if stats.paused:
-        state.train(None)
+        state.continue_training()
     return state.pack(window=WINDOW + 1, batches=BATCHES, **meta)
 
 

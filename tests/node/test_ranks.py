@@ -21,6 +21,7 @@ from tplr.training.commands import command
 
 COMMANDS = [
     "_train",
+    "_continue_training",
     "pack",
     "restore_update",
     "own_applied",

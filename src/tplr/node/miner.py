@@ -200,7 +200,7 @@ class Miner:
         """Train, and release the model between two inner steps whenever another task waits for it."""
         seconds, wanted = 0.0, self._replica.model.wanted
         self._training = window
-        run = partial(self._train_state.train, pages.batches, pause=wanted, window=window)
+        run = partial(self._train_state.train, pages.batches, window, pause=wanted)
         if self._profile:
             run = partial(self._profile.run, run, window)
         try:
@@ -214,7 +214,7 @@ class Miner:
                     seconds += time.monotonic() - began
                 if not train_stats.paused:
                     break
-                run = partial(self._train_state.train, None, pause=wanted)
+                run = partial(self._train_state.continue_training, pause=wanted)
         finally:
             self._training = None  # a thread can't be cancelled: this makes it end after its current batch
         self._tokens = train_stats.tokens

@@ -19,6 +19,7 @@ from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
 from tplr.keys import parse_window_key
 from tplr.logging import logger
+from tplr.node.fetched_state import fetch_first_weights, fetched_state
 from tplr.node.network_reader import NetworkReader
 from tplr.node.state import SavedState
 from tplr.node.train_state import TrainState
@@ -89,7 +90,7 @@ async def starting_point(
         yield None
     elif source == "checkpoint":
         checkpoint = await network.newest_checkpoint(until=until)
-        async with train_state.fetched(network.comms, checkpoint) as fetched:
+        async with fetched_state(train_state, network.comms, checkpoint) as fetched:
             await _check_fetched(network, fetched, by=checkpoint.uid)
             yield fetched
     else:
@@ -124,7 +125,7 @@ async def load_state(network: NetworkReader, train_state: TrainState, source: st
 async def load_first_weights(network: NetworkReader, train_state: TrainState) -> None:
     """Load the weights of another version's checkpoint, if the run begins with it; else keep those of ``init_seed``."""
     if version := network.hparams.checkpoint_init_version:
-        await train_state.fetch_first_weights(network.comms, await network.newest_checkpoint(version))
+        await fetch_first_weights(train_state, network.comms, await network.newest_checkpoint(version))
 
 
 async def agreed_updates(

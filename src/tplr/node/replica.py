@@ -21,6 +21,7 @@ from tplr.hparams import HParams
 from tplr.logging import in_window, logger
 from tplr.node.agreement import Agreement, Divergence
 from tplr.node.failpoints import failpoint
+from tplr.node.fetched_state import fetch_first_weights, fetched_state
 from tplr.node.model_lock import ModelLock
 from tplr.node.state import SavedState
 from tplr.node.train_state import PARTS, Stateful, TrainState, saved_fingerprints
@@ -136,7 +137,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
                 continue
             tried[checkpoint.uid] += 1
             try:
-                async with self.train_state.fetched(self._context.comms, checkpoint) as fetched:
+                async with fetched_state(self.train_state, self._context.comms, checkpoint) as fetched:
                     await self._check_model(fetched, by=checkpoint.uid)
                     await self.wait_for_save()
                     await self._with_model(self.train_state.restore_shared, fetched)
@@ -182,7 +183,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         if checkpoint is None:
             raise StateError(f"checkpoint_init_version {version}: no checkpoint of that version is published")
         async with self.model:
-            await self.train_state.fetch_first_weights(self._context.comms, checkpoint)
+            await fetch_first_weights(self.train_state, self._context.comms, checkpoint)
         logger.info("first weights: those of version %s, window %d", version, checkpoint.window)
 
     # Forward

@@ -1,11 +1,10 @@
-"""A node's training state in memory, on disk and in buckets: weights, both halves of the scheme, values of the role."""
+"""A node's training state in memory and on disk: weights, both halves of the scheme, values of the role."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,13 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
-from tplr.errors import EmptyUpdate, StateError
-from tplr.exchange.checkpoints import Checkpoint, discard_fetch
+from tplr.errors import EmptyUpdate
 from tplr.exchange.gather import GatherResult
-from tplr.exchange.snapshot import TensorLayout, read_manifest, remove_snapshot
+from tplr.exchange.snapshot import read_manifest
 from tplr.hparams import HParams
 from tplr.keys import version_at
 from tplr.node.free_memory import release_freed_memory
@@ -111,7 +108,6 @@ class TrainState:
         self.loads = 0
         self._applied: tuple[int, ...] = ()  # uids of the updates that are about to be applied; see ``set_caps``
         self.snapshots = StateFolder(folder)
-        self._incoming = folder / "incoming"
         self._hparams = hparams
         self._settings = settings
 
@@ -134,27 +130,35 @@ class TrainState:
 
     # Training
 
-    def train(
-        self, batches: np.ndarray | None, stop: Stop = never, pause: Stop = never, *, window: int | None = None
-    ) -> TrainStats:
+    def train(self, batches: np.ndarray, window: int, *, stop: Stop = never, pause: Stop = never) -> TrainStats:
         """Train on a window's batches until they end or ``stop()``; ``pack`` uses the result.
 
         If ``pause()`` stops it earlier, the result has ``paused`` set. While paused, the model has the weights that all
         nodes agree on, and may be changed in any way.
 
         Args:
-            batches: None to continue a paused training.
-            window: of the batches. If it is not given, error feedback is not reset before ``pack``, whatever its age.
+            batches: token ids, batches by sequences by tokens.
+            window: of the batches. Error feedback that is too old for it is reset first.
         """
         self._stop, self._pause = stop, pause  # rank 0's functions decide for all ranks
         return self._train(batches, window)
 
+    def continue_training(self, *, stop: Stop = never, pause: Stop = never) -> TrainStats:
+        """Continue a paused training; arguments and result as for ``train``."""
+        self._stop, self._pause = stop, pause
+        return self._continue_training()
+
     @command
-    def _train(self, batches: np.ndarray | None, window: int | None) -> TrainStats:
-        if batches is not None:
-            self._work, self._batches, self._unfinished = {}, batches, None
-            if window is not None:
-                self.outer.reset_if_stale(window)
+    def _train(self, batches: np.ndarray, window: int) -> TrainStats:
+        self._work, self._batches, self._unfinished = {}, batches, None
+        self.outer.reset_if_stale(window)
+        return self._run_inner_steps()
+
+    @command
+    def _continue_training(self) -> TrainStats:
+        return self._run_inner_steps()
+
+    def _run_inner_steps(self) -> TrainStats:
         unfinished, self._unfinished = self._unfinished, None
         kept, self._kept = self._kept, None
         work = self.local.run(
@@ -442,6 +446,10 @@ class TrainState:
         self.outer.load_shared(shared)
         self._restore_model(saved)
 
+    def restore_first_weights(self, saved: SavedState) -> None:
+        """Start a run with the weights of another version's snapshot. Raises StateError."""
+        self._restore_first_weights(saved.folder)
+
     @command
     def _restore_first_weights(self, folder: Path) -> None:
         self._restore_model(self._opened(folder))
@@ -470,44 +478,6 @@ class TrainState:
         with together(self._parallel):
             saved.read_into("model", {name: parameter.detach() for name, parameter in self.parameters.items()})
         self.global_step = saved.manifest.global_step
-
-    # Buckets
-
-    @contextlib.asynccontextmanager
-    async def fetched(self, comms: Comms, checkpoint: Checkpoint) -> AsyncIterator[SavedState]:
-        """Download a checkpoint of this run; its files exist until the block ends. Load it with ``restore_shared``.
-
-        Raises:
-            StateError: it is of another run or model, or does not match its manifest.
-            StoreError: it can't be downloaded.
-        """
-        shared = self.outer.shared_shapes
-        wanted = {f"model.{name}": TensorLayout.of(one) for name, one in self.parameters.items()}
-        wanted |= {f"outer.{name}": TensorLayout(dtype="F32", shape=tuple(shape)) for name, shape in shared.items()}
-        try:
-            saved = await self._fetch(comms, checkpoint, wanted)
-            if saved.values.get("run") != self.run:
-                raise StateError(f"it belongs to another run: {saved.values.get('run')}")
-            if saved.manifest.global_step > saved.window - self.start_window:
-                raise StateError(f"{saved.manifest.global_step} steps in {saved.window - self.start_window} windows")
-            yield saved
-        finally:
-            await asyncio.to_thread(remove_snapshot, self._incoming)
-
-    async def fetch_first_weights(self, comms: Comms, checkpoint: Checkpoint) -> None:
-        """Start a run with the weights of another version's checkpoint. Raises StateError, StoreError."""
-        wanted = {f"model.{name}": TensorLayout.of(one) for name, one in self.parameters.items()}
-        try:
-            saved = await self._fetch(comms, checkpoint, wanted)
-            await asyncio.to_thread(self._restore_first_weights, saved.folder)
-        finally:
-            await asyncio.to_thread(remove_snapshot, self._incoming)
-
-    async def _fetch(self, comms: Comms, checkpoint: Checkpoint, wanted: Mapping[str, TensorLayout]) -> SavedState:
-        await asyncio.to_thread(discard_fetch, self._incoming)
-        saved = SavedState(self._incoming, await comms.fetch_checkpoint(checkpoint, self._incoming, wanted))
-        await asyncio.to_thread(saved.check_finite)
-        return saved
 
 
 def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:

@@ -171,7 +171,7 @@ def _life(state: Watched, hparams: HParams, windows: int) -> dict[str, Any]:
             before = state.digest()
             measured = state.evaluate(updates[0], batches_of(hparams, window, 3), held_out)
             found["losses"].append([measured.assigned.before, measured.assigned.after, measured.held_out.after])
-            stats = state.train(batches_of(hparams, 50 + window, 5))
+            stats = state.train(batches_of(hparams, 50 + window, 5), window)
             assert (stats.batches, stats.skipped) == (5, 0)
             found["losses"].append([stats.losses])
             found["work"].append(np.frombuffer(state.work(), "<f4").astype(float).tolist())
@@ -203,17 +203,17 @@ def overlapped(hparams: str, folder: str) -> dict[str, Any]:
         if state is None:
             return {}
         state.start_window = 0
-        state.train(batches_of(constants, 50, 6))
+        state.train(batches_of(constants, 50, 6), 0)
         state.pack(window=0, uid=9, **META)
         before, asked = state.digest(), iter([False])
-        stats = state.train(batches_of(constants, 51, 6), pause=lambda: next(asked, True))
+        stats = state.train(batches_of(constants, 51, 6), 1, pause=lambda: next(asked, True))
         assert (stats.paused, stats.batches) == (True, 3)
         assert state.digest() == before
         state.apply(updates_of(state, constants, 0), 0)
         applied, own = state.digest(), state.own_digest()
         assert applied != before
         state.begin_save(1, {"part": [1]})
-        stats = state.train(None)
+        stats = state.continue_training()
         assert (stats.paused, stats.batches) == (False, 6)
         assert state.digest() == applied
         assert state.own_digest() != own  # the moments have moved
@@ -240,7 +240,7 @@ def restored(hparams: str, folder: str) -> dict[str, Any]:
         state.restore(saved)
         found = {"digest": state.digest(), "own": state.own_digest(), "step": state.global_step, "window": saved.window}
         state.save(saved.window + 1, {})
-        state.train(batches_of(constants, 5, 4))
+        state.train(batches_of(constants, 5, 4), 0)
         state.reset_to_first_weights()
         assert state.digest() == first
         state.restore_shared(saved)
@@ -255,7 +255,7 @@ def unreadable(hparams: str, folder: str) -> dict[str, Any]:
         if state is None:
             return {}
         state.start_window = 0
-        state.train(batches_of(constants, 5, 4))
+        state.train(batches_of(constants, 5, 4), 0)
         state.pack(window=0, uid=9, **META)
         state.apply(updates_of(state, constants, 0))
         saved, before, refused = state.save(1, {}), state.digest(), []
@@ -279,7 +279,7 @@ def persistent(hparams: str, folder: str) -> dict[str, Any]:
     with joined(constants, Path(folder)) as state:
         if state is None:
             return {}
-        state.train(batches_of(constants, 5, 4))
+        state.train(batches_of(constants, 5, 4), 0)
         state.pack(window=0, uid=9, **META)
         return {"bytes": state.persistent_bytes(), "sizes": [4 * one.numel() for one in state.parameters.values()]}
 
@@ -301,7 +301,7 @@ def worked(hparams: str, folder: str, settings: dict[str, Any]) -> dict[str, Any
         setattr(dist, gather, count)
         if state is None:
             return {}
-        state.train(batches_of(constants, 5, 4))
+        state.train(batches_of(constants, 5, 4), 0)
         bytes_gathered, work, sizes = gathered, np.frombuffer(state.work(), "<f4"), state.parameters
         parts = np.split(work, np.cumsum([sizes[name].numel() for name in sorted(sizes)])[:-1])
         held_out, update = state.baseline(batches_of(constants, 77, 3)), updates_of(state, constants, 0)[0]
@@ -364,8 +364,8 @@ def walk(hparams: str, folder: str, timeout: float, fault: tuple[str, int, str] 
         state.own_alignment(updates, batches_of(constants, 79, 2), 5)
         state.evaluate(updates[0], batches_of(constants, 1, 3), held_out)
         asked = iter([False])
-        assert state.train(batches_of(constants, 50, 5), pause=lambda: next(asked, True)).paused
-        state.train(None)
+        assert state.train(batches_of(constants, 50, 5), 0, pause=lambda: next(asked, True)).paused
+        state.continue_training()
         body = state.pack(window=0, uid=9, **META)
         state.restore_update(body, window=0, uid=9)
         state.apply(updates)
@@ -379,7 +379,7 @@ def walk(hparams: str, folder: str, timeout: float, fault: tuple[str, int, str] 
         saved = state.end_save()
         state.restore(saved)
         state.restore_shared(saved)
-        state._restore_first_weights(saved.folder)
+        state.restore_first_weights(saved)
         state.reset_to_first_weights()
         return digests
 
@@ -434,7 +434,7 @@ def restarted(hparams: str, folder: str, windows: int, dies_in: int) -> dict[str
             state.restore(saved)
             first = saved.window
         for window in range(first, windows):
-            state.train(batches_of(constants, 50 + window, 5))
+            state.train(batches_of(constants, 50 + window, 5), window)
             state.pack(window=window, uid=9, **META)
             state.apply(updates_of(state, constants, window))
             state.save(window + 1, {})

@@ -1,0 +1,61 @@
+"""A checkpoint from a bucket as a saved state: downloaded, checked, and deleted after its use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+
+from tplr.comms import Comms
+from tplr.errors import StateError
+from tplr.exchange.checkpoints import Checkpoint, discard_fetch
+from tplr.exchange.snapshot import TensorLayout, remove_snapshot
+from tplr.node.state import SavedState
+from tplr.node.train_state import TrainState
+
+
+@contextlib.asynccontextmanager
+async def fetched_state(train_state: TrainState, comms: Comms, checkpoint: Checkpoint) -> AsyncIterator[SavedState]:
+    """Download a checkpoint of the run of ``train_state``, which may then ``restore_shared`` it.
+
+    Its files exist until the block ends.
+
+    Raises:
+        StateError: it is of another run or model, or does not match its manifest.
+        StoreError: it can't be downloaded.
+    """
+    shared = train_state.outer.shared_shapes
+    tensors = _model_layout(train_state)
+    tensors |= {f"outer.{name}": TensorLayout(dtype="F32", shape=tuple(shape)) for name, shape in shared.items()}
+    async with _downloaded(train_state, comms, checkpoint, tensors) as saved:
+        if saved.values.get("run") != train_state.run:
+            raise StateError(f"it belongs to another run: {saved.values.get('run')}")
+        steps, windows = saved.manifest.global_step, saved.window - train_state.start_window
+        if steps > windows:
+            raise StateError(f"{steps} steps in {windows} windows")
+        yield saved
+
+
+async def fetch_first_weights(train_state: TrainState, comms: Comms, checkpoint: Checkpoint) -> None:
+    """Start a run with the weights of another version's checkpoint. Raises StateError, StoreError."""
+    async with _downloaded(train_state, comms, checkpoint, _model_layout(train_state)) as saved:
+        await asyncio.to_thread(train_state.restore_first_weights, saved)
+
+
+@contextlib.asynccontextmanager
+async def _downloaded(
+    train_state: TrainState, comms: Comms, checkpoint: Checkpoint, tensors: Mapping[str, TensorLayout]
+) -> AsyncIterator[SavedState]:
+    """Download ``tensors`` of a checkpoint, none of which has a value that is not finite."""
+    folder = train_state.snapshots.folder / "incoming"
+    try:
+        await asyncio.to_thread(discard_fetch, folder)
+        saved = SavedState(folder, await comms.fetch_checkpoint(checkpoint, folder, tensors))
+        await asyncio.to_thread(saved.check_finite)
+        yield saved
+    finally:
+        await asyncio.to_thread(remove_snapshot, folder)
+
+
+def _model_layout(train_state: TrainState) -> dict[str, TensorLayout]:
+    return {f"model.{name}": TensorLayout.of(one) for name, one in train_state.parameters.items()}
