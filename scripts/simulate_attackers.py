@@ -5,8 +5,9 @@
                                          [--results FILE] [--finished] [--write]
 
 Runs the scenarios of ``tplr.localnet.scenarios``, one process per job, and prints the table of median and worst over
-the seeds for each scheme and vocabulary. ``--write`` writes it into ``docs/attackers.md``; cells without a new result
-keep their values, so the table can be made in parts. Results are appended to ``--results`` as they arrive, and a run
+the seeds for each scheme and vocabulary. ``--write`` writes it into ``docs/attack_table.md``, and those cells that
+``docs/attackers.md`` quotes into that page; cells without a new result keep their values, so the table can be made in
+parts. Results are appended to ``--results`` as they arrive, and a run
 with the same file continues after them; ``--finished`` runs no scenarios and only uses existing results. The exit
 status is 1 if a target of ``tplr.localnet.targets`` is missed. The seed determines the sampled pages; a vocabulary of
 256 means single bytes.
@@ -16,6 +17,7 @@ import argparse
 import itertools
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,10 @@ from tplr.localnet.simulation import SINGLE_BYTES, VOCABULARY
 from tplr.localnet.targets import TARGETS, missed
 
 DOCS = Path(__file__).parents[1] / "docs"
-TABLE = DOCS / "attackers.md"
+TABLE = DOCS / "attack_table.md"
+PAGE = DOCS / "attackers.md"  # quotes cells of ``QUOTED``: <!-- figure -->text<!-- -->
+QUOTED = "muon, 1024"
+QUOTE = re.compile(r"<!-- (?P<figure>[^>]+) -->[^<]*<!-- -->")
 RESULTS = DOCS / "benchmarks" / "attackers.jsonl"
 BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
 Column = tuple[str, int]  # scheme and vocabulary
@@ -123,7 +128,7 @@ def bounds(name: str) -> str:
 
 
 def write(cells: Cells) -> None:
-    """Update the table in the docs; cells without a result and the text around the table stay unchanged."""
+    """Update the table in the docs and the quotes of it; cells without a result and all other text stay unchanged."""
     text = TABLE.read_text()
     updated = published(text)
     for name, row in cells.items():
@@ -131,6 +136,12 @@ def write(cells: Cells) -> None:
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     TABLE.write_text(f"{before}{BEGIN}" + "\n".join(table(updated)) + f"\n{end}{after}")
+    PAGE.write_text(quoting(PAGE.read_text(), updated))
+
+
+def quoting(text: str, cells: Cells) -> str:
+    """Return ``text`` with each quoted cell as it is in ``cells``. Raises KeyError if a figure has no row."""
+    return QUOTE.sub(lambda found: f"<!-- {found['figure']} -->{cells[found['figure']][QUOTED]}<!-- -->", text)
 
 
 def main() -> int:
@@ -142,7 +153,11 @@ def main() -> int:
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=[*SCENARIOS])
     parser.add_argument("--results", type=Path, default=RESULTS, help="JSON lines, one for each run of a scenario")
     parser.add_argument("--finished", action="store_true", help="run nothing, and take the results that are there")
-    parser.add_argument("--write", action="store_true", help="update the table in docs/attackers.md")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="update the table in docs/attack_table.md and what docs/attackers.md quotes",
+    )
     given = parser.parse_args()
     results = given.results
     columns = [*itertools.product(given.schemes, given.vocabularies)]

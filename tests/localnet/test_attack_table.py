@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tplr.localnet.scenarios import SCENARIOS
 from tplr.localnet.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -15,12 +16,14 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 @pytest.fixture
 def script(tmp_path: Path) -> dict[str, Any]:
-    """The script, whose page is a copy."""
+    """The script, whose pages are copies."""
     names = runpy.run_path(str(ROOT / "scripts" / "simulate_attackers.py"))
-    page = tmp_path / "attackers.md"
-    page.write_text(names["TABLE"].read_text())
-    names["write"].__globals__["TABLE"] = page
-    return {**names, "TABLE": page}
+    copies = {}
+    for page in ("TABLE", "PAGE"):
+        copies[page] = tmp_path / names[page].name
+        copies[page].write_text(names[page].read_text())
+    names["write"].__globals__.update(copies)
+    return names | copies
 
 
 def test_a_target_is_a_row_of_the_table(script: dict[str, Any]) -> None:
@@ -57,9 +60,18 @@ def test_new_results_change_their_cells_alone(script: dict[str, Any]) -> None:
     assert before.partition(script["END"])[2] == script["TABLE"].read_text().partition(script["END"])[2]
 
 
+def test_the_page_quotes_the_table(script: dict[str, Any]) -> None:
+    """``write`` without new results, tested above to leave the table as it is, changes no quote either."""
+    before = script["PAGE"].read_text()
+    script["write"]({})
+    assert script["PAGE"].read_text() == before
+    assert len(script["QUOTE"].findall(before)) > len(SCENARIOS)
+    script["write"]({"go dark": {script["QUOTED"]: "0.99, 0.99"}})
+    assert script["PAGE"].read_text() == before.replace("<!-- go dark -->0.00, 0.00", "<!-- go dark -->0.99, 0.99")
+
+
 def test_the_text_counts_the_missed_targets(script: dict[str, Any]) -> None:
-    page = script["TABLE"].read_text()
-    rows, text = script["published"](page).values(), " ".join(page.split())
+    rows, text = script["published"](script["TABLE"].read_text()).values(), " ".join(script["PAGE"].read_text().split())
 
     def missed(column: str) -> str:
         return NUMBERS[sum("**" in row[column] for row in rows)]

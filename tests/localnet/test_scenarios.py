@@ -37,7 +37,7 @@ from tplr.localnet.simulation import VOCABULARY, Member, World, profile, small
 # Half a minute of one core; far more on a busy machine.
 pytestmark = pytest.mark.timeout(900)
 
-TABLE = Path(__file__).parents[2] / "docs" / "attackers.md"
+TABLE = Path(__file__).parents[2] / "docs" / "attack_table.md"
 EFFORT = 16
 HONEST = (1, 2, 3, 4)
 PAID = 8
