@@ -13,7 +13,8 @@ import subtensor_node  # noqa: E402
 from websockets.asyncio.server import serve  # noqa: E402
 from worlds import NodeWorld  # noqa: E402
 
-from tplr.chain import ChainManager, subtensor  # noqa: E402
+from tplr.chain import ChainManager  # noqa: E402
+from tplr.chain.subtensor import EndpointHead, adapter, endpoints, probe_endpoints  # noqa: E402
 from tplr.errors import ChainUnavailable, ConfigError, RateLimited  # noqa: E402
 
 
@@ -39,8 +40,9 @@ async def mute_url():
 @pytest.fixture
 def impatience(monkeypatch):
     """A fiftieth of the usual waits for a silent node; pauses between two dials are unchanged."""
-    monkeypatch.setattr("tplr.chain.subtensor.QUIET_SECONDS", 0.1)
-    monkeypatch.setattr("tplr.chain.subtensor.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("tplr.chain.subtensor.adapter.QUIET_SECONDS", 0.1)
+    for module in ("adapter", "endpoints"):
+        monkeypatch.setattr(f"tplr.chain.subtensor.{module}.PROBE_SECONDS", 0.2)
     monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.1)
 
 
@@ -69,35 +71,35 @@ async def test_reads_and_blocks_continue_after_an_outage_of_the_only_node(world,
 
 
 async def test_a_mute_node_that_is_listed_first_is_passed_over_at_opening(world, mute_url, monkeypatch):
-    monkeypatch.setattr("tplr.chain.subtensor.DIAL_SECONDS", 1.0)
+    monkeypatch.setattr("tplr.chain.subtensor.endpoints.DIAL_SECONDS", 1.0)
     chain = await asyncio.wait_for(world.connect("me", f"{mute_url},{world.node.url}"), 10)
     assert await chain.head() > 0
     await chain.close()
 
 
 async def test_only_mute_nodes_end_the_opening(world, mute_url, monkeypatch):
-    monkeypatch.setattr("tplr.chain.subtensor.DIAL_SECONDS", 0.3)
+    monkeypatch.setattr("tplr.chain.subtensor.endpoints.DIAL_SECONDS", 0.3)
     with pytest.raises(ChainUnavailable):
         await asyncio.wait_for(world.connect("me", f"{mute_url},{mute_url}"), 10)
 
 
 async def test_a_mute_node_costs_the_opening_no_more_than_a_head_start(world, mute_url, monkeypatch):
-    monkeypatch.setattr("tplr.chain.subtensor.HEAD_START_SECONDS", 0.2)
+    monkeypatch.setattr("tplr.chain.subtensor.endpoints.HEAD_START_SECONDS", 0.2)
     began = time.monotonic()
     chain = await world.connect("me", f"{mute_url},{mute_url},{world.node.url}")
-    assert time.monotonic() - began < subtensor.DIAL_SECONDS
+    assert time.monotonic() - began < endpoints.DIAL_SECONDS
     assert await chain.head() > 0
     await chain.close()
 
 
 async def test_each_endpoint_says_its_head_or_why_not(world, mute_url, monkeypatch):
-    monkeypatch.setattr("tplr.chain.subtensor.DIAL_SECONDS", 1.0)
+    monkeypatch.setattr("tplr.chain.subtensor.endpoints.DIAL_SECONDS", 1.0)
     dead = "ws://127.0.0.1:9"
-    found = await subtensor.probe_endpoints(f"{world.node.url},{dead},{mute_url}", [f"{world.node.url}/archive"])
+    found = await probe_endpoints(f"{world.node.url},{dead},{mute_url}", [f"{world.node.url}/archive"])
     assert [name for name, _ in found] == [world.node.url, dead, mute_url, world.node.url]
     good, refused, mute, archive = [said for _, said in found]
-    assert isinstance(good, subtensor.EndpointHead)
-    assert isinstance(archive, subtensor.EndpointHead)
+    assert isinstance(good, EndpointHead)
+    assert isinstance(archive, EndpointHead)
     assert good.number > 0
     assert good.time == pytest.approx(time.time(), abs=600)
     assert "refused" in refused.lower() or "connect" in refused.lower()
@@ -105,8 +107,8 @@ async def test_each_endpoint_says_its_head_or_why_not(world, mute_url, monkeypat
 
 
 def test_a_mute_node_counts_as_dead_within_ten_seconds():
-    assert subtensor.QUIET_SECONDS + subtensor.PROBE_SECONDS < 10
-    assert subtensor.DIAL_SECONDS < 10
+    assert adapter.QUIET_SECONDS + endpoints.PROBE_SECONDS < 10
+    assert endpoints.DIAL_SECONDS < 10
 
 
 async def test_a_read_at_a_node_that_falls_mute_ends_early_and_the_next_node_serves(world, impatience):

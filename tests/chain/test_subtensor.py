@@ -13,7 +13,8 @@ bt = pytest.importorskip("bittensor")
 
 from tplr.chain.local import LocalChain  # noqa: E402
 from tplr.chain.rules import ChainLimits  # noqa: E402
-from tplr.chain.subtensor import SubtensorChain, translate  # noqa: E402
+from tplr.chain.subtensor import SubtensorChain  # noqa: E402
+from tplr.chain.subtensor.sdk import translate  # noqa: E402
 from tplr.errors import ChainUnavailable, ConfigError, NotPermitted, NotRegistered, RateLimited, Rejected  # noqa: E402
 
 

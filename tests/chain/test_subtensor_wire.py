@@ -18,10 +18,12 @@ from tplr.errors import ChainUnavailable, ConfigError  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch):
-    monkeypatch.setattr("tplr.chain.subtensor.READ_SECONDS", 0.6)
-    monkeypatch.setattr("tplr.chain.subtensor.WRITE_SECONDS", 0.5)
-    monkeypatch.setattr("tplr.chain.subtensor.WRITE_BLOCKS", 1)
-    monkeypatch.setattr("tplr.chain.subtensor.PROBE_SECONDS", 0.3)
+    monkeypatch.setattr("tplr.chain.subtensor.adapter.READ_SECONDS", 0.6)
+    monkeypatch.setattr("tplr.chain.subtensor.endpoints.ONLY_DIAL_SECONDS", 0.6)
+    monkeypatch.setattr("tplr.chain.subtensor.adapter.WRITE_SECONDS", 0.5)
+    monkeypatch.setattr("tplr.chain.subtensor.adapter.WRITE_BLOCKS", 1)
+    for module in ("adapter", "endpoints"):
+        monkeypatch.setattr(f"tplr.chain.subtensor.{module}.PROBE_SECONDS", 0.3)
     monkeypatch.setattr("tplr.chain.follow.STALL_BLOCKS", 2)
     monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.1)
 

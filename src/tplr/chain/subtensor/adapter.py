@@ -1,4 +1,4 @@
-"""``Chain`` on a real subtensor node: the only file that imports bittensor (11.3).
+"""``Chain`` on a real subtensor node.
 
 Every call has a deadline, and every error of the SDK is translated to one of ours. A failed read may be retried. A
 write that failed without an error of the chain may have been included (``fate_unknown``): the SDK never retries it.
@@ -9,25 +9,22 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import bittensor as bt
 import bittensor_core
 from bittensor.intents.weights import DEFAULT_COMMIT_REVEAL_VERSION, clip_to_max_weight
 from bittensor.keyfiles import KeyfileError
-from bittensor.settings import default_archive_endpoints, default_fallback_endpoints, resolve_endpoint
 
 from tplr.chain import hotkeys, rules
 from tplr.chain.base import Block, Commitment, Metagraph, Neuron
 from tplr.chain.follow import follow, within
+from tplr.chain.subtensor.endpoints import PROBE_SECONDS, close, dial_any, endpoints_of, origin
+from tplr.chain.subtensor.sdk import SDK_ERRORS, owned, translate
 from tplr.errors import (
-    ChainError,
     ChainUnavailable,
     ConfigError,
-    NotPermitted,
-    NotRegistered,
     RateLimited,
-    Rejected,
     UnsupportedRuntime,
 )
 
@@ -41,78 +38,9 @@ READ_SECONDS = 30.0
 WRITE_SECONDS = 60.0
 WRITE_BLOCKS = 10
 # A node that sends nothing for QUIET_SECONDS is asked for its head. If it does not answer within PROBE_SECONDS, another
-# node is dialled, for at most DIAL_SECONDS if there are several.
-QUIET_SECONDS, PROBE_SECONDS, DIAL_SECONDS = 4.0, 5.0, 9.0
-HEAD_START_SECONDS = 2.0  # from dialling one node to dialling the next
+# node is dialled.
+QUIET_SECONDS = 4.0
 RAO_PER_ALPHA = 1e9
-
-# Errors that the SDK raises; a storage item that the runtime lacks is a ValueError.
-SDK_ERRORS = (bt.BittensorError, ValueError, OSError, TimeoutError)
-# Errors of the pool about the extrinsic (nonce, age, priority), not the call: it may be included or sent again.
-PASSING = frozenset(
-    {
-        "AlreadyImported",
-        "AncientBirthBlock",
-        "Dropped",
-        "ExhaustsResources",
-        "FinalityTimeout",
-        "Future",
-        "Invalid",
-        "PriorityTooLow",
-        "Retracted",
-        "Stale",
-        "Usurped",
-    }
-)
-# Texts of the SDK's ValueErrors about something that the connected runtime lacks.
-LACKING = ("not found in registry", "not found in this runtime", "this runtime does not declare")
-# Names for failed reads that the SDK raises without a name, by their text.
-NAMELESS = {"State discarded": "StateDiscarded", "no block at height": "UnknownBlock"}
-BY_CODE: dict[bt.ErrorCode, type[ChainError]] = {
-    bt.ErrorCode.NOT_REGISTERED: NotRegistered,
-    bt.ErrorCode.RATE_LIMITED: RateLimited,
-    bt.ErrorCode.NOT_AUTHORIZED: NotPermitted,
-    bt.ErrorCode.INSUFFICIENT_BALANCE: NotPermitted,
-    bt.ErrorCode.INVALID_ARGUMENT: Rejected,
-}
-
-
-def translate(error: Exception, *, sent: bool) -> ChainError | UnsupportedRuntime:
-    """Translate an SDK error to one of ours: by the chain's name, then by code, else to ChainUnavailable.
-
-    Args:
-        sent: the call may have reached a node before it failed.
-    """
-    if isinstance(error, bt.ChainError):
-        name = error.name or ""
-        if name in rules.ERRORS:
-            return rules.refusal(name, error.message)
-        if name not in PASSING:
-            if error.code in BY_CODE:
-                return BY_CODE[error.code](error.message, name=name)
-            if name:
-                return Rejected(f"{name}: {error.message}", name=name)
-        if not name:
-            name = next((ours for words, ours in NAMELESS.items() if words in error.message), "")
-        advice = ": ask a node that keeps it (--subtensor.archive)" if name == "StateDiscarded" else ""
-        return ChainUnavailable(f"{name or 'no answer'}: {error.message}{advice}", name=name, fate_unknown=sent)
-    if type(error) is bt.BittensorError:
-        # The SDK's argument checks raise this base class, before anything is sent.
-        return Rejected(str(error), name="InvalidArgument")
-    return _translate(error, sent=sent)
-
-
-def _translate(error: Exception, *, sent: bool) -> ChainUnavailable | UnsupportedRuntime:
-    """Translate an error that is not the chain's: the runtime lacks something, or there was no answer."""
-    detail = str(error) or "no answer in time"
-    if type(error).__name__ == "StorageFunctionNotFound" or any(words in detail for words in LACKING):
-        return UnsupportedRuntime(
-            f"the chain's runtime lacks something that tplr needs: {detail}: update tplr and bittensor "
-            f"({bt.__version__} is installed), or check --subtensor.network"
-        )
-    # The SDK raises ValueError while it composes a call, before anything is sent.
-    unknown = sent and not isinstance(error, ValueError)
-    return ChainUnavailable(f"{type(error).__name__}: {detail}", name=type(error).__name__, fate_unknown=unknown)
 
 
 class SubtensorChain:
@@ -176,16 +104,16 @@ class SubtensorChain:
                 f"hotkey {hotkey!r} of wallet {wallet_name!r} in {wallet_path}: {error}: check --wallet.path, "
                 "--wallet.name, --wallet.hotkey, and that the hotkey has no password"
             ) from error
-        endpoints, own_archive = _endpoints(network)
+        endpoints, own_archive = endpoints_of(network)
         archive = list(archive) or own_archive
-        substrate, endpoints = await _dial_any(endpoints, archive)
+        substrate, endpoints = await dial_any(endpoints, archive)
         try:
             block_time = await within(READ_SECONDS, substrate.block_time())
         except SDK_ERRORS as error:
-            await _close(substrate)
+            await close(substrate)
             raise translate(error, sent=False) from error
         except BaseException:
-            await _close(substrate)
+            await close(substrate)
             raise
         return cls(
             substrate,  # type: ignore[arg-type] - the SDK's protocol lacks a return type that its own class has
@@ -272,7 +200,7 @@ class SubtensorChain:
         return hotkeys.sign(self._wallet.hotkey, message)
 
     async def close(self) -> None:
-        await _close(self._client)
+        await close(self._client)
 
     # Weights for runtimes that the SDK's intent does not serve
 
@@ -350,7 +278,7 @@ class SubtensorChain:
         """Switch to another node unless the present one has newer blocks."""
         client = self._client
         try:
-            head = await within(PROBE_SECONDS, _owned(client.block()))
+            head = await within(PROBE_SECONDS, owned(client.block()))
         except SDK_ERRORS as error:
             logger.warning("%s does not answer: %s", self._node, translate(error, sent=False))
         else:
@@ -364,11 +292,11 @@ class SubtensorChain:
 
     async def _watched(self, call: Awaitable[T]) -> T:
         """Await ``call`` while the node is alive: after a silence it must return its head. Raises ChainUnavailable."""
-        client, task = self._client, asyncio.ensure_future(_owned(call))
+        client, task = self._client, asyncio.ensure_future(owned(call))
         try:
             while not (await asyncio.wait({task}, timeout=QUIET_SECONDS))[0]:
                 try:
-                    await within(PROBE_SECONDS, _owned(client.block()))
+                    await within(PROBE_SECONDS, owned(client.block()))
                 except SDK_ERRORS as error:
                     mute = self._node
                     await self._dial_next(client)
@@ -386,13 +314,13 @@ class SubtensorChain:
         async with self._dialling:
             if self._client is not silent or not self._endpoints:
                 return
-            substrate, self._endpoints = await _dial_any([*self._endpoints[1:], self._endpoints[0]], self._archive)
+            substrate, self._endpoints = await dial_any([*self._endpoints[1:], self._endpoints[0]], self._archive)
             self._use(substrate)  # type: ignore[arg-type]
-            await _close(silent)
+            await close(silent)
 
     @property
     def _node(self) -> str:
-        return _origin(self._endpoints[0]) if self._endpoints else "the node"
+        return origin(self._endpoints[0]) if self._endpoints else "the node"
 
     async def _read(self, call: Awaitable[T]) -> T:
         try:
@@ -427,7 +355,7 @@ class SubtensorChain:
         async with self._writing:
             self._forget_nonce()
             try:
-                result = await within(WRITE_SECONDS + WRITE_BLOCKS * self.block_time, _owned(call))
+                result = await within(WRITE_SECONDS + WRITE_BLOCKS * self.block_time, owned(call))
                 result = result.raise_for_failure()
             except SDK_ERRORS as error:
                 raise translate(error, sent=True) from error
@@ -440,152 +368,3 @@ class SubtensorChain:
         if isinstance(self._substrate, bt.RpcSubstrate):
             with suppress(bt.ConnectionNotReady):
                 self._substrate.raw.clear_nonce_cache_for_account(self.hotkey)
-
-
-class EndpointHead(NamedTuple):
-    """The newest block of a chain node, and the Unix time in it."""
-
-    number: int
-    time: float
-
-
-async def probe_endpoints(network: str, archive: Sequence[str] = ()) -> list[tuple[str, EndpointHead | str]]:
-    """Ask all nodes of ``network`` and ``archive`` concurrently; arguments as in ``SubtensorChain.open``.
-
-    Returns:
-        For each node, in order: its scheme and host, and its head or the reason why there is none.
-
-    Raises:
-        ConfigError: there is no such network.
-    """
-    urls = list(dict.fromkeys([*_endpoints(network).nodes, *archive]))
-    return list(zip(map(_origin, urls), await asyncio.gather(*map(_probe, urls)), strict=True))
-
-
-async def _probe(url: str) -> EndpointHead | str:
-    substrate = _substrate([url], [])
-    try:
-        client = bt.Client(substrate=substrate)  # type: ignore[arg-type] - as in ``open``
-        await within(DIAL_SECONDS, _owned(substrate.connect()))
-        number = await within(PROBE_SECONDS, _owned(client.block()))
-        time = await within(PROBE_SECONDS, _owned(client.timestamp(block=number)))
-        return EndpointHead(number, time.timestamp())
-    except SDK_ERRORS as error:
-        return str(translate(error, sent=False))
-    finally:
-        await _close(substrate)
-
-
-class _Endpoints(NamedTuple):
-    """URLs of nodes to connect to, in this order, and of archives."""
-
-    nodes: list[str]
-    archives: list[str]
-
-
-def _endpoints(network: str) -> _Endpoints:
-    """Return the endpoints of ``--subtensor.network``. Raises ConfigError."""
-    if "://" in network:
-        return _Endpoints([url.strip() for url in network.split(",")], default_archive_endpoints(network))
-    try:
-        name, endpoint = resolve_endpoint(network)
-    except ValueError as error:
-        raise ConfigError(f"--subtensor.network {network}: {error}") from error
-    fallbacks = [url for url in default_fallback_endpoints(name) if url != endpoint]
-    return _Endpoints([endpoint, *fallbacks], default_archive_endpoints(name))
-
-
-def _substrate(endpoints: Sequence[str], archive: Sequence[str]) -> bt.RpcSubstrate:
-    first, *others = endpoints
-    return bt.RpcSubstrate(first, fallback_endpoints=others, archive_endpoints=list(archive))
-
-
-async def _dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[bt.RpcSubstrate, list[str]]:
-    """Return a connection to the first node that accepts one, and the endpoints with that node first.
-
-    Each node is dialled when the previous one has failed, or has not answered for ``HEAD_START_SECONDS``.
-
-    Raises:
-        ChainUnavailable: no node accepts a connection.
-    """
-    seconds = DIAL_SECONDS if len(endpoints) > 1 else READ_SECONDS
-    waiting = [[*endpoints[turn:], *endpoints[:turn]] for turn in range(len(endpoints))]
-    dialling: dict[asyncio.Task[bt.RpcSubstrate], list[str]] = {}
-    failed = None
-    try:
-        while waiting or dialling:
-            if waiting:
-                rotated = waiting.pop(0)
-                dialling[asyncio.create_task(_dial(rotated, archive, seconds))] = rotated
-            patience = HEAD_START_SECONDS if waiting else None
-            ended, _ = await asyncio.wait(dialling, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            for task in [task for task in dialling if task in ended]:
-                if (error := task.exception()) is None:
-                    return task.result(), dialling.pop(task)
-                rotated = dialling.pop(task)
-                if not isinstance(error, ChainError | UnsupportedRuntime):
-                    raise error
-                failed = error
-                logger.warning("%s can't be reached: %s", _origin(rotated[0]), failed)
-    finally:
-        for task in dialling:
-            task.cancel()
-        for late in await asyncio.gather(*dialling, return_exceptions=True):
-            if isinstance(late, bt.RpcSubstrate):  # it connected at the same time
-                await _close(late)
-    assert failed is not None
-    raise failed
-
-
-async def _dial(rotated: Sequence[str], archive: Sequence[str], seconds: float) -> bt.RpcSubstrate:
-    """Return a connection to the first of ``rotated``. Raises as ``translate``."""
-    substrate = _substrate(rotated, archive)
-    try:
-        await within(seconds, _owned(substrate.connect()))
-    except SDK_ERRORS as error:
-        await _close(substrate)
-        raise translate(error, sent=False) from error
-    except BaseException:
-        await _close(substrate)
-        raise
-    return substrate
-
-
-async def _owned(call: Awaitable[T]) -> T:
-    """Await a call of the SDK, and retrieve the error of the connection that the SDK may open for it.
-
-    The SDK never awaits the task of a connection, so asyncio would log each one that ends with an error. Its calls
-    share the download of a runtime's metadata: if one of them is cancelled, the others would end as if they were, too.
-
-    Raises:
-        ConnectionError: another call was cancelled.
-    """
-    task = asyncio.ensure_future(call)
-    try:
-        await asyncio.sleep(0)  # the first step of the call opens the connection
-        for session in asyncio.all_tasks():
-            if session.get_name() == "rpc-session":
-                session.remove_done_callback(_retrieve)  # a connection serves many calls, and needs one callback
-                session.add_done_callback(_retrieve)
-        return await task
-    except (asyncio.CancelledError, asyncio.InvalidStateError) as error:
-        if (this := asyncio.current_task()) and this.cancelling():
-            raise
-        raise ConnectionError("a call that shared a request with this one was cancelled") from error
-    finally:
-        task.cancel()
-
-
-def _retrieve(ended: asyncio.Task[Any]) -> None:
-    if not ended.cancelled():
-        ended.exception()
-
-
-async def _close(connection: bt.RpcSubstrate | bt.Client) -> None:
-    with suppress(TimeoutError):
-        await within(PROBE_SECONDS, connection.close())
-
-
-def _origin(url: str) -> str:
-    """Return only scheme and host, because an endpoint's path may contain an access key."""
-    return "/".join(url.split("/")[:3])

@@ -1,0 +1,140 @@
+"""The nodes of a network: which ones there are, and a connection to the first that answers."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import bittensor as bt
+from bittensor.settings import default_archive_endpoints, default_fallback_endpoints, resolve_endpoint
+
+from tplr.chain.follow import within
+from tplr.chain.subtensor.sdk import SDK_ERRORS, owned, translate
+from tplr.errors import ChainError, ConfigError, UnsupportedRuntime
+
+logger = logging.getLogger(__name__)
+
+# A connection is awaited for DIAL_SECONDS if there are several nodes, else for ONLY_DIAL_SECONDS; the answer of a
+# connected node for PROBE_SECONDS.
+DIAL_SECONDS, ONLY_DIAL_SECONDS, PROBE_SECONDS = 9.0, 30.0, 5.0
+HEAD_START_SECONDS = 2.0  # from dialling one node to dialling the next
+
+
+class EndpointHead(NamedTuple):
+    """The newest block of a chain node, and the Unix time in it."""
+
+    number: int
+    time: float
+
+
+async def probe_endpoints(network: str, archive: Sequence[str] = ()) -> list[tuple[str, EndpointHead | str]]:
+    """Ask all nodes of ``network`` and ``archive`` concurrently; arguments as in ``SubtensorChain.open``.
+
+    Returns:
+        For each node, in order: its scheme and host, and its head or the reason why there is none.
+
+    Raises:
+        ConfigError: there is no such network.
+    """
+    urls = list(dict.fromkeys([*endpoints_of(network).nodes, *archive]))
+    return list(zip(map(origin, urls), await asyncio.gather(*map(_probe, urls)), strict=True))
+
+
+async def _probe(url: str) -> EndpointHead | str:
+    substrate = _substrate([url], [])
+    try:
+        client = bt.Client(substrate=substrate)  # type: ignore[arg-type] - as in ``SubtensorChain.open``
+        await within(DIAL_SECONDS, owned(substrate.connect()))
+        number = await within(PROBE_SECONDS, owned(client.block()))
+        time = await within(PROBE_SECONDS, owned(client.timestamp(block=number)))
+        return EndpointHead(number, time.timestamp())
+    except SDK_ERRORS as error:
+        return str(translate(error, sent=False))
+    finally:
+        await close(substrate)
+
+
+class Endpoints(NamedTuple):
+    """URLs of nodes to connect to, in this order, and of archives."""
+
+    nodes: list[str]
+    archives: list[str]
+
+
+def endpoints_of(network: str) -> Endpoints:
+    """Return the endpoints of ``--subtensor.network``. Raises ConfigError."""
+    if "://" in network:
+        return Endpoints([url.strip() for url in network.split(",")], default_archive_endpoints(network))
+    try:
+        name, endpoint = resolve_endpoint(network)
+    except ValueError as error:
+        raise ConfigError(f"--subtensor.network {network}: {error}") from error
+    fallbacks = [url for url in default_fallback_endpoints(name) if url != endpoint]
+    return Endpoints([endpoint, *fallbacks], default_archive_endpoints(name))
+
+
+def _substrate(endpoints: Sequence[str], archive: Sequence[str]) -> bt.RpcSubstrate:
+    first, *others = endpoints
+    return bt.RpcSubstrate(first, fallback_endpoints=others, archive_endpoints=list(archive))
+
+
+async def dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[bt.RpcSubstrate, list[str]]:
+    """Return a connection to the first node that accepts one, and the endpoints with that node first.
+
+    Each node is dialled when the previous one has failed, or has not answered for ``HEAD_START_SECONDS``.
+
+    Raises:
+        ChainUnavailable: no node accepts a connection.
+    """
+    seconds = DIAL_SECONDS if len(endpoints) > 1 else ONLY_DIAL_SECONDS
+    waiting = [[*endpoints[turn:], *endpoints[:turn]] for turn in range(len(endpoints))]
+    dialling: dict[asyncio.Task[bt.RpcSubstrate], list[str]] = {}
+    failed = None
+    try:
+        while waiting or dialling:
+            if waiting:
+                rotated = waiting.pop(0)
+                dialling[asyncio.create_task(_dial(rotated, archive, seconds))] = rotated
+            patience = HEAD_START_SECONDS if waiting else None
+            ended, _ = await asyncio.wait(dialling, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in dialling if task in ended]:
+                if (error := task.exception()) is None:
+                    return task.result(), dialling.pop(task)
+                rotated = dialling.pop(task)
+                if not isinstance(error, ChainError | UnsupportedRuntime):
+                    raise error
+                failed = error
+                logger.warning("%s can't be reached: %s", origin(rotated[0]), failed)
+    finally:
+        for task in dialling:
+            task.cancel()
+        for late in await asyncio.gather(*dialling, return_exceptions=True):
+            if isinstance(late, bt.RpcSubstrate):  # it connected at the same time
+                await close(late)
+    assert failed is not None
+    raise failed
+
+
+async def _dial(rotated: Sequence[str], archive: Sequence[str], seconds: float) -> bt.RpcSubstrate:
+    """Return a connection to the first of ``rotated``. Raises as ``translate``."""
+    substrate = _substrate(rotated, archive)
+    try:
+        await within(seconds, owned(substrate.connect()))
+    except SDK_ERRORS as error:
+        await close(substrate)
+        raise translate(error, sent=False) from error
+    except BaseException:
+        await close(substrate)
+        raise
+    return substrate
+
+
+async def close(connection: bt.RpcSubstrate | bt.Client) -> None:
+    with suppress(TimeoutError):
+        await within(PROBE_SECONDS, connection.close())
+
+
+def origin(url: str) -> str:
+    """Return only scheme and host, because an endpoint's path may contain an access key."""
+    return "/".join(url.split("/")[:3])
