@@ -212,6 +212,7 @@ def test_more_work_is_paid_more_and_parts_of_it_not_much_more_than_the_whole() -
     assert sum(pay(world, parts)) <= 3.0 * most
 
 
+@pytest.mark.long
 def test_lost_windows_cost_their_pay() -> None:
     figures = SCENARIOS["losses"].figures(Setting(DEFAULT_SCHEME, VOCABULARY, 0))
     assert figures["windows lost: pay per window, largest over smallest"] <= 1.6
