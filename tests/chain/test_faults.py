@@ -145,8 +145,7 @@ async def rig(request, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("tplr.chain.subtensor.endpoints.ONLY_DIAL_SECONDS", 1.0)
     monkeypatch.setattr("tplr.chain.subtensor.adapter.WRITE_SECONDS", 0.5)
     monkeypatch.setattr("tplr.chain.subtensor.adapter.WRITE_BLOCKS", 2)
-    for module in ("adapter", "endpoints"):
-        monkeypatch.setattr(f"tplr.chain.subtensor.{module}.PROBE_SECONDS", 0.3)
+    monkeypatch.setattr("tplr.chain.subtensor.endpoints.PROBE_SECONDS", 0.3)
     monkeypatch.setattr("tplr.chain.follow.STALL_BLOCKS", 2)
     monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.1)
     make, world = RIGS[request.param]

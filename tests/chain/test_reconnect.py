@@ -41,8 +41,7 @@ async def mute_url():
 def impatience(monkeypatch):
     """A fiftieth of the usual waits for a silent node; pauses between two dials are unchanged."""
     monkeypatch.setattr("tplr.chain.subtensor.adapter.QUIET_SECONDS", 0.1)
-    for module in ("adapter", "endpoints"):
-        monkeypatch.setattr(f"tplr.chain.subtensor.{module}.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("tplr.chain.subtensor.endpoints.PROBE_SECONDS", 0.2)
     monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.1)
 
 

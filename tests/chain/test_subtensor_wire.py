@@ -22,8 +22,7 @@ def impatience(monkeypatch):
     monkeypatch.setattr("tplr.chain.subtensor.endpoints.ONLY_DIAL_SECONDS", 0.6)
     monkeypatch.setattr("tplr.chain.subtensor.adapter.WRITE_SECONDS", 0.5)
     monkeypatch.setattr("tplr.chain.subtensor.adapter.WRITE_BLOCKS", 1)
-    for module in ("adapter", "endpoints"):
-        monkeypatch.setattr(f"tplr.chain.subtensor.{module}.PROBE_SECONDS", 0.3)
+    monkeypatch.setattr("tplr.chain.subtensor.endpoints.PROBE_SECONDS", 0.3)
     monkeypatch.setattr("tplr.chain.follow.STALL_BLOCKS", 2)
     monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.1)
 

@@ -19,14 +19,9 @@ from bittensor.keyfiles import KeyfileError
 from tplr.chain import hotkeys, rules
 from tplr.chain.base import Block, Commitment, Metagraph, Neuron
 from tplr.chain.follow import follow, within
-from tplr.chain.subtensor.endpoints import PROBE_SECONDS, close, dial_any, endpoints_of, origin
+from tplr.chain.subtensor.endpoints import close, closed_if_it_fails, dial_any, endpoints_of, newest_block, origin
 from tplr.chain.subtensor.sdk import SDK_ERRORS, owned, translate
-from tplr.errors import (
-    ChainUnavailable,
-    ConfigError,
-    RateLimited,
-    UnsupportedRuntime,
-)
+from tplr.errors import ChainUnavailable, ConfigError, RateLimited, UnsupportedRuntime
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -37,8 +32,7 @@ READ_SECONDS = 30.0
 # Signing and the pool take seconds; the rest of the time is for one or two blocks.
 WRITE_SECONDS = 60.0
 WRITE_BLOCKS = 10
-# A node that sends nothing for QUIET_SECONDS is asked for its head. If it does not answer within PROBE_SECONDS, another
-# node is dialled.
+# A node that sends nothing for so long is asked for its newest block; if it does not answer, another node is dialled.
 QUIET_SECONDS = 4.0
 RAO_PER_ALPHA = 1e9
 
@@ -107,14 +101,8 @@ class SubtensorChain:
         endpoints, own_archive = endpoints_of(network)
         archive = list(archive) or own_archive
         substrate, endpoints = await dial_any(endpoints, archive)
-        try:
+        async with closed_if_it_fails(substrate):
             block_time = await within(READ_SECONDS, substrate.block_time())
-        except SDK_ERRORS as error:
-            await close(substrate)
-            raise translate(error, sent=False) from error
-        except BaseException:
-            await close(substrate)
-            raise
         return cls(
             substrate,  # type: ignore[arg-type] - the SDK's protocol lacks a return type that its own class has
             wallet,
@@ -278,7 +266,7 @@ class SubtensorChain:
         """Switch to another node unless the present one has newer blocks."""
         client = self._client
         try:
-            head = await within(PROBE_SECONDS, owned(client.block()))
+            head = await newest_block(client)
         except SDK_ERRORS as error:
             logger.warning("%s does not answer: %s", self._node, translate(error, sent=False))
         else:
@@ -296,7 +284,7 @@ class SubtensorChain:
         try:
             while not (await asyncio.wait({task}, timeout=QUIET_SECONDS))[0]:
                 try:
-                    await within(PROBE_SECONDS, owned(client.block()))
+                    await newest_block(client)
                 except SDK_ERRORS as error:
                     mute = self._node
                     await self._dial_next(client)

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 import bittensor as bt
@@ -46,7 +46,7 @@ async def _probe(url: str) -> EndpointHead | str:
     try:
         client = bt.Client(substrate=substrate)  # type: ignore[arg-type] - as in ``SubtensorChain.open``
         await within(DIAL_SECONDS, owned(substrate.connect()))
-        number = await within(PROBE_SECONDS, owned(client.block()))
+        number = await newest_block(client)
         time = await within(PROBE_SECONDS, owned(client.timestamp(block=number)))
         return EndpointHead(number, time.timestamp())
     except SDK_ERRORS as error:
@@ -119,15 +119,27 @@ async def dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[bt
 async def _dial(rotated: Sequence[str], archive: Sequence[str], seconds: float) -> bt.RpcSubstrate:
     """Return a connection to the first of ``rotated``. Raises as ``translate``."""
     substrate = _substrate(rotated, archive)
-    try:
+    async with closed_if_it_fails(substrate):
         await within(seconds, owned(substrate.connect()))
+    return substrate
+
+
+async def newest_block(client: bt.Client) -> int:
+    """Return a connected node's newest block. Raises one of ``SDK_ERRORS``; TimeoutError after PROBE_SECONDS."""
+    return await within(PROBE_SECONDS, owned(client.block()))
+
+
+@asynccontextmanager
+async def closed_if_it_fails(connection: bt.RpcSubstrate) -> AsyncIterator[None]:
+    """Close the connection if the block raises; an error of the SDK is raised as ``translate`` returns it."""
+    try:
+        yield
     except SDK_ERRORS as error:
-        await close(substrate)
+        await close(connection)
         raise translate(error, sent=False) from error
     except BaseException:
-        await close(substrate)
+        await close(connection)
         raise
-    return substrate
 
 
 async def close(connection: bt.RpcSubstrate | bt.Client) -> None:
