@@ -31,7 +31,7 @@ from tplr.localnet.attackers import (
 )
 from tplr.localnet.plan import DEFAULT_SCHEME, Scheme
 from tplr.localnet.scenarios import SCENARIOS, Setting, crowds, harm, honest, owners, pages
-from tplr.localnet.scenarios.base import LAUNCH, PROBATION, live, mean, network, pay, ratio
+from tplr.localnet.scenarios.base import LAUNCH, PAID_WINDOWS, PROBATION, live, mean, network, pay, ratio
 from tplr.localnet.simulation import VOCABULARY, Member, World, profile, small
 
 # Half a minute of one core; far more on a busy machine.
@@ -71,14 +71,14 @@ def crowd() -> list[Member]:
     ]
 
 
-def short(members: list[Member], scheme: Scheme = DEFAULT_SCHEME, *, pages: int = 2) -> World:
-    """Return a network that pays for ``PAID`` windows, with ``pages`` pages of eight sequences for each miner."""
+def short(members: list[Member], scheme: Scheme = DEFAULT_SCHEME, *, pages: int = 2, paid: int = PAID) -> World:
+    """Return a network that pays for ``paid`` windows, with ``pages`` pages of eight sequences for each miner."""
     constants = profile(scheme)
     hparams = small(
         constants,
         pages_per_window=pages,
         evaluation_sequences=16,
-        pay_windows=PAID,
+        pay_windows=paid,
         probation_windows=PROBATION,
         uids_per_window=constants.uids_per_window,
     )
@@ -185,19 +185,20 @@ def test_honest_miners_are_gathered_and_paid_alike(world: World) -> None:
 
 
 def test_turncoats_lose_places_and_pay_before_the_model_does() -> None:
-    turn = LAUNCH + 4
+    """If only the mean over all paid windows was judged, they would harm in nine windows."""
+    turn = LAUNCH + 8
     crew = [Turncoat("turncoat", EFFORT, turn) for _ in range(3)]
-    world = live(short([*(Honest(EFFORT) for _ in range(3)), *crew]), turn)
+    world = live(short([*(Honest(EFFORT) for _ in range(3)), *crew], paid=PAID_WINDOWS), turn)
     before = world.held_out_loss()
     assert min(pay(world, range(4, 7))) > 0
-    live(world, PAID)
+    live(world, 10)
     harmed = [
         any(one.included for uid, one in record.seen.observations.items() if uid > 3)
         for record in world.records
         if record.window > turn
     ]
-    assert 0 < sum(harmed) <= 6
-    assert not any(harmed[6:])
+    assert harmed[0]
+    assert not any(harmed[7:])
     assert pay(world, range(4, 7)) == [0.0] * 3
     assert world.held_out_loss() < before
 
