@@ -24,7 +24,7 @@ fi
 echo "setup: installing into .venv (one to two minutes, only once) ..." >&2
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
     --editable ".${extras:+[$extras]}"
-# pip would compile on one core. Some packages contain files that are not valid Python. Compiling only what nodes import
-# would save a minute, but then many processes that start at once compile the rest (a test of Ray took four minutes).
+# pip would compile on one core. Some packages contain files that are not valid Python. With only
+# the modules that nodes import, the set-up is a minute shorter, but a test of Ray once took more than four minutes.
 .venv/bin/python -m compileall -q -j 0 .venv/lib src >/dev/null 2>&1 || true
 echo "$wanted" >".venv/installed-${extras:-base}"

@@ -7,10 +7,9 @@
 Runs the scenarios of ``tplr.localnet.scenarios``, one process per job, and prints the table of median and worst over
 the seeds for each scheme and vocabulary. ``--write`` writes it into ``docs/attack_table.md``, and those cells that
 ``docs/attackers.md`` quotes into that page; cells without a new result keep their values, so the table can be made in
-parts. Results are appended to ``--results`` as they arrive, and a run
-with the same file continues after them; ``--finished`` runs no scenarios and only uses existing results. The exit
-status is 1 if a target of ``tplr.localnet.targets`` is missed. The seed determines the sampled pages; a vocabulary of
-256 means single bytes.
+parts. Results are appended to ``--results`` as they arrive, and a run with the same file continues after them;
+``--finished`` runs no scenarios and only uses existing results. The exit status is 1 if a target of
+``tplr.localnet.targets`` is missed. The seed determines the sampled pages; a vocabulary of 256 means single bytes.
 """
 
 import argparse
