@@ -6,7 +6,8 @@
 - ``train 8B``: a window of SparseLoCo of an 8B model, with H = 30, full checkpointing and both offloads; then packing.
   The device's peak memory is compared with the planner's figure.
 - ``inner step``: a step of the inner optimizer without its backward pass, in milliseconds per million parameters:
-  AdamW; and Muon, compared with ``torch.optim.Muon`` with the same AdamW for the other tensors. ``limit``: AdamW must
+  AdamW; and Muon, compared with ``torch.optim.Muon`` with the same AdamW for the other tensors, also for 117M
+  parameters, where PyTorch starts an operation for each of many small matrices. ``limit``: AdamW must
   move 28 bytes a parameter, Muon 20 and compute the products of its five iterations at the device's peak.
 - ``pack``, ``apply``: one miner's update, and a step along 15 of them, in milliseconds per million parameters.
   ``limit`` is the time to move the bytes that the step must read and write, at the bandwidth of a copy in the same run:
@@ -38,7 +39,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ LLAMA_8B = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
+}
+SMALL = {  # the model of convergence.py's grid "gpu": for one small matrix a GPU waits for the host
+    "vocab_size": 16_384,
+    "hidden_size": 768,
+    "intermediate_size": 2304,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
 }
 TOY = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 TOY_8B = TOY | {"vocab_size": 768, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -170,13 +179,12 @@ class Bench:
         return np.random.default_rng(0).integers(0, hparams.model.vocab_size, shape)
 
 
-def constants(bench: Bench, scheme: str, *, large: bool = False, **changes: Any) -> HParams:
-    """The run of one of ``FILES``; on the CPU a toy model of the same shape."""
+def constants(
+    bench: Bench, scheme: str, *, shape: Mapping[str, int] | None = None, toy: Mapping[str, int] = TOY, **changes: Any
+) -> HParams:
+    """The run of one of ``FILES`` with another shape of the model if given; on the CPU a toy model."""
     raw = load_hparams(ROOT / FILES[scheme]).model_dump()
-    if large:
-        raw["model"] |= LLAMA_8B if bench.on_gpu else TOY_8B
-    elif not bench.on_gpu:
-        raw["model"] |= TOY
+    raw["model"] |= (shape or {}) if bench.on_gpu else toy
     if not bench.on_gpu:
         raw |= {"sequence_length": 64, "batch_size": 2}
     of_scheme = raw[raw["outer"]]
@@ -226,7 +234,9 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 def train_8b(bench: Bench) -> None:
     per_step = 2 if bench.on_gpu else 1
     size = {"batch_size": 4 if bench.on_gpu else 1}
-    hparams = constants(bench, "sparseloco", large=True, inner_steps=30, batches_per_inner_step=per_step, **size)
+    hparams = constants(
+        bench, "sparseloco", shape=LLAMA_8B, toy=TOY_8B, inner_steps=30, batches_per_inner_step=per_step, **size
+    )
     settings = bench.settings(checkpointing="full", loss_rows=1024, offload_weights=True, offload_error_feedback=True)
     model = bench.model(hparams, settings)
     parameters = dict(model.named_parameters())
@@ -248,8 +258,10 @@ def train_8b(bench: Bench) -> None:
 
 
 def inner_step(bench: Bench) -> None:
-    for scheme, label in (("sparseloco", "AdamW"), ("muon", "Muon")):
-        hparams, settings = constants(bench, scheme), bench.settings()
+    for scheme, label, shape in (("sparseloco", "AdamW", None), ("muon", "Muon", None), ("muon", "Muon", SMALL)):
+        if shape and not bench.on_gpu:
+            continue
+        hparams, settings = constants(bench, scheme, shape=shape), bench.settings()
         assert hparams.sparseloco is not None
         model = bench.model(hparams, settings)
         parameters = dict(model.named_parameters())

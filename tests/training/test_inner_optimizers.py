@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tplr.hparams import MODEL_TYPES
+from tplr.training import inner_optimizers
 from tplr.training.inner import InnerLoop
 from tplr.training.inner_optimizers import (
     COEFFICIENTS,
@@ -127,3 +128,27 @@ def test_the_polynomial_keeps_singular_values_below_the_factor_of_the_bound():
     for _ in range(ITERATIONS):
         values = a * values + b * values**3 + c * values**5
     assert values.max() < 1.25
+
+
+def test_a_matrix_takes_the_same_step_beside_others_as_alone(tiny, batches, monkeypatch):
+    """Matrices of one shape are orthogonalized together, in parts of ``BATCH_ENTRIES``."""
+    hparams = tiny("sparseloco", **MUON | {"inner_steps": 2, "batches_per_inner_step": 1})
+    counts: list[int] = []
+
+    def counted(matrices, *, out=None):
+        counts.append(len(matrices))
+        return orthogonalized(matrices, out=out)
+
+    def work(entries):
+        counts.clear()
+        monkeypatch.setattr(inner_optimizers, "BATCH_ENTRIES", entries)
+        model = build_model(hparams)
+        return InnerLoop(dict(model.named_parameters()), hparams).run(model, batches(0, 2), step=0).tensors
+
+    monkeypatch.setattr(inner_optimizers, "orthogonalized", counted)
+    alone = work(1)
+    assert set(counts) == {1}
+    beside = work(2**24)
+    assert min(counts) > 1
+    for name, tensor in beside.items():
+        torch.testing.assert_close(tensor, alone[name], atol=0, rtol=0)

@@ -2,13 +2,13 @@
 
 Muon (https://kellerjordan.github.io/posts/muon) steps along the momentum with all singular values set to about 1.
 It behaves like ``torch.optim.Muon`` with Nesterov momentum and ``adjust_lr_fn="match_rms_adamw"`` (arXiv 2502.16982):
-both optimizers share one learning rate and one weight decay. Over several ranks, the momentum is sharded like its
-parameter, and one rank gathers each matrix to orthogonalize it.
+both optimizers share one learning rate and one weight decay. Matrices of one shape are orthogonalized in one operation
+(``BATCH_ENTRIES``): a kernel for each small matrix would take longer to start than to run. Over several ranks, the
+momentum is sharded like its parameter, and one rank gathers each matrix to orthogonalize it.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,6 @@ import torch
 
 from tplr.hparams import Precision, SparselocoParams
 from tplr.training.device import DeviceSettings
-from tplr.training.outer.owners import assign_owners
 from tplr.training.parallel import ParallelContext, local_rows
 
 ADAMW = ("exp_avg", "exp_avg_sq")  # names of torch.optim.AdamW's moments
@@ -26,6 +25,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 SMALLEST_NORM = 1e-7
 RMS = 0.2
+BATCH_ENTRIES = 2**24  # of the matrices that a rank orthogonalizes in one operation, unless a single one has more
 
 
 class InnerOptimizer:
@@ -56,7 +56,7 @@ class InnerOptimizer:
         by_muon = constants.inner_optimizer == "muon"
         matrices = {name: one for name, one in parameters.items() if by_muon and is_hidden_matrix(name, one.shape)}
         self._muon = frozenset(matrices)
-        self._rounds = _rounds(matrices, parallel.size)
+        self._batches = _batches({name: tuple(one.shape) for name, one in matrices.items()}, parallel.size)
         self.layout = {
             f"{moment}.{name}": one
             for name, one in parameters.items()
@@ -95,8 +95,8 @@ class InnerOptimizer:
             self._give_moments()
         self._adamw.param_groups[0]["lr"] = learning_rate
         self._adamw.step()
-        for names in self._rounds:
-            self._step_matrices(names, learning_rate)
+        for rounds in self._batches:
+            self._step_matrices(rounds, learning_rate)
         self.steps_done += 1
 
     def _give_moments(self) -> None:
@@ -109,28 +109,28 @@ class InnerOptimizer:
                 self._adamw.state[parameter] = state | {moment: self.moments[f"{moment}.{name}"] for moment in ADAMW}
 
     @torch.no_grad()
-    def _step_matrices(self, names: Sequence[str | None], learning_rate: float) -> None:
+    def _step_matrices(self, rounds: Sequence[Sequence[str | None]], learning_rate: float) -> None:
         """``m += (1 - momentum) * (g - m)``, orthogonalize ``g + momentum * (m - g)``, decay weights, step.
 
         Args:
-            names: the matrix that each rank orthogonalizes, or None.
+            rounds: in each round, the matrix that each rank gathers and orthogonalizes, or None; all have one shape.
         """
         momentum = self._constants.muon_momentum
         assert momentum is not None
         directions = {}
-        for name in filter(None, names):
+        for name in (name for names in rounds for name in names if name is not None):
             gradient = self._parameters[name].grad
             assert gradient is not None, f"{name} takes no part in the loss"
             g, m = local_rows(gradient)[0], local_rows(self.moments[f"{MUON[0]}.{name}"])[0]
             m.lerp_(g, 1 - momentum)
             directions[name] = torch.empty_like(gradient, dtype=self._dtype)
             local_rows(directions[name])[0].copy_(g.lerp(m, momentum))
-        shards = [None if name is None else directions[name] for name in names]
-        whole, mine = self._parallel.gather(shards), names[self._parallel.rank]
-        if whole is not None and mine is not None:
-            matrices = whole.view(matrices_shape(mine, whole.shape))
-            orthogonalized(matrices, out=matrices)
-        self._parallel.scatter(whole, shards)
+        shards = [[None if name is None else directions[name] for name in names] for names in rounds]
+        wholes = [self._parallel.gather(one) for one in shards]
+        mine = zip((names[self._parallel.rank] for names in rounds), wholes, strict=True)
+        _orthogonalize({name: whole for name, whole in mine if name and whole is not None})
+        for whole, one in zip(wholes, shards, strict=True):
+            self._parallel.scatter(whole, one)
         for name, direction in directions.items():
             parameter = local_rows(self._parameters[name].detach())[0]
             rate = learning_rate * RMS * math.sqrt(max(matrices_shape(name, direction.shape)[-2:]))
@@ -178,6 +178,17 @@ def orthogonalized(matrices: torch.Tensor, *, out: torch.Tensor | None = None) -
     return out
 
 
+def _orthogonalize(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Orthogonalize all matrices of tensors of one shape, in place."""
+    stacks = [one.view(-1, *matrices_shape(name, one.shape)[-2:]) for name, one in tensors.items()]
+    if len(stacks) == 1:
+        orthogonalized(stacks[0], out=stacks[0])
+    elif stacks:
+        parts = orthogonalized(torch.cat(stacks)).split([len(one) for one in stacks])
+        for stack, part in zip(stacks, parts, strict=True):
+            stack.copy_(part)
+
+
 def newton_schulz_flops(name: str, shape: Sequence[int]) -> int:
     """Return the number of floating-point operations of ``orthogonalized`` for one parameter."""
     *count, rows, columns = matrices_shape(name, shape)
@@ -185,8 +196,15 @@ def newton_schulz_flops(name: str, shape: Sequence[int]) -> int:
     return math.prod(count) * ITERATIONS * (4 * short**2 * long + 2 * short**3)
 
 
-def _rounds(parameters: Mapping[str, torch.Tensor], ranks: int) -> list[tuple[str | None, ...]]:
-    """Assign one matrix to each rank in each round, so that ranks get about the same work."""
-    owners = assign_owners({name: newton_schulz_flops(name, one.shape) for name, one in parameters.items()}, ranks)
-    of_rank = [[name for name, owner in owners.items() if owner == rank] for rank in range(ranks)]
-    return list(itertools.zip_longest(*of_rank))
+def _batches(shapes: Mapping[str, tuple[int, ...]], ranks: int) -> list[list[list[str | None]]]:
+    """Assign one tensor of equal shape to each rank in each round, and join rounds up to ``BATCH_ENTRIES`` a rank."""
+    by_shape: dict[tuple[int, ...], list[str]] = {}
+    for name, shape in shapes.items():
+        by_shape.setdefault(matrices_shape(name, shape), []).append(name)
+    found = []
+    for shape, names in by_shape.items():
+        padded = [*names, *[None] * (-len(names) % ranks)]
+        rounds = [padded[start : start + ranks] for start in range(0, len(padded), ranks)]
+        size = max(1, BATCH_ENTRIES // math.prod(shape))
+        found += [rounds[start : start + size] for start in range(0, len(rounds), size)]
+    return found
