@@ -194,6 +194,7 @@ GRIDS["gpu-short"] = replace(
     seeds=1,
     rates={
         "adamw": [PUBLISHED],
+        "muon": [PUBLISHED],
         "diloco": [PUBLISHED | {"outer": 0.3}],
         GROUPED: [PUBLISHED | {"outer": 2.0, "decay": 0.95, "momentum": 0.9, "expected": 0.1}],
     },
