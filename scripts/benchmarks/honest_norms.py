@@ -25,7 +25,7 @@ from convergence_cell import batches_of, make_hparams
 from convergence_grid import GRIDS, Cell
 from convergence_text import load_tokens
 
-from tplr.compress.payload import parse, tensor_norm
+from tplr.compress.payload import parse
 from tplr.training.model import build_model
 from tplr.training.outer.sparseloco import SparselocoOuter
 from tplr.training.schemes import local_training, outer_scheme
@@ -92,8 +92,8 @@ def shares(training: Training) -> Iterator[float]:
                 outer.restore(body, window=step, uid=uid)
             else:
                 updates.append(parse(body, everyone.spec, window=step, uid=uid))
-        tensors = everyone.spec.tensors.values()
-        norms = [math.hypot(*(tensor_norm(update, one) for one in tensors)) for update in updates]
+        tensors = everyone.spec.tensors
+        norms = [math.hypot(*map(update.norm, tensors)) for update in updates]
         yield max(norms) / everyone.largest_norm(step)
         everyone.apply(updates, step=step)
 

@@ -21,7 +21,7 @@ import torch
 from tplr.compress import bits as packing
 from tplr.compress import elias_fano, interleaved
 from tplr.compress.layout import FORMAT, PayloadSpec
-from tplr.compress.payload import Update, build, decode_chunks, parse, tensor_norm
+from tplr.compress.payload import Update, build, decode_chunks, parse
 from tplr.errors import PayloadError
 
 WHO = {"window": 123, "uid": 45}
@@ -57,7 +57,7 @@ def test_some_chunks_and_norms_without_decoding_the_rest(spec, coefficients):
         for found, expected in zip(decode_chunks(updates, tensor, some), zip(*whole, strict=True), strict=True):
             assert torch.equal(found, torch.stack(expected)[:, some])
         for update, (_, values) in zip(updates, whole, strict=True):
-            assert tensor_norm(update, tensor) == pytest.approx(float(values.double().norm()), rel=1e-6)
+            assert update.norm(name) == pytest.approx(float(values.double().norm()), rel=1e-6)
 
 
 def test_chunks_of_tensors_with_one_scale():
@@ -67,7 +67,7 @@ def test_chunks_of_tensors_with_one_scale():
     indices, found = decode_chunks([update], spec.tensors["a"], np.array([3, 7]))
     assert torch.equal(indices[0], update.coefficients("a")[0][[3, 7]])
     assert torch.equal(found[0], update.coefficients("a")[1][[3, 7]])
-    assert tensor_norm(update, spec.tensors["a"]) == pytest.approx(float(update.coefficients("a")[1].norm()))
+    assert update.norm("a") == pytest.approx(float(update.coefficients("a")[1].norm()))
 
 
 def test_the_same_coefficients_are_the_same_bytes(spec, coefficients):

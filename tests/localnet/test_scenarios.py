@@ -153,7 +153,8 @@ def test_one_update_over_four_uids_earns_little_more_than_one(world: World) -> N
     assert sum(pay(world, uids(world, "twin"))) <= 1.5 * mean(pay(world, HONEST))
 
 
-@pytest.mark.parametrize("scale", [1e6, pytest.param(1e-3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("scale", [1e6, 1e-3])
 def test_a_majority_of_far_longer_or_shorter_updates_from_the_start_is_never_listed(scale: float) -> None:
     """There is no usual norm yet: theirs would be the median, to which all steps would be clipped."""
     honest, crew = [Honest(EFFORT) for _ in range(3)], [Scaled("scaled", EFFORT, scale) for _ in range(5)]

@@ -45,6 +45,7 @@ class Update:
     pages_digest: str
     batches: int
     body: bytes = field(repr=False)
+    _norms: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def coefficients(self, name: str, device: torch.device | str = "cpu") -> Coefficients:
         """Return the finite coefficients of one tensor, on ``device``; every machine gets the same bits.
@@ -54,6 +55,15 @@ class Update:
         """
         indices, values = decode_all([self], [self.spec.tensors[name]], device)
         return indices[0], values[0]
+
+    def norm(self, name: str) -> float:
+        """Return the L2 norm of all values of one tensor, up to the rounding of its values; decodes no index.
+
+        A validator needs it for each own-pages test of a window, so it is computed once.
+        """
+        if name not in self._norms:
+            self._norms[name] = _tensor_norm(self, self.spec.tensors[name])
+        return self._norms[name]
 
 
 def decode_all(
@@ -102,8 +112,7 @@ def decode_chunks(updates: Sequence[Update], tensor: TensorSpec, chunks: np.ndar
     return code.decode_bits(all_bits, len(chunks), grid.entries, tensor.k), values
 
 
-def tensor_norm(update: Update, tensor: TensorSpec) -> float:
-    """Return the L2 norm of all values of one tensor, up to the rounding of its values; decodes no index."""
+def _tensor_norm(update: Update, tensor: TensorSpec) -> float:
     body, spec = np.frombuffer(update.body, dtype=np.uint8), update.spec
     if not spec.quantizer:
         return float(np.linalg.norm(body[tensor.values].view(np.float32).astype(np.float64)))

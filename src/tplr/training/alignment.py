@@ -19,7 +19,7 @@ import torch
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.inner_products import blocks, dense_products, gram_matrix, sample_chunks, sample_size
 from tplr.compress.layout import TensorSpec
-from tplr.compress.payload import Update, decode_chunks, tensor_norm
+from tplr.compress.payload import Update, decode_chunks
 from tplr.errors import TrainingError
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.evaluation import Baseline
@@ -138,7 +138,7 @@ def align(
         sums.gradient += float(torch.linalg.vector_norm(whole)) ** 2
         if not updates:
             continue
-        lengths = [tensor_norm(update, tensor) for update in updates]
+        lengths = [update.norm(tensor.name) for update in updates]
         sums.norms += np.square(lengths)
         factors = np.array(outer.step_factors(tensor.name, lengths, step=step))
         products, gram = _of_tensor(outer, tensor, whole, updates, chunks, pairs=pairs)

@@ -200,7 +200,7 @@ def _encode(value: Any, buffers: list[bytes]) -> Any:
         case Baseline():
             content = ["baseline", _encode(value.batches, buffers), _encode(value.losses, buffers)]
         case Update():
-            rest = {key: one for key, one in vars(value).items() if key != "spec"}
+            rest = {key: one for key, one in vars(value).items() if key not in ("spec", "_norms")}
             content = ["update", _encode(rest, buffers)]
         case _:
             return value

@@ -44,6 +44,7 @@ def small(hparams: HParams, *, vocabulary: int = VOCABULARY, **changes: Any) -> 
         "validator_sample_rate": 1.0,
         "uids_per_window": 64,
         "minimum_peers": 1,
+        "fingerprint_samples": 16,  # every member computes one in every window
         "peer_replacement_frequency": 2,
         "probation_windows": 0,
     }
