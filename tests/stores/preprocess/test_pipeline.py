@@ -105,7 +105,7 @@ def test_four_processes_write_the_same_bytes(
     assert same_trees(reference, tmp_path / "out")
 
 
-@pytest.mark.localnet  # beside six other tests Ray's processes do not answer each other in time
+@pytest.mark.localnet  # beside five other tests Ray's processes do not answer each other in time
 @pytest.mark.timeout(240)
 def test_ray_writes_the_same_bytes(mixed: Path, reference: Path, tokenizer_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
