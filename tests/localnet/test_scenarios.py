@@ -105,7 +105,7 @@ def test_going_dark_loses_all_pay_within_the_paid_windows(world: World) -> None:
     (uid,) = uids(world, "go dark")
     earned = [record.weights.get(uid, 0.0) for record in world.records if record.window >= DARK]
     assert earned[0] > 0
-    assert earned[PAID // 2] < 0.8 * earned[0]  # 0.73 with SparseLoCo
+    assert earned[PAID // 2] < 0.7 * earned[0]
     assert earned[-1] == 0
 
 
@@ -153,8 +153,7 @@ def test_one_update_over_four_uids_earns_little_more_than_one(world: World) -> N
     assert sum(pay(world, uids(world, "twin"))) <= 1.5 * mean(pay(world, HONEST))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("scale", [1e6, 1e-3])
+@pytest.mark.parametrize("scale", [1e6, pytest.param(1e-3, marks=pytest.mark.long)])
 def test_a_majority_of_far_longer_or_shorter_updates_from_the_start_is_never_listed(scale: float) -> None:
     """There is no usual norm yet: theirs would be the median, to which all steps would be clipped."""
     honest, crew = [Honest(EFFORT) for _ in range(3)], [Scaled("scaled", EFFORT, scale) for _ in range(5)]

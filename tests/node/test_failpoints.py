@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 
 import pytest
 from overlap import CONSTANTS, BusyMiner, began_before_it_held, many_steps
@@ -34,8 +33,7 @@ AGGREGATOR: tuple[FailpointName, ...] = ("found", "aggregated")
 PAUSED: tuple[FailpointName, ...] = ("applied",)
 EXPECTING: tuple[FailpointName, ...] = ("gathered",)
 TRAINING: tuple[FailpointName, ...] = ("reported", "saved")
-# Windows are short and pass by the clock: beside five other tests a restart takes more of them.
-RECOVERY_WINDOWS = 6 if "PYTEST_XDIST_WORKER" in os.environ else 3
+RECOVERY_WINDOWS = 3
 THREADS_SECONDS = 0.3  # until a dead node's threads have finished their work; a real process would end them
 
 
@@ -150,6 +148,7 @@ async def readable_scores(stage, setup) -> list[int]:
     return found
 
 
+@pytest.mark.localnet  # windows pass by the clock: beside five other tests a restart takes more of them
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("scheme", "own_aggregator", "outer_delay"),
