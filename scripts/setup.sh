@@ -23,10 +23,9 @@ fi
 .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
 echo "setup: installing into .venv (one to two minutes, only once) ..." >&2
 pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"
-# constraints.txt has all packages of dev. With them installed, pip does not compare versions for minutes.
+# constraints.txt lists all packages of dev. Once they are installed, pip has no versions to choose from.
 [[ ",$extras," != *,dev,* ]] || $pip --no-deps --requirement constraints.txt
 $pip --constraint constraints.txt --editable ".${extras:+[$extras]}"
-# pip would compile on one core. Some packages contain files that are not valid Python. With only
-# the modules that nodes import, the set-up is a minute shorter, but a test of Ray once took more than four minutes.
+# pip would compile on one core. Some packages contain files that are not valid Python.
 .venv/bin/python -m compileall -q -j 0 .venv/lib src >/dev/null 2>&1 || true
 echo "$wanted" >".venv/installed-${extras:-base}"

@@ -105,13 +105,7 @@ def make_hparams(grid: Grid, cell: Cell, device: str = "cpu") -> HParams:
         "sequence_length": grid.sequence,
         "precision": "float32" if device == "cpu" else "bfloat16",
     }
-    raw["model"] |= {
-        "vocab_size": grid.vocab,
-        "hidden_size": grid.hidden,
-        "intermediate_size": 3 * grid.hidden,
-        "num_hidden_layers": grid.layers,
-        "num_attention_heads": grid.heads,
-        "num_key_value_heads": grid.heads,
+    raw["model"] |= grid.model | {
         "max_position_embeddings": max(grid.sequence, raw["model"]["max_position_embeddings"]),
     }
     return HParams.model_validate(raw)

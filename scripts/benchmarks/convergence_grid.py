@@ -35,6 +35,18 @@ class Grid:
         """Of AdamW; DeMo makes one for ``demo_batches`` of them."""
         return self.rounds * self.inner_steps
 
+    @property
+    def model(self) -> dict[str, int]:
+        """Shape of the model, by names of hparams."""
+        return {
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "intermediate_size": 3 * self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+        }
+
 
 # Six for each method: peak learning rates, and what else its authors tune.
 TRIALS: dict[str, list[dict[str, float]]] = {

@@ -48,6 +48,7 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import numpy as np
 import torch
+from convergence_grid import GRIDS
 from pictures import redraw
 from plain_training import compile_layers, cross_entropy, plain_loop, torchtitan_llama
 from torch.profiler import ProfilerActivity, profile
@@ -83,14 +84,7 @@ LLAMA_8B = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
 }
-SMALL = {  # the model of convergence.py's grid "gpu": for one small matrix a GPU waits for the host
-    "vocab_size": 16_384,
-    "hidden_size": 768,
-    "intermediate_size": 2304,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 12,
-}
+SMALL = GRIDS["gpu"].model  # 117M parameters, in matrices for which a GPU waits for the host one by one
 TOY = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 TOY_8B = TOY | {"vocab_size": 768, "num_attention_heads": 4, "num_key_value_heads": 2}
 NOT_MEASURED, NO_FIT = "not measured", "does not fit"

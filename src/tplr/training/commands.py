@@ -19,6 +19,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
@@ -200,7 +201,7 @@ def _encode(value: Any, buffers: list[bytes]) -> Any:
         case Baseline():
             content = ["baseline", _encode(value.batches, buffers), _encode(value.losses, buffers)]
         case Update():
-            rest = {key: one for key, one in vars(value).items() if key not in ("spec", "_norms")}
+            rest = {one.name: getattr(value, one.name) for one in fields(value) if one.init and one.name != "spec"}
             content = ["update", _encode(rest, buffers)]
         case _:
             return value

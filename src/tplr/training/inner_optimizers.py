@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 
@@ -118,7 +119,7 @@ class InnerOptimizer:
         momentum = self._constants.muon_momentum
         assert momentum is not None
         directions = {}
-        for name in (name for names in rounds for name in names if name is not None):
+        for name in filter(None, chain.from_iterable(rounds)):
             gradient = self._parameters[name].grad
             assert gradient is not None, f"{name} takes no part in the loss"
             g, m = local_rows(gradient)[0], local_rows(self.moments[f"{MUON[0]}.{name}"])[0]
