@@ -23,9 +23,18 @@ fi
 .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
 echo "setup: installing into .venv (one to two minutes, only once) ..." >&2
 pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"
-# constraints.txt lists all packages of dev. Once they are installed, pip has no versions to choose from.
-[[ ",$extras," != *,dev,* ]] || $pip --no-deps --requirement constraints.txt
-$pip --constraint constraints.txt --editable ".${extras:+[$extras]}"
-# pip would compile on one core. Some packages contain files that are not valid Python.
-.venv/bin/python -m compileall -q -j 0 .venv/lib src >/dev/null 2>&1 || true
+# uv needs a tenth of pip's time. pip installs PyTorch, because its configuration can name an index of CPU builds or a
+# folder of wheels, which uv does not read. Where only pip's configuration reaches the packages, pip installs all.
+$pip --constraint constraints.txt uv
+$pip --constraint constraints.txt --no-deps torch
+project=(--constraint constraints.txt --editable ".${extras:+[$extras]}")
+.venv/bin/uv pip install --quiet --python .venv/bin/python "${project[@]}" || $pip "${project[@]}"
+# Compile what nodes import, once: a hundred processes of a network would do it at the same time.
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/python - <<'END'
+import contextlib, importlib, pkgutil, tplr
+for module in pkgutil.walk_packages(tplr.__path__, "tplr.", onerror=lambda _: None):
+    if not module.name.endswith("__main__"):
+        with contextlib.suppress(ImportError):  # of an extra that is not wanted
+            importlib.import_module(module.name)
+END
 echo "$wanted" >".venv/installed-${extras:-base}"

@@ -81,8 +81,12 @@ class Stage:
         assert self.clock is not None
         goals = [clock.window + windows for clock in clocks]
         while any(clock.window < goal for clock, goal in zip(clocks, goals, strict=True)):
-            self.clock.advance(0.5)
-            await asyncio.sleep(0.002)
+            seen = [clock.block for clock in clocks]
+            self.clock.advance(BLOCK_SECONDS)
+            for _ in range(20):  # a slot can be without a block
+                await asyncio.sleep(0.002)
+                if all(clock.block > block for clock, block in zip(clocks, seen, strict=True)):
+                    break
 
     async def context(self, setup: NodeSetup) -> NodeContext:
         """Return the context of a node to start, which is registered on chain unless it is an aggregator."""

@@ -55,12 +55,15 @@ class ManualClock:
     async def drive(self, awaitable: Awaitable[T], *, step: float = 12.0) -> T:
         """Await ``awaitable``, and advance time by ``step`` whenever a task sleeps."""
         task = asyncio.ensure_future(awaitable)
+        pause = 0.002
         try:
             while not task.done():
-                # Real time for the threads that access the file.
-                await asyncio.wait([task], timeout=0.002)
+                # Real time for the threads that access the file. An awaitable that takes long computes: each further
+                # block would only cost it time, as every chain reads it.
+                await asyncio.wait([task], timeout=pause)
                 if self._sleepers:
                     self.advance(step)
+                    pause = min(1.2 * pause, 0.02)
             return task.result()
         finally:
             task.cancel()
