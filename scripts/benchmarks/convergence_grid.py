@@ -211,6 +211,17 @@ GRIDS["gpu-short"] = replace(
         GROUPED: [PUBLISHED | {"outer": 2.0, "decay": 0.95, "momentum": 0.9, "expected": 0.1}],
     },
 )
+# Other rates of the baselines, one run each.
+GRIDS |= {
+    "gpu-short-lr-2": replace(
+        GRIDS["gpu-short"], rates={"adamw": [{"lr": 2e-3}], "diloco": [{"lr": 2e-3, "outer": 0.3}]}
+    ),
+    "gpu-short-lr-0.5": replace(
+        GRIDS["gpu-short"], rates={"adamw": [{"lr": 5e-4}], "diloco": [{"lr": 5e-4, "outer": 0.3}]}
+    ),
+    "gpu-short-outer-0.7": replace(GRIDS["gpu-short"], rates={"diloco": [PUBLISHED | {"outer": 0.7}]}),
+    "gpu-short-outer-0.1": replace(GRIDS["gpu-short"], rates={"diloco": [PUBLISHED | {"outer": 0.1}]}),
+}
 # SparseLoCo's rates are found there and used for all its cells.
 TUNED_AT = {"sparseloco": (256, 2), "muon-sparseloco": (96, 1), GROUPED: (128, 1)}
 
