@@ -28,9 +28,8 @@ if [ -z "${TMPDIR:-}" ] && [ "${free:-0}" -ge 12 ] && [ "${room:-0}" -ge 6 ]; th
 fi
 # The first process compiles all test modules, which the others then only load.
 $pytest -m "localnet and not long" || status=1
-# Many tests wait: four processes, each with one tensor thread, keep two cores busy. Each process imports and collects
-# all tests, which takes half a minute of a core.
-OMP_NUM_THREADS=1 $pytest -m "not localnet and not long" -n 4 --dist worksteal || status=1
+# Many tests wait: six processes, each with one tensor thread, keep two cores busy, and four do not.
+OMP_NUM_THREADS=1 $pytest -m "not localnet and not long" -n 6 --dist worksteal || status=1
 if [ -n "$long" ]; then
     $pytest -m long || status=1
 fi
