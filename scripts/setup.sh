@@ -23,13 +23,13 @@ fi
 .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
 echo "setup: installing into .venv (one to two minutes, only once) ..." >&2
 pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"
-# uv needs a tenth of pip's time. pip installs PyTorch, because its configuration can name an index of CPU builds or a
+# uv needs a tenth of pip's time. pip installs PyTorch, because pip's configuration can name an index of CPU builds or a
 # folder of wheels, which uv does not read. Where only pip's configuration reaches the packages, pip installs all.
 $pip --constraint constraints.txt uv
 $pip --constraint constraints.txt --no-deps torch
 project=(--constraint constraints.txt --editable ".${extras:+[$extras]}")
 .venv/bin/uv pip install --quiet --python .venv/bin/python "${project[@]}" || $pip "${project[@]}"
-# Compile what nodes import, once: a hundred processes of a network would do it at the same time.
+# Compile what nodes import once. Otherwise a hundred processes of a network would compile it at the same time.
 env -u PYTHONDONTWRITEBYTECODE .venv/bin/python - <<'END'
 import contextlib, importlib, pkgutil, tplr
 for module in pkgutil.walk_packages(tplr.__path__, "tplr.", onerror=lambda _: None):

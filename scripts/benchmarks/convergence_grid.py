@@ -211,7 +211,7 @@ GRIDS["gpu-short"] = replace(
         GROUPED: [PUBLISHED | {"outer": 2.0, "decay": 0.95, "momentum": 0.9, "expected": 0.1}],
     },
 )
-# Other rates of the baselines, one run each.
+# Other rates of the baselines, one run each: lr-2 has twice the inner rate.
 GRIDS |= {
     "gpu-short-lr-2": replace(
         GRIDS["gpu-short"], rates={"adamw": [{"lr": 2e-3}], "diloco": [{"lr": 2e-3, "outer": 0.3}]}

@@ -58,8 +58,8 @@ class ManualClock:
         pause = 0.002
         try:
             while not task.done():
-                # Real time for the threads that access the file. An awaitable that takes long computes: each further
-                # block would only cost it time, as every chain reads it.
+                # Real time for the threads that access the file. An awaitable that takes long is computing. Each chain
+                # reads every new block, so more blocks would slow it down.
                 await asyncio.wait([task], timeout=pause)
                 if self._sleepers:
                     self.advance(step)
