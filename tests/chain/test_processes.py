@@ -103,6 +103,7 @@ def test_two_processes_see_one_chain(path):
         archive.close()
 
 
+@pytest.mark.long
 def test_a_process_killed_at_any_moment_harms_no_other(path):
     wait_for_block(path, 1)
     survivor = start(path, "one", 15)

@@ -107,7 +107,11 @@ def many_records(tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("data", "peek", "FILE", "--samples", "1"), ("data", "peek", "FILE", "--samples", "2000"), ("plan",)],
+    [
+        ("data", "peek", "FILE", "--samples", "1"),
+        ("data", "peek", "FILE", "--samples", "2000"),
+        pytest.param(("plan",), marks=pytest.mark.long),
+    ],
 )
 def test_a_reader_that_ends_ends_the_command_in_silence(many_records, arguments):
     """Such as ``head``: with status 141, as a shell shows an end by SIGPIPE."""

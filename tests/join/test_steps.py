@@ -211,6 +211,7 @@ async def test_what_the_checks_of_root_have_written_is_the_service_user_s(tmp_pa
     assert {path.stat().st_uid for path in tmp_path.iterdir()} == {nobody.pw_uid}
 
 
+@pytest.mark.long
 async def test_a_person_is_asked_and_a_mistake_stops_the_rest(world: World, tmp_path: Path) -> None:
     """On a terminal. The write key equals the read key: the bucket refuses it, so nothing is installed."""
     known = {name: value for name, value in world.newcomer.items() if not name.startswith("R2_")}

@@ -78,7 +78,7 @@ UID = {member.name: uid for uid, member in enumerate(members(), start=1)}
 HONEST, TWIN, OTHER_TWIN, LOSSY = 1, 6, 7, 10
 
 
-@pytest.fixture(scope="module", params=["demo", "sparseloco"])
+@pytest.fixture(scope="module", params=["demo", pytest.param("sparseloco", marks=pytest.mark.long)])
 def world(request: pytest.FixtureRequest) -> World:
     hparams = small(profile(request.param), pages_per_window=2, evaluation_sequences=16, uids_per_window=2)
     # The dormant miner sends in two of three windows after its first one.

@@ -28,6 +28,7 @@ def write_texts(folder, count=300):
     return folder
 
 
+@pytest.mark.long
 async def test_pages_of_it_are_real_text(corpus):
     store = MemoryStore()
     await publish(corpus.dataset, store, "folder/inside")

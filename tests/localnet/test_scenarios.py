@@ -158,7 +158,8 @@ def test_one_update_over_four_uids_earns_little_more_than_one(world: World) -> N
     assert sum(pay(world, uids(world, "twin"))) <= 1.5 * mean(pay(world, HONEST))
 
 
-@pytest.mark.parametrize("scale", [1e6, pytest.param(1e-3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("scale", [1e6, 1e-3])
 def test_a_majority_of_far_longer_or_shorter_updates_from_the_start_is_never_listed(scale: float) -> None:
     """There is no usual norm yet: theirs would be the median, to which all steps would be clipped."""
     honest, crew = [Honest(EFFORT) for _ in range(3)], [Scaled("scaled", EFFORT, scale) for _ in range(5)]
@@ -189,6 +190,7 @@ def test_honest_miners_are_gathered_and_paid_alike(world: World) -> None:
     assert sum(pay(world, HONEST)) > 0.5
 
 
+@pytest.mark.long
 def test_turncoats_lose_places_and_pay_before_the_model_does() -> None:
     """If only the mean over all paid windows was judged, they would harm in nine windows."""
     turn = LAUNCH + 8
@@ -208,6 +210,7 @@ def test_turncoats_lose_places_and_pay_before_the_model_does() -> None:
     assert world.held_out_loss() < before
 
 
+@pytest.mark.long
 def test_more_work_is_paid_more_and_parts_of_it_not_much_more_than_the_whole() -> None:
     """A split has no target: the published figures are up to 2.65."""
     less, average, more, parts = (1, 2), (3, 4), (5, 6), range(7, 11)

@@ -97,10 +97,12 @@ async def test_so_does_one_with_another_number_of_threads(world: World, tmp_path
         torch.set_num_threads(threads)
 
 
+@pytest.mark.long
 async def test_an_audit_of_the_documented_profile_agrees(tmp_path: Path) -> None:
     assert await audit(await asyncio.to_thread(build, "documented"), tmp_path) is None
 
 
+@pytest.mark.long
 async def test_an_audit_agrees_where_miners_train_while_a_set_is_applied(tmp_path: Path) -> None:
     """With ``outer_delay`` 1 nodes hold the same models, and the published values of validators are recomputed
     equally."""
@@ -339,6 +341,7 @@ async def test_evidence_that_contradicts_itself_is_a_difference(world, tmp_path,
     assert (found.window, found.what) == (LAST, "evidence from which scores can be computed")
 
 
+@pytest.mark.long
 async def test_a_valid_update_on_probation_that_is_said_to_be_refused_is_found_out(tmp_path: Path) -> None:
     world = await asyncio.to_thread(build, probation_windows=2)
     held = dict(world.bucket._objects)

@@ -237,6 +237,7 @@ def report_of(applied: GatherResult[Update]) -> DebugReport:
     return DebugReport(window=applied.window, uid=3, digest="", included=included, skipped={}, **hashes)
 
 
+@pytest.mark.long
 async def test_a_decided_set_that_nobody_has_any_more_is_voided_by_votes(council: Council) -> None:
     council.begin(*VALIDATORS)
     window = council.window
@@ -306,6 +307,7 @@ async def test_what_electors_have_found_is_on_their_disks_when_they_are_killed(c
     assert [one.uid for one in applied.updates] == [council.contexts["miner-1"].comms.uid]
 
 
+@pytest.mark.long
 async def test_who_was_away_publishes_the_decided_updates_that_it_has_stored(council: Council) -> None:
     """No elector runs for longer than an election lasts, and no other node has the updates."""
     window = await killed_before_the_aggregate(council)

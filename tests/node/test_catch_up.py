@@ -135,6 +135,7 @@ async def test_a_skipped_window_may_contain_the_update_that_was_sent_before_a_re
             assert replica.train_state.outer.state_dict()["window"] is None
 
 
+@pytest.mark.long
 async def test_a_node_that_skips_windows_asks_no_more_for_their_updates(catch_up) -> None:
     """Those of the next windows, which no bucket gives, were prefetched; live, no later window replaces them."""
     async with catch_up(gradient_retention_windows=2) as run:
@@ -149,6 +150,7 @@ async def test_a_node_that_skips_windows_asks_no_more_for_their_updates(catch_up
             await run.stage.until(lambda: not [one for one in asyncio.all_tasks() if "WindowUpdates.of" in repr(one)])
 
 
+@pytest.mark.long
 async def test_windows_without_updates_are_no_steps_neither_from_the_start_nor_from_a_checkpoint(catch_up) -> None:
     async with catch_up() as run:
         await run.record(senders=0)

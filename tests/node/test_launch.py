@@ -9,6 +9,7 @@ from guides import from_guide
 from tplr.node.checks import MISCONFIGURED
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_misconfigured_node_of_two_processes_says_so_by_its_status(tmp_path) -> None:
     command = from_guide(

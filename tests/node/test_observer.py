@@ -241,6 +241,7 @@ async def test_with_few_updates_losses_are_compared_instead() -> None:
         assert after[uid].tests == 3
 
 
+@pytest.mark.long
 async def test_documented_observations() -> None:
     """Only sampled miners are evaluated, on the peer list or not, and copies are searched."""
     world = await asyncio.to_thread(build, profile="documented")

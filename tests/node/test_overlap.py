@@ -56,6 +56,7 @@ def told(stage, *kinds: str) -> list[tuple[str, int]]:
     return [(event["event"], event["window"]) for event in mine]
 
 
+@pytest.mark.long
 async def test_a_window_is_voided_in_the_midst_of_a_training(staged, quick):
     """Set w + 1 voids w, which the miner has applied; no saved state is as old: it begins with the first weights."""
     async with by_hand(staged) as hand:
@@ -93,6 +94,7 @@ async def test_a_window_is_voided_in_the_midst_of_a_training(staged, quick):
         assert not stage.of("missed", "miner-1")
 
 
+@pytest.mark.long
 async def test_a_model_that_differs_is_rolled_back_to_a_saved_state_in_the_midst_of_a_training(staged, quick):
     async with by_hand(staged) as hand:
         stage, damaged = hand.stage, hand.start + 1
@@ -126,6 +128,7 @@ async def test_a_model_that_differs_is_rolled_back_to_a_saved_state_in_the_midst
         assert not stage.of("missed", "miner-1")
 
 
+@pytest.mark.long
 async def test_who_is_behind_misses_the_windows_that_passed_and_goes_on_with_the_present_one(staged, quick):
     async with by_hand(staged) as hand:
         stage, miner, late = hand.stage, hand.miner, hand.start + 1

@@ -299,7 +299,9 @@ async def test_scores_with_more_tests_than_a_window_has_are_not_known(scene) -> 
     assert "40 own-pages tests, expected at most uids_per_window" in found.windows.sealed[START]
 
 
-@pytest.mark.parametrize("status", [Status(403, "AccessDenied"), Status(503)], ids=["closed", "silent"])
+@pytest.mark.parametrize(
+    "status", [Status(403, "AccessDenied"), pytest.param(Status(503), marks=pytest.mark.long)], ids=["closed", "silent"]
+)
 async def test_one_validator_s_closed_bucket_keeps_nothing_of_the_others_back(scene, monkeypatch, status) -> None:
     await scene.recording.begin()
     await scene.record()

@@ -24,6 +24,7 @@ from tplr.training.model import build_model
 VALIDATOR, MINER = 0, 1
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture[str]) -> None:
     validator, miner = stage.setup("validator"), stage.setup("miner-1")

@@ -10,7 +10,7 @@ from tplr.testing.s3server import Delay, Status
 from tplr.training.fingerprint import digest
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_rolls_back_when_the_set_came_late_and_differs(catch_up, killed: bool) -> None:
     async with catch_up() as run:
         await run.record(2)
@@ -33,6 +33,7 @@ async def test_rolls_back_when_the_set_came_late_and_differs(catch_up, killed: b
             assert [event["window"] for event in run.events_of("rolled_back")] == [whole.window]
 
 
+@pytest.mark.long
 async def test_a_rollback_leaves_no_checkpoint_of_the_wrong_model_whose_save_had_not_ended(catch_up) -> None:
     """The save ends, and its checkpoint is due, when the rollback waits for it."""
     async with catch_up() as run:
@@ -62,6 +63,7 @@ async def test_a_rollback_leaves_no_checkpoint_of_the_wrong_model_whose_save_had
             assert replica.window == START + 2  # it has used the checkpoint
 
 
+@pytest.mark.long
 async def test_checkpoints_that_could_not_be_withdrawn_in_a_rollback_are_before_the_next_is_published(catch_up) -> None:
     """Otherwise the wrong one would stay: a checkpoint that is there is not replaced."""
     async with catch_up() as run:

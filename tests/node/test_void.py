@@ -99,6 +99,7 @@ async def test_it_is_applied_as_nothing_live_and_by_who_comes_later(scene: Scene
     ]
 
 
+@pytest.mark.long
 async def test_who_comes_later_applies_nothing_of_it(scene: Scene) -> None:
     for void in (False, True, False):
         await scene.record(void=void)
@@ -122,7 +123,7 @@ async def test_who_applied_what_it_found_before_the_decision_rolls_back(scene: S
     assert [event["window"] for event in scene.stage.of("rolled_back", "miner-3")] == [void.window]
 
 
-@pytest.mark.parametrize("liars", [1, 2])
+@pytest.mark.parametrize("liars", [1, pytest.param(2, marks=pytest.mark.long)])
 async def test_one_elector_s_fingerprints_send_nobody_back_those_of_most_do(scene: Scene, liars: int) -> None:
     """The leader, which has the most stake, lies about two windows; with the second one it has more than half."""
     async with scene.opened() as replica:
@@ -244,6 +245,7 @@ async def voided_later(scene: Scene) -> tuple[Scorer, Callable[[int], Any]]:
     return scorer, audited
 
 
+@pytest.mark.long
 async def test_who_scored_a_window_before_it_was_voided_is_no_liar(voided_later: Any) -> None:
     """Its scores are based on the set that was decided first, and those of the next window on that model."""
     scorer, audited = voided_later

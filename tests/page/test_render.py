@@ -77,6 +77,7 @@ def test_two_thousand_windows_of_twenty_miners_are_small() -> None:
     assert len(render(synthetic_document(2000, 20))) <= MAX_BYTES
 
 
+@pytest.mark.long
 def test_a_longer_run_of_the_same_kind_grows_in_proportion() -> None:
     """A tenth of the windows, with a tenth of the bound plus the page's fixed part."""
     small, large = (len(render(synthetic_document(windows, 20))) for windows in (1, 200))

@@ -29,7 +29,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+@pytest.mark.parametrize("precision", [pytest.param("bfloat16", marks=pytest.mark.long), "float32"])
 def test_activations_are_those_that_autograd_saves(sparseloco, sized, shape, precision):
     few, many = (sized(sparseloco, precision=precision, **shape | {"num_hidden_layers": n}) for n in (2, 6))
     layers = _saved_bytes(many) - _saved_bytes(few)

@@ -188,6 +188,7 @@ def served(port: int) -> str:
         return response.read().decode()
 
 
+@pytest.mark.long
 async def test_metrics_show_what_is_measured_beside_a_run(recorded, tmp_path):
     words = ["eval", "--local", str(recorded.folder), "--follow", "--results", str(tmp_path / "results")]
     with socket.socket() as free:

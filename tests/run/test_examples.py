@@ -67,6 +67,7 @@ def test_every_example_is_run():
     assert {f"test_{name}" for name in programs} <= globals().keys()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(320)
 def test_the_notebook_tells_the_story(recorded, monkeypatch, tmp_path):
     monkeypatch.setenv("RUN", str(recorded.folder))

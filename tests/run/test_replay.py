@@ -71,6 +71,7 @@ def test_the_usual_side_is_the_run_and_no_step_is_taken_without_updates(recorded
     assert [one[1:] for one in seen] == [(recorded.digests[3], 1), (recorded.digests[6], 4)]
 
 
+@pytest.mark.long
 def test_a_void_window_is_replayed_as_nothing(with_void_window, tplr, capsys):
     run = with_void_window
     assert run.digests[4] == run.digests[3]

@@ -116,7 +116,7 @@ def test_of_one_update_no_other_is_compared(monkeypatch) -> None:
     assert compared == [TESTED] * len(tests)
 
 
-@pytest.mark.parametrize("count", [6, 12, 30])
+@pytest.mark.parametrize("count", [6, 12, pytest.param(30, marks=pytest.mark.long)])
 def test_training_on_the_pages_shows_and_nothing_else_does(count):
     honest, other = many(count, trained=True), many(count, trained=False)
     assert np.median(honest) > 3

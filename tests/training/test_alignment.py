@@ -158,7 +158,8 @@ def test_products_foretell_the_change_of_the_loss(model, outer, updates, batches
     assert found.products[3] < 0 < found.products[1]
 
 
-@pytest.mark.parametrize("hparams", ["demo", pytest.param("sparseloco", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.long
+@pytest.mark.parametrize("hparams", ["demo", "sparseloco"], indirect=True)
 def test_a_sample_of_the_chunks_is_an_unbiased_estimate(model, outer, updates, batches, monkeypatch):
     gradient = probe_gradient(model, batches(1), "float32").tensors
     whole = align(outer, gradient, updates, step=1, seed=0)

@@ -50,7 +50,7 @@ class Node:
     ("steps", "miner_restarts", "watcher_restarts"),
     [(8, (3, 4, 7), 5), pytest.param(20, (7, 8, 15), 12, marks=pytest.mark.long)],
 )
-@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+@pytest.mark.parametrize("scheme", [pytest.param("demo", marks=pytest.mark.long), "sparseloco"])
 def test_steps_leave_all_nodes_with_the_same_bytes(scheme, steps, miner_restarts, watcher_restarts, tiny, batches):
     hparams = tiny(scheme, layers=1, **SMALL[scheme])
     miners, watcher = [Node(hparams) for _ in range(MINERS)], Node(hparams)

@@ -97,5 +97,6 @@ def _draw(model: PreTrainedModel, path: str, module: torch.nn.Module, init_seed:
         if tensor.is_floating_point():
             tensor.fill_(torch.nan)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive("first weights", init_seed, path))
+        # torch.manual_seed() would also queue a seed, with a stack trace, for a CUDA device that may never be used.
+        torch.default_generator.manual_seed(derive("first weights", init_seed, path))
         model._init_weights(module)

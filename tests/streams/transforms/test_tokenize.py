@@ -69,7 +69,7 @@ def test_pipelines_with_one_tokenizer_and_different_arguments_do_not_disturb_eac
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # forked with threads, on purpose
-@pytest.mark.parametrize("side", ["right", "left"], ids=["fast", "called"])
+@pytest.mark.parametrize("side", ["right", pytest.param("left", marks=pytest.mark.long)], ids=["fast", "called"])
 def test_workers_forked_while_another_pipeline_tokenizes_do_not_hang(side):
     tokenizer = make(None, "</s>", truncation_side=side)
     rng = random.Random(1)

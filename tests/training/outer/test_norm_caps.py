@@ -337,6 +337,7 @@ def test_the_step_is_no_longer_than_the_longest_update_and_no_shorter_than_the_m
     assert 1 - 1e-9 <= count <= len(norms) * (1 + 1e-9)
 
 
+@pytest.mark.long
 def test_many_tiny_updates_do_not_lower_the_caps_and_tiny_ones_alone_are_forgotten_within_the_history():
     parameters, scheme = after_honest_windows(HISTORY)
     usual = last_caps(scheme._cap_history["matrix"], FIRST)[-1]
