@@ -52,6 +52,7 @@ WORLDS = ((10**8, 0.2), (10**8, 1.0), (20_000, 1.0))
 # Norm of a whole as a share of the cap's bound, as measured with SparseLoCo in a run's first windows.
 OF_BOUND = 0.7
 HPARAMS = load_hparams().model_copy(update={"pay_windows": WINDOWS})
+SAME_LENGTHS = HPARAMS.model_copy(update={"outer": "demo"})
 # Passes the own-pages test by loss; its error is too large for a calibration below 1.
 PASSED = LossChange(before=1.0, after=0.99, error=1.0, sequences=64)
 # Rows and columns of the page's table.
@@ -65,7 +66,13 @@ SHOWN = {
     "the same, power 2": {**SPARSE, "step": "steps", "cap": "honest", "power": "2"},
     "fewer inner steps, cap of all, power 1, beside 3": {**SPARSE, "step": "steps", "cap": "all", "power": "1"},
     "the same, beside 9": {**SPARSE, "others": "9", "step": "steps", "cap": "all", "power": "1"},
-    "smaller batches, cap of honest steps, power 1": {**SPARSE, "step": "batches", "cap": "honest", "power": "1"},
+    "smaller batches, cap of honest steps, power 1, beside 3": {
+        **SPARSE,
+        "step": "batches",
+        "cap": "honest",
+        "power": "1",
+    },
+    "smaller batches, beside 9": {**SPARSE, "others": "9", "step": "batches", "cap": "honest", "power": "1"},
     "unit norms, 20,000 entries, nothing left out, power 2, beside 9": {**DENSE, "entries": "20000"},
     "unit norms, nothing left out, power 2, beside 9": {**DENSE, "entries": "100000000"},
 }
@@ -153,7 +160,7 @@ def measured_windows(case: Case, seed: int) -> list[MeasuredWindow]:
                 gram=published(aligned.gram),
             ),
         )
-        found.append(MeasuredWindow(evidence, HPARAMS))
+        found.append(MeasuredWindow(evidence, SAME_LENGTHS if case.step == "unit" else HPARAMS))
     return found
 
 

@@ -20,6 +20,8 @@ from tplr.schemas import (
     published,
 )
 from tplr.scoring.board import Board, scores
+from tplr.scoring.calibration import EXPLAINED
+from tplr.scoring.credit import gram_of
 from tplr.scoring.measured_window import MeasuredWindow
 from tplr.scoring.places import DISPROVING_TESTS, PROVING_WINDOWS
 
@@ -237,6 +239,24 @@ def test_gain_that_is_predicted_and_not_measured_is_not_paid(observation, evalua
     found = paid([evidence(window, {**good(observation), 1: empty}) for window in range(3)])
     assert found[1].calibration < 0.01
     assert found[2].calibration == 1.0
+
+
+def test_a_multiplied_step_is_paid_for_its_work_alone_where_lengths_are_chosen(observation, evidence) -> None:
+    """Uid 1 sends a step of twice the usual length, for a third more gain; DeMo gives all steps the same length."""
+
+    def multiplied(window: int) -> Evidence:
+        found = evidence(window, good(observation), uid_1=0.4)
+        gram = np.array(gram_of(found.alignment))
+        gram[0, 0] = 4.0
+        upper = tuple(gram[np.triu_indices(len(gram))].tolist())
+        return found.model_copy(update={"alignment": found.alignment.model_copy(update={"gram": upper})})
+
+    windows = [multiplied(window) for window in range(4)]
+    found = paid(windows)
+    assert found[1].calibration == pytest.approx(0.4 / (EXPLAINED * 0.3 * 2.0**2))
+    assert {found[uid].calibration for uid in UIDS[1:]} == {1.0}
+    demo = HPARAMS.model_copy(update={"outer": "demo"})
+    assert {one.calibration for one in scores([MeasuredWindow(one, demo) for one in windows]).values()} == {1.0}
 
 
 def with_tests(observation, window: int, evidence, *, probation: Collection[int] = (), **held_out: float) -> Evidence:

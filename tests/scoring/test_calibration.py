@@ -1,4 +1,5 @@
-"""Calibration finds gain that does not show on held-out pages; neither chance nor newcomers cost an honest miner."""
+"""Calibration finds gain that does not show on held-out pages, or that only a step's length brings; neither chance nor
+newcomers cost an honest miner."""
 
 import math
 
@@ -6,7 +7,15 @@ import numpy as np
 import pytest
 
 from tplr.schemas import Evaluation
-from tplr.scoring.calibration import CALIBRATED, Calibration, EvaluatedUpdate, by_gradient, by_loss
+from tplr.scoring.calibration import (
+    CALIBRATED,
+    EXPLAINED,
+    Calibration,
+    EvaluatedUpdate,
+    by_gradient,
+    by_length,
+    by_loss,
+)
 
 
 def measured(evaluation: Evaluation, predicted: float, *, included: bool = True) -> EvaluatedUpdate:
@@ -177,6 +186,68 @@ def test_without_other_gradients_or_a_usual_ratio_no_gradient_is_compared() -> N
     assert compared(np.array([[0.1, 0.3]]), np.array([[0.3, 0.3]])).tolist() == [1.0] * 2  # no spread yet
 
 
-def test_the_smaller_factor_counts() -> None:
+def worked(lengths: list[float], multiplied: list[float], *, noise: float = 0.0, seed: int = 0, newcomers: int = 0):
+    """Return ``by_length`` of 20 windows in which work gives steps these lengths, and gains of their squares.
+
+    Args:
+        multiplied: by which each miner multiplies its steps.
+        noise: of a window's gain, for each unit of length.
+        newcomers: the last miners, which are not included.
+    """
+    steps = np.multiply(lengths, multiplied) * np.ones((20, 1))
+    by_chance = np.random.default_rng(seed).normal(0, noise, steps.shape) * steps
+    included = np.ones(steps.shape, dtype=bool)
+    included[:, steps.shape[1] - newcomers :] = False
+    return by_length(0.02 * np.square(lengths) * multiplied + by_chance, steps, included)
+
+
+def test_multiplying_a_step_is_paid_no_more_than_the_work_in_it() -> None:
+    """Four equal miners, one of more and two of little work, of which one multiplies its steps by 2.5."""
+    found = worked([1.0] * 4 + [1.2, 0.5, 0.5], [1.0] * 6 + [2.5])
+    assert found == pytest.approx([1.0] * 6 + [1 / 2.5 / EXPLAINED])
+    assert found[6] * 2.5 == pytest.approx(1 / EXPLAINED)  # its pay, over that of the other one of little work
+    assert worked([1.0] * 4, [1.0, 1.0, 1.0, 1.1]) == pytest.approx([1.0] * 4)  # as far as honest miners differ
+
+
+def test_short_steps_do_not_set_what_is_usual_for_a_length() -> None:
+    """The direction of a part of a step is as good as that of the whole."""
+    for part, senders in ((0.05, 5), (0.05, 12), (0.5, 8)):
+        assert worked([1.0] * (3 + senders), [1.0] * 3 + [part] * senders) == pytest.approx([1.0] * (3 + senders))
+
+
+def test_long_steps_escape_only_with_a_quarter_of_all_gain() -> None:
+    """Beside three honest miners one that multiplies by 2.5 has less, and two have more."""
+    assert worked([1.0] * 3 + [0.5], [1.0] * 3 + [2.5])[3] < 0.5
+    assert worked([1.0] * 3 + [0.5] * 2, [1.0] * 3 + [2.5] * 2)[3:] == pytest.approx([1.0] * 2)
+
+
+def test_chance_of_a_direction_costs_an_honest_miner_little() -> None:
+    """The noise of a window's gain is a quarter of an average miner's gain, as measured, or all of it."""
+    lengths = [1.0] * 8 + [0.5] * 4
+    for noise in (0.005, 0.02):
+        found = np.array([worked(lengths, [1.0] * 12, noise=noise, seed=seed) for seed in range(200)])
+        assert found.mean() > 0.99
+        assert (found < 1).mean() < 0.05
+    multiplied = [worked(lengths, [1.0] * 11 + [2.5], noise=0.005, seed=seed)[-1] for seed in range(200)]
+    assert np.mean(multiplied) * 2.5 == pytest.approx(1.4, abs=0.1)
+
+
+def test_lengths_of_miners_on_probation_are_compared_and_set_nothing() -> None:
+    found = worked([1.0] * 4 + [0.5] * 16, [1.0] * 4 + [0.1] * 15 + [2.5], newcomers=16)
+    assert found[:4] == pytest.approx([1.0] * 4)
+    assert found[-1] == pytest.approx(1 / 2.5 / EXPLAINED)
+
+
+def test_no_length_is_compared_without_a_gain_or_with_one_window() -> None:
+    ones = np.ones((20, 3))
+    everywhere = np.ones((20, 3), dtype=bool)
+    assert by_length(-ones, ones, everywhere).tolist() == [1.0] * 3
+    assert by_length(ones * [1, 1, -1], ones, everywhere).tolist() == [1.0] * 3
+    assert by_length(ones[:1], ones[:1] * [1, 1, 9], everywhere[:1]).tolist() == [1.0] * 3  # no spread yet
+    assert by_length(ones * np.nan, ones, ~everywhere).tolist() == [1.0] * 3
+
+
+def test_the_smallest_factor_counts() -> None:
     assert Calibration(by_loss=0.3, by_gradient=0.9).value == 0.3
     assert Calibration(by_loss=1.0, by_gradient=0.9).value == 0.9
+    assert Calibration(by_loss=1.0, by_gradient=0.9, by_length=0.2).value == 0.2

@@ -314,7 +314,10 @@ def test_a_credit_that_does_not_follow_is_named(report) -> None:
     known = dict.fromkeys(UIDS, Calibration(by_loss=1.0, by_gradient=0.5))
     shares = CreditShares(credits={}, steps=dict.fromkeys(UIDS, 0), scale=1.0, calibrations=known)
     text = explain(made, 1, power=2.0, shares=shares)
-    assert "but 1.0000 by measured losses, 0.5000 by the gradient there follow from the published evidence" in text
+    assert (
+        "but 1.0000 by measured losses, 0.5000 by the gradient there, 1.0000 by the lengths of its steps follow from"
+        in text
+    )
     credit = made.peer_scores["1"].credit
     assert f"{credit:.6f}, but 0.000000 follows from the published evidence: see tplr audit" in text
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tplr.scoring.board import scores
+from tplr.scoring.calibration import EXPLAINED
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "benchmarks" / "split_pay.py"
@@ -42,6 +43,14 @@ def root(snr: float, part: float, whole: float) -> float:
     return math.sqrt((snr**2 + whole) / (snr**2 + part))
 
 
+def by_length(unlimited: float, cosine: float, others: int) -> float:
+    """Return the pay ratio of parts with this cosine over a whole's, from the ratio without a comparison of lengths.
+
+    With less than a quarter of all gain they are compared with the wholes, and paid by the square of their cosine.
+    """
+    return UIDS * cosine**2 / EXPLAINED if unlimited < others / 3 else unlimited
+
+
 @pytest.mark.parametrize("power", [1.0, 2.0, 3.0])
 @pytest.mark.parametrize("snr", [NOISY, 3.0, CLEAR])
 def test_a_step_of_unit_norm_is_paid_by_its_cosine(script, snr, power):
@@ -65,16 +74,19 @@ def test_fewer_inner_steps_are_paid_in_proportion_if_the_cap_is_that_of_whole_st
 def test_parts_do_not_lower_the_cap_below_the_first_one(script, snr, others):
     """An eighth of the bound, if a whole has more: the parts are at most three quarters of the updates.
 
-    Parts that are longer than the cap are clipped, too, and paid as with unit norms.
+    Parts that are longer than the cap are clipped, too, and then as long as a whole.
     """
     found = paid(script, snr, 1.0, step="steps", cap="all", others=others)
-    assert found == pytest.approx(min(script.OF_BOUND / 0.125, UIDS * root(snr, part=8, whole=1)), rel=0.03)
+    cosine = root(snr, part=8, whole=1)
+    clipped = by_length(UIDS * cosine, cosine, others)
+    assert found == pytest.approx(min(script.OF_BOUND / 0.125, clipped), rel=0.03)
 
 
+@pytest.mark.parametrize("others", [3, 9])
 @pytest.mark.parametrize("snr", [NOISY, CLEAR])
-def test_smaller_batches_are_paid_by_the_cosine_of_an_inner_step(script, snr):
-    expected = UIDS * root(snr, part=64, whole=8)
-    assert paid(script, snr, 1.0, step="batches", cap="honest") == pytest.approx(expected, rel=0.03)
+def test_smaller_batches_are_paid_by_the_cosine_of_an_inner_step(script, snr, others):
+    expected = by_length(UIDS * root(snr, part=64, whole=8), root(snr, part=8, whole=1), others)
+    assert paid(script, snr, 1.0, step="batches", cap="honest", others=others) == pytest.approx(expected, rel=0.03)
 
 
 def test_unscaled_steps_are_all_paid_alike(script):
@@ -109,12 +121,20 @@ def test_what_the_page_says_of_the_table() -> None:
         wanted = {"kept": "0.2", "others": others, **wanted}
         return [float(row["ratio"]) for row in ROWS if wanted.items() <= row.items()]
 
-    for step, cap in (("unit", "none"), ("steps", "honest"), ("batches", "honest")):
+    for step, cap in (("unit", "none"), ("steps", "honest")):
         for power in "123":
             rows = {"step": step, "cap": cap, "power": power}
             assert medians("9", **rows) == pytest.approx(medians("3", **rows), rel=0.01)
-    clipped = [min(5.6, one) for one in medians("9", step="unit", power="1")]
-    assert medians("9", step="steps", cap="all", power="1") == pytest.approx(clipped, rel=0.02)
+    unit = medians("9", step="unit", power="1")
+    clipped = [min(5.6, by_length(one, one / UIDS, others=9)) for one in unit]
+    found = medians("9", step="steps", cap="all", power="1")
+    assert found[1:] == pytest.approx(clipped[1:], rel=0.03)
+    assert (
+        clipped[0] < found[0] < 1.1 * clipped[0]
+    )  # the standard errors of a signal of a tenth of the noise count, too
+    batches = {"step": "batches", "cap": "honest", "power": "1"}
+    limited = [by_length(one, of / UIDS, others=9) for one, of in zip(medians("3", **batches), unit, strict=True)]
+    assert medians("9", **batches)[1:] == pytest.approx(limited[1:], rel=0.03)
     assert math.log(UIDS) / -math.log(0.86) == pytest.approx(14, abs=0.5)
     text = " ".join(PAGE.split())
     assert f"{UIDS * 0.86**2:.1f} at 0.86 with power 2" in text

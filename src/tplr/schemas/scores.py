@@ -161,8 +161,8 @@ class PeerScore(Wire):
             requested. The peer list is ranked by it.
         tests: number of own-pages tests.
         own_pages: in [0, 1], from the mean of these tests.
-        calibration: in [0, 1], the part of its predicted gains that shows on held-out pages, compared with the other
-            miners' (``scoring/calibration.py``).
+        calibration: in [0, 1], the part of its predicted gains that shows on held-out pages and that its work explains,
+            compared with the other miners' (``scoring/calibration.py``).
         final: ``credit * own_pages * calibration``.
     """
 

@@ -26,7 +26,7 @@ from tplr.schemas import (
     PeerScore,
     ScoreReport,
 )
-from tplr.scoring.calibration import Calibration, by_gradient, by_loss
+from tplr.scoring.calibration import Calibration, by_gradient, by_length, by_loss
 from tplr.scoring.credit import Credit, credit, even_scales, means_and_errors
 from tplr.scoring.measured_window import MeasuredWindow
 from tplr.scoring.measures import loss_indicator, own_pages_factor
@@ -174,11 +174,13 @@ def _calibrations(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str])
     pairs = np.array([[one.held_out_and_gain(*miner) for miner in miners] for one in windows])
     scales = _scales(windows)[:, None]
     held_out, gains = np.moveaxis(pairs.reshape(len(windows), len(miners), 2), 2, 0) * scales
-    lengths = np.array([[one.length(uid) for uid in hotkeys] for one in windows]) * scales
+    lengths = np.array([[one.length(uid) for uid in hotkeys] for one in windows])
     counted = np.array([[bool(one.counts(*miner)) for miner in miners] for one in windows], dtype=bool)
-    gradient = by_gradient(held_out, gains, lengths, counted)
     loss = by_loss(updates)
-    return {uid: Calibration(loss[uid], one) for uid, one in zip(hotkeys, gradient.tolist(), strict=True)}
+    gradient = by_gradient(held_out, gains, lengths * scales, counted).tolist()
+    chosen = windows[-1].chosen_lengths
+    length = by_length(gains, lengths, counted).tolist() if chosen else [1.0] * len(miners)
+    return {uid: Calibration(loss[uid], *found) for uid, *found in zip(hotkeys, gradient, length, strict=True)}
 
 
 def _presence(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> float:

@@ -1,16 +1,18 @@
-"""Calibration: the part of a miner's predicted gain that shows on held-out pages.
+"""Calibration: the part of a miner's predicted gain that shows on held-out pages and that its work explains.
 
 Nobody knows these pages before the window ends. Most gradients that predict a gain are of pages that miners do know
-(``gain.py``), and a gradient predicts more than a long step gains. Two comparisons find gain that does not show, each
-relative to what is usual for all miners; the smaller factor counts:
+(``gain.py``), and a gradient predicts more than a long step gains. Where miners choose the length of their steps,
+multiplying an update multiplies its predicted gain. Three comparisons find such gain, each relative to what is usual
+for all miners; the smallest factor counts:
 
     by loss       measured gains, of a sample of the updates, with those predicted by the held-out gradient
     by gradient   gains by the held-out gradient alone, of all updates, with predicted gains
+    by length     predicted gains, of all updates, with the squared lengths of their steps
 
 Only included updates set what is usual, so miners on probation, of which anybody can have many, do not affect it. Each
 factor is the smaller one of all measured and of the included updates: no newcomer is trusted, and honest work on
-probation does not make up for what is paid later. A miner sets its standard error by gradient only by the lengths of
-its steps, so gains that vary from window to window hide nothing.
+probation does not make up for what is paid later. A miner sets its standard errors by gradient and by length only by
+the lengths of its steps, so gains that vary from window to window hide nothing.
 """
 
 import math
@@ -25,6 +27,8 @@ from tplr.scoring.measures import NORMAL, SIGNIFICANT, measured_gain
 
 # Share of the usual ratio of measured to predicted gain from which there is no loss: honest miners' ratios vary, too.
 CALIBRATED = 0.5
+# Share of the usual gain of steps of a length from which there is no loss, for what chance and standard errors leave.
+EXPLAINED = 0.9
 
 
 class EvaluatedUpdate(NamedTuple):
@@ -41,14 +45,15 @@ class EvaluatedUpdate(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """Both factors of a miner, in [0, 1]."""
+    """The factors of a miner, in [0, 1]."""
 
     by_loss: float
     by_gradient: float
+    by_length: float = 1.0
 
     @property
     def value(self) -> float:
-        """The smaller factor."""
+        """The smallest factor."""
         return min(self)
 
 
@@ -135,6 +140,48 @@ def by_gradient(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, in
         positive = expected > 0
         factors[positive] = np.minimum(factors[positive], upper[positive] / expected[positive])
     return np.maximum(factors, 0.0)
+
+
+def by_length(gains: np.ndarray, lengths: np.ndarray, included: np.ndarray) -> np.ndarray:
+    """Return each miner's predicted gain over what is usual for steps of their length, in [0, 1].
+
+    With more work a step is longer, and also closer to the gradient: an honest update's gain grows with the square of
+    its length. Multiplying an update multiplies its gain only once. A factor is ``(gain + SIGNIFICANT * error) /
+    (EXPLAINED * usual * length**2)``, clipped, with sums over a miner's windows, and the smaller one of two as in
+    ``by_gradient``. ``usual`` is the lower quartile of ``gain / length**2`` over the miners' included updates, weighted
+    by their gains: this ratio is large for short steps, and who makes three quarters of all gain could lower honest
+    factors. ``error`` is ``_spread`` of the gains over their lengths, times the root of the sum of squared lengths. A
+    factor is 1 without a positive predicted gain, or before any miner has two windows in succession.
+
+    Args:
+        gains: predicted gains, scaled by ``even_scales``, float64 [windows, miners], NaN where there is none.
+        lengths: of the steps, float64 [windows, miners], above 0; the usual one is 1 in each window.
+        included: whether the window's included set contains the update, bool [windows, miners].
+    """
+    squares = np.square(lengths)
+    sums = _sums(gains, included)
+    helps = sums > 0
+    factors = np.ones(gains.shape[1])
+    if not helps.any():
+        return factors
+    usual = _lower_quartile(sums[helps] / _sums(squares, included)[helps], weights=sums[helps])
+    spread = _spread(np.where(included, (gains - usual * squares) / lengths, np.nan))
+    if spread is None:
+        return factors
+    for where in (np.isfinite(gains), included):
+        found, squared = _sums(gains, where), _sums(squares, where)
+        upper = found + SIGNIFICANT * spread * np.sqrt(squared)
+        positive = found > 0
+        expected = EXPLAINED * usual * squared[positive]
+        factors[positive] = np.minimum(factors[positive], upper[positive] / expected)
+    return factors
+
+
+def _lower_quartile(values: np.ndarray, *, weights: np.ndarray) -> float:
+    """Return the smallest value up to which at least a quarter of the weight lies."""
+    order = np.argsort(values, kind="stable")
+    weight = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(weight, weight[-1] / 4)])
 
 
 def _sums(values: np.ndarray, where: np.ndarray) -> np.ndarray:

@@ -269,13 +269,19 @@ def _score(uid: int, peer_score: PeerScore, shares: CreditShares | None) -> Iter
 
 def _calibration(published: float, found: Calibration | None) -> str:
     """Explain the published calibration from its factors; None: an earlier report cannot be read."""
-    text = f"{published:.4f}: the part of its predicted gains that shows on held-out pages, relative to other miners'"
+    text = (
+        f"{published:.4f}: the part of its predicted gains that shows on held-out pages and that its work explains, "
+        "relative to other miners'"
+    )
     if found is None:
         return text
-    factors = f"{found.by_loss:.4f} by measured losses, {found.by_gradient:.4f} by the gradient there"
+    factors = (
+        f"{found.by_loss:.4f} by measured losses, {found.by_gradient:.4f} by the gradient there, "
+        f"{found.by_length:.4f} by the lengths of its steps"
+    )
     if not math.isclose(found.value, published, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
         return f"{text}; but {factors} follow from the published evidence: see tplr audit"
-    return f"{text}; the smaller of {factors}"
+    return f"{text}; the smallest of {factors}"
 
 
 def _weight(report: ScoreReport, key: str, score: PeerScore | DocumentedScore, power: float) -> Iterator[Row]:

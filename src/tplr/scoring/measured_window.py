@@ -25,11 +25,13 @@ class MeasuredWindow:
         measured: the window's alignment with these gains as products.
         included_gains: the gains of the included updates whose miners broke no rule.
         shock: whether more than ``SHOCK`` of these are negative.
+        chosen_lengths: whether miners choose the length of their steps; DeMo gives every update the same one.
     """
 
     def __init__(self, evidence: Evidence, hparams: HParams) -> None:
         self.evidence = evidence
         self.window = evidence.window
+        self.chosen_lengths = hparams.outer == "sparseloco"
         self.struck = strikes(evidence, max_behind=hparams.sync_max_steps_behind)
         alignment = evidence.alignment or NOTHING
         self._held_out = dict(zip(alignment.uids, alignment.products, strict=True))
