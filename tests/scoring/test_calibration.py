@@ -186,19 +186,28 @@ def test_without_other_gradients_or_a_usual_ratio_no_gradient_is_compared() -> N
     assert compared(np.array([[0.1, 0.3]]), np.array([[0.3, 0.3]])).tolist() == [1.0] * 2  # no spread yet
 
 
-def worked(lengths: list[float], multiplied: list[float], *, noise: float = 0.0, seed: int = 0, newcomers: int = 0):
+def worked(
+    lengths: list[float],
+    multiplied: list[float],
+    *,
+    noise: float = 0.0,
+    seed: int = 0,
+    newcomers: int = 0,
+    scales: np.ndarray = np.ones(20),  # noqa: B008 - never changed
+) -> np.ndarray:
     """Return ``by_length`` of 20 windows in which work gives steps these lengths, and gains of their squares.
 
     Args:
         multiplied: by which each miner multiplies its steps.
-        noise: of a window's gain, for each unit of length.
+        noise: of a window's gain, for each unit of length, before it is scaled.
         newcomers: the last miners, which are not included.
+        scales: by which each window's gains are made as large as the usual one's.
     """
-    steps = np.multiply(lengths, multiplied) * np.ones((20, 1))
-    by_chance = np.random.default_rng(seed).normal(0, noise, steps.shape) * steps
+    steps, each = np.multiply(lengths, multiplied) * np.ones((20, 1)), scales[:, None]
+    by_chance = np.random.default_rng(seed).normal(0, noise, steps.shape) * steps * each
     included = np.ones(steps.shape, dtype=bool)
     included[:, steps.shape[1] - newcomers :] = False
-    return by_length(0.02 * np.square(lengths) * multiplied + by_chance, steps, included)
+    return by_length(0.02 * np.square(lengths) * multiplied + by_chance, steps, each, included)
 
 
 def test_multiplying_a_step_is_paid_no_more_than_the_work_in_it() -> None:
@@ -228,6 +237,9 @@ def test_chance_of_a_direction_costs_an_honest_miner_little() -> None:
         found = np.array([worked(lengths, [1.0] * 12, noise=noise, seed=seed) for seed in range(200)])
         assert found.mean() > 0.99
         assert (found < 1).mean() < 0.05
+    ramp = np.geomspace(0.4, 4.0, 20)  # a new model: gains fall to a tenth, and noise does not
+    found = np.array([worked(lengths, [1.0] * 12, noise=0.01, seed=seed, scales=ramp) for seed in range(200)])
+    assert (found < 1).mean() < 0.01
     multiplied = [worked(lengths, [1.0] * 11 + [2.5], noise=0.005, seed=seed)[-1] for seed in range(200)]
     assert np.mean(multiplied) * 2.5 == pytest.approx(1.4, abs=0.1)
 
@@ -239,12 +251,13 @@ def test_lengths_of_miners_on_probation_are_compared_and_set_nothing() -> None:
 
 
 def test_no_length_is_compared_without_a_gain_or_with_one_window() -> None:
-    ones = np.ones((20, 3))
+    ones, even = np.ones((20, 3)), np.ones((20, 1))
     everywhere = np.ones((20, 3), dtype=bool)
-    assert by_length(-ones, ones, everywhere).tolist() == [1.0] * 3
-    assert by_length(ones * [1, 1, -1], ones, everywhere).tolist() == [1.0] * 3
-    assert by_length(ones[:1], ones[:1] * [1, 1, 9], everywhere[:1]).tolist() == [1.0] * 3  # no spread yet
-    assert by_length(ones * np.nan, ones, ~everywhere).tolist() == [1.0] * 3
+    assert by_length(-ones, ones, even, everywhere).tolist() == [1.0] * 3
+    assert by_length(ones * [1, 1, -1], ones, even, everywhere).tolist() == [1.0] * 3
+    long = ones[:1] * [1, 1, 9]
+    assert by_length(ones[:1], long, even[:1], everywhere[:1]).tolist() == [1.0] * 3  # no spread yet
+    assert by_length(ones * np.nan, ones, even, ~everywhere).tolist() == [1.0] * 3
 
 
 def test_the_smallest_factor_counts() -> None:

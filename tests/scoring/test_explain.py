@@ -311,11 +311,11 @@ def test_a_credit_whose_evidence_is_gone_says_so(explained) -> None:
 
 def test_a_credit_that_does_not_follow_is_named(report) -> None:
     made = report()
-    known = dict.fromkeys(UIDS, Calibration(by_loss=1.0, by_gradient=0.5))
+    known = dict.fromkeys(UIDS, Calibration(by_loss=1.0, by_gradient=0.5, by_length=0.75))
     shares = CreditShares(credits={}, steps=dict.fromkeys(UIDS, 0), scale=1.0, calibrations=known)
     text = explain(made, 1, power=2.0, shares=shares)
     assert (
-        "but 1.0000 by measured losses, 0.5000 by the gradient there, 1.0000 by the lengths of its steps follow from"
+        "but 1.0000 by measured losses, 0.5000 by the gradient there, 0.7500 by the lengths of its steps follow from"
         in text
     )
     credit = made.peer_scores["1"].credit

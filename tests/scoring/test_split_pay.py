@@ -129,9 +129,8 @@ def test_what_the_page_says_of_the_table() -> None:
     clipped = [min(5.6, by_length(one, one / UIDS, others=9)) for one in unit]
     found = medians("9", step="steps", cap="all", power="1")
     assert found[1:] == pytest.approx(clipped[1:], rel=0.03)
-    assert (
-        clipped[0] < found[0] < 1.1 * clipped[0]
-    )  # the standard errors of a signal of a tenth of the noise count, too
+    # With a signal of a tenth of the noise the standard errors count, too.
+    assert clipped[0] < found[0] < 1.1 * clipped[0]
     batches = {"step": "batches", "cap": "honest", "power": "1"}
     limited = [by_length(one, of / UIDS, others=9) for one, of in zip(medians("3", **batches), unit, strict=True)]
     assert medians("9", **batches)[1:] == pytest.approx(limited[1:], rel=0.03)

@@ -179,7 +179,7 @@ def _calibrations(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str])
     loss = by_loss(updates)
     gradient = by_gradient(held_out, gains, lengths * scales, counted).tolist()
     chosen = windows[-1].chosen_lengths
-    length = by_length(gains, lengths, counted).tolist() if chosen else [1.0] * len(miners)
+    length = by_length(gains, lengths, scales, counted).tolist() if chosen else [None] * len(miners)
     return {uid: Calibration(loss[uid], *found) for uid, *found in zip(hotkeys, gradient, length, strict=True)}
 
 

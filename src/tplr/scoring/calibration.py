@@ -27,7 +27,7 @@ from tplr.scoring.measures import NORMAL, SIGNIFICANT, measured_gain
 
 # Share of the usual ratio of measured to predicted gain from which there is no loss: honest miners' ratios vary, too.
 CALIBRATED = 0.5
-# Share of the usual gain of steps of a length from which there is no loss, for what chance and standard errors leave.
+# Share of the usual gain of steps of a length from which there is no loss: honest miners' ratios vary here, too.
 EXPLAINED = 0.9
 
 
@@ -45,16 +45,16 @@ class EvaluatedUpdate(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """The factors of a miner, in [0, 1]."""
+    """The factors of a miner, in [0, 1]. ``by_length`` is None where lengths are not compared."""
 
     by_loss: float
     by_gradient: float
-    by_length: float = 1.0
+    by_length: float | None = None
 
     @property
     def value(self) -> float:
         """The smallest factor."""
-        return min(self)
+        return min(one for one in self if one is not None)
 
 
 def by_loss(evaluated: Mapping[int, Sequence[EvaluatedUpdate]]) -> dict[int, float]:
@@ -142,37 +142,39 @@ def by_gradient(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, in
     return np.maximum(factors, 0.0)
 
 
-def by_length(gains: np.ndarray, lengths: np.ndarray, included: np.ndarray) -> np.ndarray:
+def by_length(gains: np.ndarray, lengths: np.ndarray, scales: np.ndarray, included: np.ndarray) -> np.ndarray:
     """Return each miner's predicted gain over what is usual for steps of their length, in [0, 1].
 
-    With more work a step is longer, and also closer to the gradient: an honest update's gain grows with the square of
-    its length. Multiplying an update multiplies its gain only once. A factor is ``(gain + SIGNIFICANT * error) /
-    (EXPLAINED * usual * length**2)``, clipped, with sums over a miner's windows, and the smaller one of two as in
-    ``by_gradient``. ``usual`` is the lower quartile of ``gain / length**2`` over the miners' included updates, weighted
-    by their gains: this ratio is large for short steps, and who makes three quarters of all gain could lower honest
-    factors. ``error`` is ``_spread`` of the gains over their lengths, times the root of the sum of squared lengths. A
-    factor is 1 without a positive predicted gain, or before any miner has two windows in succession.
+    More inner steps make a step longer and, if the noise of gradients dominates, also closer to the gradient. With Muon
+    an honest update's gain then grows with the square of its length; multiplying an update multiplies its gain only
+    once. A factor is ``(gain + SIGNIFICANT * error) / (EXPLAINED * usual * length**2)``, clipped, with sums over a
+    miner's windows, and the smaller one of two as in ``by_gradient``. ``usual`` is the lower quartile of ``gain /
+    length**2`` over the miners' included updates, weighted by their gains: this ratio is large for short steps, and
+    only miners with three quarters of all gain could lower the factors of honest ones. As in ``by_gradient``, ``error``
+    is ``_spread`` times the root of the sum of squared lengths, scaled as the gains are. A factor is 1 without a
+    positive predicted gain, or before any miner has two windows in succession.
 
     Args:
         gains: predicted gains, scaled by ``even_scales``, float64 [windows, miners], NaN where there is none.
         lengths: of the steps, float64 [windows, miners], above 0; the usual one is 1 in each window.
+        scales: ``even_scales``, float64 [windows, 1].
         included: whether the window's included set contains the update, bool [windows, miners].
     """
-    squares = np.square(lengths)
+    squares, noise = np.square(lengths), lengths * scales
     sums = _sums(gains, included)
     helps = sums > 0
     factors = np.ones(gains.shape[1])
     if not helps.any():
         return factors
     usual = _lower_quartile(sums[helps] / _sums(squares, included)[helps], weights=sums[helps])
-    spread = _spread(np.where(included, (gains - usual * squares) / lengths, np.nan))
+    spread = _spread(np.where(included, (gains - usual * squares) / noise, np.nan))
     if spread is None:
         return factors
     for where in (np.isfinite(gains), included):
-        found, squared = _sums(gains, where), _sums(squares, where)
-        upper = found + SIGNIFICANT * spread * np.sqrt(squared)
+        found = _sums(gains, where)
+        upper = found + SIGNIFICANT * spread * np.sqrt(_sums(np.square(noise), where))
         positive = found > 0
-        expected = EXPLAINED * usual * squared[positive]
+        expected = EXPLAINED * usual * _sums(squares, where)[positive]
         factors[positive] = np.minimum(factors[positive], upper[positive] / expected)
     return factors
 

@@ -275,10 +275,9 @@ def _calibration(published: float, found: Calibration | None) -> str:
     )
     if found is None:
         return text
-    factors = (
-        f"{found.by_loss:.4f} by measured losses, {found.by_gradient:.4f} by the gradient there, "
-        f"{found.by_length:.4f} by the lengths of its steps"
-    )
+    factors = f"{found.by_loss:.4f} by measured losses, {found.by_gradient:.4f} by the gradient there"
+    if found.by_length is not None:
+        factors += f", {found.by_length:.4f} by the lengths of its steps"
     if not math.isclose(found.value, published, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
         return f"{text}; but {factors} follow from the published evidence: see tplr audit"
     return f"{text}; the smallest of {factors}"

@@ -37,7 +37,8 @@ class MeasuredWindow:
         self._held_out = dict(zip(alignment.uids, alignment.products, strict=True))
         self.gains = predicted_gains(alignment, predicting_tests(evidence))
         self.measured = alignment.model_copy(update={"products": tuple(self.gains.values())})
-        self._lengths = dict(zip(alignment.uids, np.sqrt(np.diag(gram_of(alignment))).tolist(), strict=True))
+        squares = np.clip(np.diag(gram_of(alignment)), 0.0, None)  # a false report may have negative ones
+        self._lengths = dict(zip(alignment.uids, np.sqrt(squares).tolist(), strict=True))
         self._shortest = SHORTEST * max([1.0, *(length**2 for length in self._lengths.values())])
         self.included_gains = [
             self.gains[int(uid)]
