@@ -1,8 +1,8 @@
 """Short form of ``scripts/simulate_attackers.py``: it fails when an attack starts to pay.
 
 Few windows, few pages and a single seed, so runs are equal; the bounds are near the targets of
-``localnet/targets.py``, and wider where eight paid windows leave more to chance. The default scheme runs always, the
-others are long tests.
+``localnet/targets.py``, and wider where eight paid windows leave more to chance. The crowd with the default scheme runs
+always; the other networks and schemes are long tests.
 """
 
 import math

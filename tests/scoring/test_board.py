@@ -1,5 +1,6 @@
 """Pay is a pure function of the last windows: absence and chance earn nothing, and no score stays frozen."""
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -21,7 +22,7 @@ from tplr.schemas import (
 )
 from tplr.scoring.board import Board, scores
 from tplr.scoring.calibration import EXPLAINED
-from tplr.scoring.credit import gram_of
+from tplr.scoring.credit import SHORTEST, gram_of
 from tplr.scoring.measured_window import MeasuredWindow
 from tplr.scoring.places import DISPROVING_TESTS, PROVING_WINDOWS
 
@@ -241,17 +242,28 @@ def test_gain_that_is_predicted_and_not_measured_is_not_paid(observation, evalua
     assert found[2].calibration == 1.0
 
 
+def with_squared_length(one: Evidence, *, squared: float) -> Evidence:
+    """Return evidence in which the step of uid 1 has this inner product with itself."""
+    assert one.alignment is not None
+    gram = gram_of(one.alignment)
+    gram[0, 0] = squared
+    upper = tuple(gram[np.triu_indices(len(gram))].tolist())
+    return one.model_copy(update={"alignment": one.alignment.model_copy(update={"gram": upper})})
+
+
+def test_a_negative_squared_length_of_a_false_report_is_the_shortest_one(observation, evidence) -> None:
+    """Its root is no number, and would make an audit's scores none."""
+    windows = [with_squared_length(evidence(window, good(observation)), squared=-1.0) for window in range(4)]
+    assert MeasuredWindow(windows[0], HPARAMS).length(1) == math.sqrt(SHORTEST)
+    assert all(math.isfinite(one.calibration) for one in paid(windows).values())
+
+
 def test_a_multiplied_step_is_paid_for_its_work_alone_where_lengths_are_chosen(observation, evidence) -> None:
     """Uid 1 sends a step of twice the usual length, for a third more gain; DeMo gives all steps the same length."""
 
-    def multiplied(window: int) -> Evidence:
-        found = evidence(window, good(observation), uid_1=0.4)
-        gram = np.array(gram_of(found.alignment))
-        gram[0, 0] = 4.0
-        upper = tuple(gram[np.triu_indices(len(gram))].tolist())
-        return found.model_copy(update={"alignment": found.alignment.model_copy(update={"gram": upper})})
-
-    windows = [multiplied(window) for window in range(4)]
+    windows = [
+        with_squared_length(evidence(window, good(observation), uid_1=0.4), squared=2.0**2) for window in range(4)
+    ]
     found = paid(windows)
     assert found[1].calibration == pytest.approx(0.4 / (EXPLAINED * 0.3 * 2.0**2))
     assert {found[uid].calibration for uid in UIDS[1:]} == {1.0}

@@ -186,6 +186,9 @@ def test_without_other_gradients_or_a_usual_ratio_no_gradient_is_compared() -> N
     assert compared(np.array([[0.1, 0.3]]), np.array([[0.3, 0.3]])).tolist() == [1.0] * 2  # no spread yet
 
 
+EVEN = np.ones(20)
+
+
 def worked(
     lengths: list[float],
     multiplied: list[float],
@@ -193,7 +196,7 @@ def worked(
     noise: float = 0.0,
     seed: int = 0,
     newcomers: int = 0,
-    scales: np.ndarray = np.ones(20),  # noqa: B008 - never changed
+    scales: np.ndarray = EVEN,
 ) -> np.ndarray:
     """Return ``by_length`` of 20 windows in which work gives steps these lengths, and gains of their squares.
 

@@ -180,7 +180,9 @@ def _calibrations(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str])
     gradient = by_gradient(held_out, gains, lengths * scales, counted).tolist()
     chosen = windows[-1].chosen_lengths
     length = by_length(gains, lengths, scales, counted).tolist() if chosen else [None] * len(miners)
-    return {uid: Calibration(loss[uid], *found) for uid, *found in zip(hotkeys, gradient, length, strict=True)}
+    return {
+        uid: Calibration(loss[uid], first, second) for uid, first, second in zip(hotkeys, gradient, length, strict=True)
+    }
 
 
 def _presence(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> float:

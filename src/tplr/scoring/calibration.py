@@ -131,15 +131,9 @@ def by_gradient(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, in
     known = np.isfinite(gains)
     tested = (known & (held_out != gains)).any(axis=1, keepdims=True)
     spread = _spread(np.where(included & tested, (held_out - usual * gains) / lengths, np.nan))
-    factors = np.ones(gains.shape[1])
     if usual <= 0 or spread is None:
-        return factors
-    for where in (known, included):
-        upper = _sums(held_out, where) + SIGNIFICANT * spread * np.sqrt(_sums(np.square(lengths), where))
-        expected = usual * _sums(gains, where)
-        positive = expected > 0
-        factors[positive] = np.minimum(factors[positive], upper[positive] / expected[positive])
-    return np.maximum(factors, 0.0)
+        return np.ones(gains.shape[1])
+    return _smaller_factors(held_out, gains, share=usual, errors=spread * lengths, gains=gains, included=included)
 
 
 def by_length(gains: np.ndarray, lengths: np.ndarray, scales: np.ndarray, included: np.ndarray) -> np.ndarray:
@@ -163,20 +157,40 @@ def by_length(gains: np.ndarray, lengths: np.ndarray, scales: np.ndarray, includ
     squares, noise = np.square(lengths), lengths * scales
     sums = _sums(gains, included)
     helps = sums > 0
-    factors = np.ones(gains.shape[1])
+    unlimited = np.ones(gains.shape[1])
     if not helps.any():
-        return factors
+        return unlimited
     usual = _lower_quartile(sums[helps] / _sums(squares, included)[helps], weights=sums[helps])
     spread = _spread(np.where(included, (gains - usual * squares) / noise, np.nan))
     if spread is None:
-        return factors
+        return unlimited
+    share = EXPLAINED * usual
+    return _smaller_factors(gains, squares, share=share, errors=spread * noise, gains=gains, included=included)
+
+
+def _smaller_factors(
+    found: np.ndarray,
+    base: np.ndarray,
+    *,
+    share: float,
+    errors: np.ndarray,
+    gains: np.ndarray,
+    included: np.ndarray,
+) -> np.ndarray:
+    """Return ``(found + SIGNIFICANT * error) / (share * base)`` of each miner, clipped to [0, 1], over sums of windows.
+
+    It is the smaller factor of all measured and of the included updates; 1 without a positive predicted gain.
+
+    Args:
+        found, base, gains, included: [windows, miners]; ``gains`` are the predicted ones.
+        errors: standard errors of ``found``.
+    """
+    factors = np.ones(gains.shape[1])
     for where in (np.isfinite(gains), included):
-        found = _sums(gains, where)
-        upper = found + SIGNIFICANT * spread * np.sqrt(_sums(np.square(noise), where))
-        positive = found > 0
-        expected = EXPLAINED * usual * _sums(squares, where)[positive]
-        factors[positive] = np.minimum(factors[positive], upper[positive] / expected)
-    return factors
+        upper = _sums(found, where) + SIGNIFICANT * np.sqrt(_sums(np.square(errors), where))
+        helps = _sums(gains, where) > 0
+        factors[helps] = np.minimum(factors[helps], upper[helps] / (share * _sums(base, where)[helps]))
+    return np.maximum(factors, 0.0)
 
 
 def _lower_quartile(values: np.ndarray, *, weights: np.ndarray) -> float:
