@@ -43,7 +43,8 @@ trap finish EXIT
 computing=(tests/compress tests/page tests/planner tests/scale tests/scoring tests/training
     tests/localnet/test_{attackers,hostile_election,scenarios,simulation}.py)
 networks=$(mktemp)
-"${pytest[@]}" -m "localnet and not long" >"$networks" 2>&1 &
+mapfile -t marked < <(grep -rl --include="test_*.py" "mark.localnet" tests)
+"${pytest[@]}" -m "localnet and not long" "${marked[@]}" >"$networks" 2>&1 &
 running=$!
 parallel=(-m "not localnet and not long" --dist worksteal)
 OMP_NUM_THREADS=1 nice -n 19 "${pytest[@]}" "${parallel[@]}" -n 2 "${computing[@]}" || status=1
