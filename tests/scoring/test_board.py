@@ -242,11 +242,15 @@ def test_gain_that_is_predicted_and_not_measured_is_not_paid(observation, evalua
     assert found[2].calibration == 1.0
 
 
-def with_squared_length(one: Evidence, *, squared: float) -> Evidence:
-    """Return evidence in which the step of uid 1 has this inner product with itself."""
+def with_squared_length(one: Evidence, *, squared: float, same: int = 1) -> Evidence:
+    """Return evidence in which the step of uid 1 has this inner product with itself.
+
+    Args:
+        same: number of uids, from 1, that send this step.
+    """
     assert one.alignment is not None
     gram = gram_of(one.alignment)
-    gram[0, 0] = squared
+    gram[:same, :same] = squared
     upper = tuple(gram[np.triu_indices(len(gram))].tolist())
     return one.model_copy(update={"alignment": one.alignment.model_copy(update={"gram": upper})})
 
@@ -269,6 +273,16 @@ def test_a_multiplied_step_is_paid_for_its_work_alone_where_lengths_are_chosen(o
     assert {found[uid].calibration for uid in UIDS[1:]} == {1.0}
     demo = HPARAMS.model_copy(update={"outer": "demo"})
     assert {one.calibration for one in scores([MeasuredWindow(one, demo) for one in windows]).values()} == {1.0}
+
+
+def test_two_uids_of_one_update_set_what_is_usual_for_a_length_as_one(observation, evidence) -> None:
+    """Their gains are more than a quarter of all, and their credit is less."""
+    products = {"uid_1": 0.35, "uid_2": 0.35}
+    windows = [evidence(window, good(observation), **products) for window in range(4)]
+    found = paid([with_squared_length(one, squared=2.0**2, same=2) for one in windows])
+    for uid in (1, 2):
+        assert found[uid].calibration == pytest.approx(0.35 / (EXPLAINED * 0.3 * 2.0**2))
+    assert {found[uid].calibration for uid in UIDS[2:]} == {1.0}
 
 
 def with_tests(observation, window: int, evidence, *, probation: Collection[int] = (), **held_out: float) -> Evidence:

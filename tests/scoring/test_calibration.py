@@ -197,6 +197,7 @@ def worked(
     seed: int = 0,
     newcomers: int = 0,
     scales: np.ndarray = EVEN,
+    same: int = 1,
 ) -> np.ndarray:
     """Return ``by_length`` of 20 windows in which work gives steps these lengths, and gains of their squares.
 
@@ -205,12 +206,15 @@ def worked(
         noise: of a window's gain, for each unit of length, before it is scaled.
         newcomers: the last miners, which are not included.
         scales: by which each window's gains are made as large as the usual one's.
+        same: number of last miners that send the same update, and share its credit.
     """
     steps, each = np.multiply(lengths, multiplied) * np.ones((20, 1)), scales[:, None]
     by_chance = np.random.default_rng(seed).normal(0, noise, steps.shape) * steps * each
     included = np.ones(steps.shape, dtype=bool)
     included[:, steps.shape[1] - newcomers :] = False
-    return by_length(0.02 * np.square(lengths) * multiplied + by_chance, steps, each, included)
+    gains = 0.02 * np.square(lengths) * multiplied
+    weights = np.divide(gains, [1.0] * (len(lengths) - same) + [same] * same)
+    return by_length(gains + by_chance, steps, scales=each, included=included, weights=weights)
 
 
 def test_multiplying_a_step_is_paid_no_more_than_the_work_in_it() -> None:
@@ -227,10 +231,11 @@ def test_short_steps_do_not_set_what_is_usual_for_a_length() -> None:
         assert worked([1.0] * (3 + senders), [1.0] * 3 + [part] * senders) == pytest.approx([1.0] * (3 + senders))
 
 
-def test_long_steps_escape_only_with_a_quarter_of_all_gain() -> None:
-    """Beside three honest miners one that multiplies by 2.5 has less, and two have more."""
+def test_long_steps_escape_only_with_a_quarter_of_all_credit() -> None:
+    """Beside three honest miners one that multiplies by 2.5 has less, and two have more; not if they send the same."""
     assert worked([1.0] * 3 + [0.5], [1.0] * 3 + [2.5])[3] < 0.5
     assert worked([1.0] * 3 + [0.5] * 2, [1.0] * 3 + [2.5] * 2)[3:] == pytest.approx([1.0] * 2)
+    assert (worked([1.0] * 3 + [0.5] * 12, [1.0] * 3 + [2.5] * 12, same=12)[3:] < 0.5).all()
 
 
 def test_chance_of_a_direction_costs_an_honest_miner_little() -> None:
@@ -253,14 +258,21 @@ def test_lengths_of_miners_on_probation_are_compared_and_set_nothing() -> None:
     assert found[-1] == pytest.approx(1 / 2.5 / EXPLAINED)
 
 
-def test_no_length_is_compared_without_a_gain_or_with_one_window() -> None:
-    ones, even = np.ones((20, 3)), np.ones((20, 1))
-    everywhere = np.ones((20, 3), dtype=bool)
-    assert by_length(-ones, ones, even, everywhere).tolist() == [1.0] * 3
-    assert by_length(ones * [1, 1, -1], ones, even, everywhere).tolist() == [1.0] * 3
-    long = ones[:1] * [1, 1, 9]
-    assert by_length(ones[:1], long, even[:1], everywhere[:1]).tolist() == [1.0] * 3  # no spread yet
-    assert by_length(ones * np.nan, ones, even, ~everywhere).tolist() == [1.0] * 3
+def test_no_length_is_compared_without_a_gain_a_credit_or_a_second_window() -> None:
+    ones = np.ones((20, 5))
+    long = ones * [1, 1, 1, 1, 9]
+
+    def found(gains: np.ndarray, lengths: np.ndarray = long, weight: float = 0.02) -> list[float]:
+        known, scales = np.isfinite(gains), np.ones((len(gains), 1))
+        return by_length(gains, lengths, scales=scales, included=known, weights=np.full(5, weight)).tolist()
+
+    assert found(ones)[:4] == [1.0] * 4
+    assert found(ones)[4] < 1
+    assert found(-ones) == [1.0] * 5
+    assert found(ones * [1, 1, 1, 1, -1], ones) == [1.0] * 5
+    assert found(ones, weight=0.0) == [1.0] * 5
+    assert found(ones[:1], long[:1]) == [1.0] * 5  # no spread yet
+    assert found(ones * np.nan) == [1.0] * 5
 
 
 def test_the_smallest_factor_counts() -> None:

@@ -92,11 +92,12 @@ def credit_shares(
     hotkeys = windows[-1].hotkeys
     tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
     own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}
+    shares = _shared(windows, hotkeys, own_pages, MeasuredWindow.counts)
     return CreditShares(
-        credits=_shared(windows, hotkeys, own_pages, MeasuredWindow.counts),
+        credits=shares,
         steps={uid: trust_step(one) for uid, one in own_pages.items()},
         scale=float(_scales(windows)[-1]),
-        calibrations=_calibrations(windows, hotkeys),
+        calibrations=_calibrations(windows, hotkeys, _trusted(shares, own_pages)),
         places=places(windows, peer_scores, probation_windows),
         indicators={uid: found or by_loss for uid, (found, by_loss) in tests.items()},
     )
@@ -111,7 +112,7 @@ def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
     own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}
     shares = _shared(windows, hotkeys, own_pages, MeasuredWindow.counts)
     merits = _shared(windows, hotkeys, own_pages, MeasuredWindow.would_count)
-    calibration = _calibrations(windows, hotkeys)
+    calibration = _calibrations(windows, hotkeys, _trusted(shares, own_pages))
     cosines = np.array([[one.cosine(*miner) for miner in hotkeys.items()] for one in windows], dtype=np.float64)
     presence = {uid: _presence(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
     means, errors = means_and_errors(cosines, np.array([*presence.values()]) > 0)
@@ -168,7 +169,14 @@ def _own_pages_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -
     return [indicator(one, on_others) for one in on_own], [one for one in by_loss if one is not None]
 
 
-def _calibrations(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str]) -> dict[int, Calibration]:
+def _trusted(shares: Mapping[int, Credit], own_pages: Mapping[int, float]) -> dict[int, float]:
+    """Return credit times the own-pages factor by uid."""
+    return {uid: shares[uid].value * factor if uid in shares else 0.0 for uid, factor in own_pages.items()}
+
+
+def _calibrations(
+    windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str], trusted: Mapping[int, float]
+) -> dict[int, Calibration]:
     miners = [*hotkeys.items()]
     updates = {uid: [found for one in windows if (found := one.evaluated(uid, key))] for uid, key in miners}
     pairs = np.array([[one.held_out_and_gain(*miner) for miner in miners] for one in windows])
@@ -178,8 +186,10 @@ def _calibrations(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str])
     counted = np.array([[bool(one.counts(*miner)) for miner in miners] for one in windows], dtype=bool)
     loss = by_loss(updates)
     gradient = by_gradient(held_out, gains, lengths * scales, counted).tolist()
-    chosen = windows[-1].chosen_lengths
-    length = by_length(gains, lengths, scales, counted).tolist() if chosen else [None] * len(miners)
+    length: list[float | None] = [None] * len(miners)
+    if windows[-1].chosen_lengths:
+        weights = np.array([trusted[uid] for uid in hotkeys])
+        length = by_length(gains, lengths, scales=scales, included=counted, weights=weights).tolist()
     return {
         uid: Calibration(loss[uid], first, second) for uid, first, second in zip(hotkeys, gradient, length, strict=True)
     }

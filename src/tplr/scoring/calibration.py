@@ -136,31 +136,35 @@ def by_gradient(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, in
     return _smaller_factors(held_out, gains, share=usual, errors=spread * lengths, gains=gains, included=included)
 
 
-def by_length(gains: np.ndarray, lengths: np.ndarray, scales: np.ndarray, included: np.ndarray) -> np.ndarray:
+def by_length(
+    gains: np.ndarray, lengths: np.ndarray, *, scales: np.ndarray, included: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
     """Return each miner's predicted gain over what is usual for steps of their length, in [0, 1].
 
     More inner steps make a step longer and, if the noise of gradients dominates, also closer to the gradient. With Muon
     an honest update's gain then grows with the square of its length; multiplying an update multiplies its gain only
     once. A factor is ``(gain + SIGNIFICANT * error) / (EXPLAINED * usual * length**2)``, clipped, with sums over a
     miner's windows, and the smaller one of two as in ``by_gradient``. ``usual`` is the lower quartile of ``gain /
-    length**2`` over the miners' included updates, weighted by their gains: this ratio is large for short steps, and
-    only miners with three quarters of all gain could lower the factors of honest ones. As in ``by_gradient``, ``error``
-    is ``_spread`` times the root of the sum of squared lengths, scaled as the gains are. A factor is 1 without a
-    positive predicted gain, or before any miner has two windows in succession.
+    length**2`` over the miners' included updates, weighted by their credits: this ratio is large for short steps, and
+    only miners with three quarters of all credit could lower the factors of honest ones. Uids that send the same update
+    share one credit, so their number changes nothing. As in ``by_gradient``, ``error`` is ``_spread`` times the root of
+    the sum of squared lengths, scaled as the gains are. A factor is 1 without a positive predicted gain, if nobody has
+    credit, or before any miner has two windows in succession.
 
     Args:
         gains: predicted gains, scaled by ``even_scales``, float64 [windows, miners], NaN where there is none.
         lengths: of the steps, float64 [windows, miners], above 0; the usual one is 1 in each window.
         scales: ``even_scales``, float64 [windows, 1].
         included: whether the window's included set contains the update, bool [windows, miners].
+        weights: credit times the own-pages factor, float64 [miners], at least 0.
     """
     squares, noise = np.square(lengths), lengths * scales
     sums = _sums(gains, included)
-    helps = sums > 0
+    sets = (sums > 0) & (weights > 0)
     unlimited = np.ones(gains.shape[1])
-    if not helps.any():
+    if not sets.any():
         return unlimited
-    usual = _lower_quartile(sums[helps] / _sums(squares, included)[helps], weights=sums[helps])
+    usual = _lower_quartile(sums[sets] / _sums(squares, included)[sets], weights=weights[sets])
     spread = _spread(np.where(included, (gains - usual * squares) / noise, np.nan))
     if spread is None:
         return unlimited
