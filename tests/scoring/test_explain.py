@@ -322,5 +322,14 @@ def test_a_credit_that_does_not_follow_is_named(report) -> None:
     assert f"{credit:.6f}, but 0.000000 follows from the published evidence: see tplr audit" in text
 
 
+def test_where_lengths_are_not_compared_nothing_is_said_of_work(report) -> None:
+    """With DeMo all steps have one length."""
+    for by_length, work in ((None, ""), (0.75, " and that its work explains")):
+        known = dict.fromkeys(UIDS, Calibration(by_loss=1.0, by_gradient=0.5, by_length=by_length))
+        shares = CreditShares(credits={}, steps=dict.fromkeys(UIDS, 0), scale=1.0, calibrations=known)
+        text = explain(report(), 1, power=2.0, shares=shares)
+        assert f"gains that shows on held-out pages{work}, relative to other miners'; but 1.0000 by measured" in text
+
+
 def test_documented_scores_share_no_credit(report) -> None:
     assert shares_of(report("documented"), [], 3) is None
