@@ -271,7 +271,8 @@ def _calibration(published: float, found: Calibration | None) -> str:
     """Explain the published calibration from its factors; None: an earlier report cannot be read."""
     # With DeMo all steps have one length.
     work = "" if found and found.by_length is None else " and that its work explains"
-    text = f"{published:.4f}: the part of its predicted gains that shows on held-out pages{work}, relative to other miners'"
+    part = f"the part of its predicted gains that shows on held-out pages{work}, relative to other miners'"
+    text = f"{published:.4f}: {part}"
     if found is None:
         return text
     factors = f"{found.by_loss:.4f} by measured losses, {found.by_gradient:.4f} by the gradient there"
