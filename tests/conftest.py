@@ -13,12 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from hypothesis import settings
 
 from tplr.schemas import Bucket
 from tplr.storage import MemoryStore, S3Connections, S3Store
 from tplr.testing.s3server import Rules, Server, serve
 
 SUBFOLDER = "sub/set"
+# Hypothesis would fail examples that take more than 0.2 s, which only says that the machine is busy.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.hookimpl(wrapper=True)

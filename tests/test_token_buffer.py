@@ -8,7 +8,7 @@ from tplr.token_buffer import TokenBuffer
 
 
 @given(lengths=st.lists(st.integers(0, 6), max_size=8), counts=st.lists(st.integers(0, 9), max_size=12), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_tokens_are_taken_in_order(lengths, counts, data):
     numbers = iter(range(1000))
     arrays = [np.array([next(numbers) for _ in range(length)], np.uint16) for length in lengths]

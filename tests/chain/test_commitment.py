@@ -20,7 +20,7 @@ def test_the_layout_is_account_key_secret():
     assert decode_commitment(ACCOUNT + KEY + SECRET) == bucket()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(min_size=64, max_size=64).map(bytes.hex))
 def test_every_text_of_the_alphabet_comes_back(text):
     assert encode_commitment(decode_commitment(text)) == text

@@ -26,7 +26,7 @@ def test_a_row_written_by_hand():
     assert two.tolist() == [0b01_010_101, 0b11_0100_10, 0b00_0010]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_round_trip(data):
     n = data.draw(st.integers(1, 300))

@@ -27,7 +27,7 @@ def test_a_row_written_by_hand():
     assert encode(torch.tensor([[9, 1, 5], [0, 7, 2]]), 10).tolist() == [0b01_000_101, 0b0100]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_round_trip(data):
     n = data.draw(st.integers(1, 300))

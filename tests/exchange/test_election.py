@@ -81,7 +81,7 @@ def check_slots(network: Network) -> None:
         assert not {uid for by in others for uid in by} - network.hostile, f"slot {proof.slot}: another value"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(networks())
 def test_the_honest_agree_in_as_many_slots_as_there_are_electors(network: Network) -> None:
     spare = network.rounds != AT_ONCE  # a slot in which actions may be late
@@ -89,7 +89,7 @@ def test_the_honest_agree_in_as_many_slots_as_there_are_electors(network: Networ
     check(network)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(halves())
 def test_with_half_of_the_stake_the_adversary_may_stop_a_decision_but_not_split_it(network: Network) -> None:
     network.run(slots=len(network.stakes))

@@ -1,6 +1,6 @@
 """Pure decisions: the same votes give the same value on every node, in any order."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tplr.chain.electors import Elector, Electors
@@ -150,7 +150,6 @@ def test_a_majority_says_the_same() -> None:
     assert majority({}, ELECTORS) is None
 
 
-@settings(deadline=None)
 @given(st.permutations([0, 1, 2]), st.randoms(use_true_random=False))
 def test_the_order_of_votes_changes_nothing(order: list[int], draw) -> None:
     votes = {

@@ -78,7 +78,7 @@ def test_what_is_read_is_what_was_written(tmp_path, max_bytes):
         assert sum(piece.nbytes for piece in pieces.values()) <= max(max_bytes, 20)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(1, 36), max_size=4, unique=True), readers=st.integers(1, 6))
 def test_saved_by_some_and_loaded_by_others(tmp_path_factory, cuts, readers):
     folder = tmp_path_factory.mktemp("snapshot")

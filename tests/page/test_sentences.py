@@ -17,7 +17,7 @@ ROWS = st.lists(st.tuples(st.text(max_size=8), TEXT), max_size=5)
 
 
 @given(st.lists(st.one_of(st.none(), ROWS), min_size=1, max_size=6).flatmap(lambda a: st.just({1: a, 7: a[::-1]})))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_is_packed_comes_back(rows) -> None:
     packed = pack(rows)
     for uid, windows in rows.items():

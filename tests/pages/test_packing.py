@@ -15,7 +15,7 @@ EOS = 0
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=6))
 def test_each_row_is_ended_once_and_empty_ones_are_left_out(rows):
     expected = [row if row[-1] == EOS else [*row, EOS] for row in rows if row]
@@ -39,7 +39,7 @@ def documented(documents: list[list[int]], batch_size: int, length: int, *, pack
     return [np.array(padded[i : i + size]).reshape(batch_size, length) for i in range(0, len(padded) - size + 1, size)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(documents=DOCUMENTS, batch_size=st.integers(1, 3), length=st.integers(1, 5))
 @pytest.mark.parametrize("packed", [True, False])
 def test_batches_are_the_documented_ones(packed, documents, batch_size, length):
@@ -51,7 +51,7 @@ def test_batches_are_the_documented_ones(packed, documents, batch_size, length):
     assert all(np.array_equal(a, b) for a, b in zip(ours, expected, strict=True))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(documents=DOCUMENTS, length=st.integers(1, 5), cut=st.integers(0, 12))
 def test_pages_can_be_padded_one_by_one(documents, length, cut):
     ended = [[*(token for token in document if token != EOS), EOS] for document in documents]

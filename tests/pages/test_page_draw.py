@@ -57,7 +57,7 @@ def documented(
     return pages
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     sizes=st.dictionaries(
         st.sampled_from("abcdefg"), st.sampled_from([102, 103, 5000, 2**31 + 102, 2**33]), min_size=1
@@ -120,7 +120,7 @@ def test_digest_tells_page_lists_and_datasets_apart():
 SHARDS = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=5), min_size=1, max_size=5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(shards=SHARDS, row=st.integers(-3, 40), rows_per_page=st.integers(1, 9))
 def test_exact_pages_are_the_rows_they_name(shards, row, rows_per_page):
     whole = manifest("exact", *map(sum, shards))
@@ -139,7 +139,7 @@ def test_exact_pages_are_the_rows_they_name(shards, row, rows_per_page):
     assert found == rows[row : row + rows_per_page]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(shards=SHARDS, row=st.integers(-3, 40), rows_per_page=st.integers(1, 9))
 def test_group_average_is_the_documented_rule(shards, row, rows_per_page):
     sizes = [*map(sum, shards)]

@@ -24,7 +24,7 @@ class Source:
 
 
 @given(pieces=st.lists(st.none() | st.text("a\r\n", min_size=1, max_size=5).map(str.encode)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_lines_and_positions_do_not_depend_on_pieces_or_failures(pieces):
     data = b"".join(filter(None, pieces))
     expected = [line + b"\n" for line in data.split(b"\n")]
@@ -47,7 +47,7 @@ def test_lines_and_positions_do_not_depend_on_pieces_or_failures(pieces):
 
 
 @given(lengths=st.lists(st.integers(0, 12), max_size=8), size=st.integers(1, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_of_a_long_line_only_the_beginning_is_held(lengths, size):
     data = b"".join(b"x" * length + b"\n" for length in lengths)
     reader = LineReader(Source(data[i : i + size] for i in range(0, len(data), size)).read, max_bytes=4)

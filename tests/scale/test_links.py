@@ -40,7 +40,7 @@ def test_flows_of_different_sizes() -> None:
     assert finish_times([0.0, 0.0], [30.0, 10.0], capacity=10.0, connection=10.0) == [4.0, 2.0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 30).map(float), min_size=1, max_size=6),
     st.sampled_from([(10.0, 10.0), (10.0, 4.0), (3.0, 10.0)]),

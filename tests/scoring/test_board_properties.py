@@ -88,7 +88,7 @@ def renamed(one: Evidence, order: Mapping[int, int]) -> Evidence:
     return one.model_copy(update={"observations": seen, "alignment": alignment})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(history=histories())
 def test_scores_are_finite_never_negative_and_sum_to_one(history) -> None:
     board = Board(HPARAMS)
@@ -98,7 +98,7 @@ def test_scores_are_finite_never_negative_and_sum_to_one(history) -> None:
     assert not board.weights or sum(board.weights.values()) == pytest.approx(1.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(history=histories(), order=st.permutations(UIDS))
 def test_permuted_uids_give_permuted_scores(history, order) -> None:
     """Uids change only the last bits of sums."""
@@ -109,7 +109,7 @@ def test_permuted_uids_give_permuted_scores(history, order) -> None:
         assert other[names[uid]].tests == plain[uid].tests
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(history=histories(), cut=st.integers(0, 3))
 def test_a_restart_gives_the_same_bytes(history, cut) -> None:
     def record(board: Board, windows: Sequence[Evidence]) -> str:

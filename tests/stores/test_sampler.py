@@ -28,7 +28,7 @@ def everyone(n: int, world: int, **options) -> list[list[int]]:
     order=st.sampled_from(["portable", "torch"]),
     epoch=st.integers(0, 2),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_ranks_together_take_the_epochs_order(n, world, drop_last, shuffle, order, epoch) -> None:
     if drop_last and n < world:
         with pytest.raises(ValueError, match=f"{n} items are fewer than {world} ranks"):
@@ -46,7 +46,7 @@ def test_ranks_together_take_the_epochs_order(n, world, drop_last, shuffle, orde
 
 
 @given(n=st.integers(1, 40), old=st.integers(1, 8), new=st.integers(1, 8), steps=st.integers(0, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_number_of_ranks_may_change_in_mid_epoch(n, old, new, steps) -> None:
     before = [sampler(n, old, rank) for rank in range(old)]
     steps %= len(before[0])

@@ -18,7 +18,7 @@ def seed(window: int) -> int:
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 60), st.integers(0, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_sequence_twice_in_an_epoch_and_all_uids_apart(samples: int, uids: int, more: int, epoch: int) -> None:
     rule = shares(samples * uids + more, samples, uids)
     assert rule.windows == (samples * uids + more) // (samples * uids)

@@ -43,7 +43,7 @@ def write(folder: Path, storage_format: str, *shards: dict[str, Column]) -> Path
 
 
 @given(lists=st.lists(st.lists(st.lists(st.integers(0, 99), max_size=3), max_size=3), min_size=1, max_size=3))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_every_range_and_record_of_any_segmentation(tmp_path_factory: pytest.TempPathFactory, lists) -> None:
     flat = [x for shard in lists for record in shard for x in record]
     for storage_format in FORMATS:

@@ -353,7 +353,7 @@ def two_of_three(items: list[Any]) -> list[Any]:
 CHAIN = chain_steps()
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(
     names=st.lists(st.sampled_from(sorted(CHAIN)), min_size=4, max_size=4),
     sizes=st.lists(st.integers(0, 9), max_size=9),

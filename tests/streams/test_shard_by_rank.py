@@ -117,9 +117,7 @@ def test_each_sample_once_when_the_ranks_change(folder, name, old, new):
     assert tokens_of(found) == ALL_TOKENS
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(["sequence", "files", "row groups", "concat", "nested concat", "interleave"]),
     stage=st.sampled_from(sorted(STAGES)),

@@ -90,7 +90,7 @@ def weights(peer_scores: Mapping[int, DocumentedScore]) -> dict[int, float]:
     return power_normalise({uid: one.final for uid, one in peer_scores.items()}, 2.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seen=windows(3), uid=st.sampled_from(UIDS), wrong=st.sampled_from(sorted(WRONGS)))
 def test_no_penalty_raises_a_score_or_a_weight(seen, uid, wrong) -> None:
     """Of two equal miners, the one with an additional fault never has more. Neither was evaluated: a miner that
@@ -104,7 +104,7 @@ def test_no_penalty_raises_a_score_or_a_weight(seen, uid, wrong) -> None:
     assert weights(guilty).get(uid, 0.0) <= weights(innocent).get(uid, 0.0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seen=windows(3), order=st.permutations(UIDS))
 def test_permuted_uids_give_permuted_scores(seen, order) -> None:
     plain = run(seen)
@@ -112,7 +112,7 @@ def test_permuted_uids_give_permuted_scores(seen, order) -> None:
     assert run(renamed) == {order[uid]: plain[uid] for uid in UIDS}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seen=windows(4), cut=st.integers(0, 3))
 def test_a_restart_gives_the_same_bytes(seen, cut) -> None:
     def record(board: DocumentedBoard, start: int, stop: int) -> str:
@@ -127,7 +127,7 @@ def test_a_restart_gives_the_same_bytes(seen, cut) -> None:
     assert record(second, min(cut, len(seen)), len(seen)) == whole
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seen=windows(3))
 def test_scores_are_finite(seen) -> None:
     for peer_score in run(seen).values():

@@ -15,7 +15,7 @@ LENGTHS = st.lists(st.integers(0, 12), max_size=12)
 
 
 @given(lengths=LENGTHS.map(lambda lengths: [min(length, 7) for length in lengths]), capacity=st.integers(7, 9))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_best_fit_decreasing(lengths: list[int], capacity: int) -> None:
     bins: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -34,7 +34,7 @@ def test_best_fit_decreasing(lengths: list[int], capacity: int) -> None:
     truncation=st.sampled_from(["keep_start", "keep_end"]),
     capacity=st.integers(1, 10),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_plans_keep_tokens_together_and_count_what_they_drop(lengths, strategy, truncation, capacity) -> None:
     offsets = cuts(lengths)
     documents = [np.arange(100 * i, 100 * i + length) for i, length in enumerate(lengths)]
@@ -83,7 +83,7 @@ def test_many_tiny_documents_are_packed_in_no_time() -> None:
     chosen=st.lists(st.integers(0, 5), max_size=6),
     cut=st.integers(0, 6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_columns_are_joined_and_taken_apart(records, chosen, cut) -> None:
     def made(rows) -> Column:
         return column([[np.array(part) for part in row] for row in rows], nested=True, dtype="int32")

@@ -66,7 +66,7 @@ CHUNKING = {
 
 
 @pytest.mark.parametrize("name", CHUNKING)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(lengths=st.lists(st.integers(0, 12), max_size=20), length=st.integers(1, 8), stop=st.integers(0, 30))
 def test_tokens_in_are_tokens_out_and_counted_drops_also_after_a_resume(name, lengths, length, stop):
     numbers = iter(range(1000))

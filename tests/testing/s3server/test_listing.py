@@ -19,7 +19,7 @@ def all_entries(keys: list[str], prefix: str, delimiter: str, after: str) -> lis
     return entries
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     keys=st.sets(text, max_size=12).map(sorted),
     prefix=text,

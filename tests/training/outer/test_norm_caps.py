@@ -153,7 +153,7 @@ SIZES = st.one_of(st.just(0.0), st.floats(-30, 29).map(lambda power: 10.0**power
 WINDOWS = st.lists(st.lists(SIZES, min_size=1, max_size=9), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(windows=WINDOWS, momentum=st.sampled_from([0.0, 0.9]), nesterov=st.booleans())
 def test_whatever_is_sent_every_step_of_sparseloco_is_bounded(windows, momentum, nesterov):
     parameters = weights()
@@ -169,7 +169,7 @@ def test_whatever_is_sent_every_step_of_sparseloco_is_bounded(windows, momentum,
             assert found <= 0.5 * limit / (1 - momentum) * (1 + 1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=st.lists(SIZES, min_size=1, max_size=9))
 def test_whatever_is_sent_no_entry_moves_further_than_the_learning_rate_under_demo(sizes):
     parameters = weights()
@@ -220,7 +220,7 @@ def test_giants_that_stay_raise_the_caps_to_the_bound_and_no_further():
     assert found[-1] == pytest.approx(0.5 * bound("matrix", 100, **STEADY), rel=1e-5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     honest=st.lists(st.floats(1e-4, 0.05), min_size=1, max_size=5),
     others=st.lists(st.lists(st.floats(1e-30, 1e30), max_size=15), min_size=1, max_size=40),
@@ -329,7 +329,7 @@ def test_the_count_is_the_number_of_equal_updates_and_smaller_otherwise():
     assert effective_count([1e-300, 1e-300]) == pytest.approx(2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(norms=st.lists(st.one_of(st.just(0.0), st.floats(1e-30, 1e30)), min_size=1, max_size=15))
 def test_the_step_is_no_longer_than_the_longest_update_and_no_shorter_than_the_mean(norms):
     count = effective_count(norms)
