@@ -43,6 +43,7 @@ trap finish EXIT
 computing=(tests/compress tests/page tests/planner tests/scale tests/scoring tests/training
     tests/localnet/test_{attackers,hostile_election,scenarios,simulation}.py)
 networks=$(mktemp)
+# Only their files: to find them, pytest would import all others.
 mapfile -t marked < <(grep -rl --include="test_*.py" "mark.localnet" tests)
 "${pytest[@]}" -m "localnet and not long" "${marked[@]}" >"$networks" 2>&1 &
 running=$!
