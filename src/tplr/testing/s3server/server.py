@@ -22,6 +22,9 @@ from tplr.testing.s3server.storage import Storage
 # Above the limits of the rules (keys of 1024 bytes, three times as long when encoded; 8 KiB of metadata), so that the
 # rules refuse a request, and not the HTTP parser.
 MAX_LINE = 16 * 1024
+# Connections that wait to be accepted. The system drops packets of others, and clients repeat them after ever longer
+# times; aiohttp's 128 is less than a validator opens at once.
+BACKLOG = 1024
 
 
 class FolderInUse(ConfigError):
@@ -96,7 +99,7 @@ async def serve(
         )
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, port).start()
+            await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
             yield Server(host, runner.addresses[0][1], table, scripted, storage.objects)
         finally:
             await runner.cleanup()
