@@ -92,7 +92,7 @@ async def test_a_mute_node_costs_the_opening_no_more_than_a_head_start(world, mu
 
 
 async def test_each_endpoint_says_its_head_or_why_not(world, mute_url, monkeypatch):
-    monkeypatch.setattr("tplr.chain.subtensor.endpoints.DIAL_SECONDS", 1.0)
+    monkeypatch.setattr("tplr.chain.subtensor.endpoints.DIAL_SECONDS", 3.0)
     dead = "ws://127.0.0.1:9"
     found = await probe_endpoints(f"{world.node.url},{dead},{mute_url}", [f"{world.node.url}/archive"])
     assert [name for name, _ in found] == [world.node.url, dead, mute_url, world.node.url]
@@ -102,7 +102,7 @@ async def test_each_endpoint_says_its_head_or_why_not(world, mute_url, monkeypat
     assert good.number > 0
     assert good.time == pytest.approx(time.time(), abs=600)
     assert "refused" in refused.lower() or "connect" in refused.lower()
-    assert "no answer in 1 s" in mute
+    assert "no answer in 3 s" in mute
 
 
 def test_a_mute_node_counts_as_dead_within_ten_seconds():
@@ -190,7 +190,7 @@ async def test_a_read_that_is_cancelled_leaves_those_that_wait_for_the_same_meta
         calls = [asyncio.create_task(chain.metagraph())]
         await asyncio.wait_for(asked.wait(), 5)
         calls += [asyncio.create_task(chain.metagraph()) for _ in range(2)]
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.6)  # they reach the download, too
         calls[cancelled].cancel()
         await asyncio.sleep(0.1)
         answered.set()

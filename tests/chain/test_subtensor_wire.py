@@ -20,7 +20,7 @@ from tplr.errors import ChainUnavailable, ConfigError  # noqa: E402
 def impatience(monkeypatch):
     monkeypatch.setattr("tplr.chain.subtensor.adapter.READ_SECONDS", 0.6)
     monkeypatch.setattr("tplr.chain.subtensor.endpoints.ONLY_DIAL_SECONDS", 0.6)
-    monkeypatch.setattr("tplr.chain.subtensor.adapter.WRITE_SECONDS", 0.5)
+    monkeypatch.setattr("tplr.chain.subtensor.adapter.WRITE_SECONDS", 1.0)
     monkeypatch.setattr("tplr.chain.subtensor.adapter.WRITE_BLOCKS", 1)
     monkeypatch.setattr("tplr.chain.subtensor.endpoints.PROBE_SECONDS", 0.3)
     monkeypatch.setattr("tplr.chain.follow.STALL_BLOCKS", 2)

@@ -209,7 +209,7 @@ async def test_an_object_swapped_under_a_request(r2, stored: ObjectStore, target
     """Even by one that differs only in its ETag."""
     same = r2.root / "same"
     same.write_bytes(BODY)
-    r2.server.faults.add(GET, Delay(0.3))
+    r2.server.faults.add(GET, Delay(1.5))  # longer than the other parts and the upload take
     others_done = asyncio.Event()
     task = asyncio.create_task(
         fetch(

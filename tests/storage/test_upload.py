@@ -318,7 +318,7 @@ async def test_a_store_refuses_a_flipped_bit_by_the_digest_that_was_signed(r2, s
     await check_stored(r2.store)
     r2.server.faults.add(SENT, FlipSentBit(at=1000), times=None)
     with pytest.raises(StoreUnavailable, match="the body arrived damaged"):
-        await upload_file(r2.store, "k2", source, sha256s=SHA256S, deadline_seconds=0.3)
+        await upload_file(r2.store, "k2", source, sha256s=SHA256S, deadline_seconds=1.0, concurrency=1)
 
 
 async def test_a_file_that_is_not_what_its_digests_say_is_not_stored(r2, source: Path) -> None:
