@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import ConfigError
-from tplr.hparams import DemoParams, HParams, LearningRate, SparselocoParams, load_hparams
+from tplr.hparams import DemoParams, HParams, LearningRate, OuterRate, SparselocoParams, load_hparams
 from tplr.keys import gradient_key, start_window_key
 from tplr.localnet.plan import scheme_constants
 
 ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "src/tplr/localnet/hparams.json"
 GROUP = scheme_constants("sparseloco")["sparseloco"]
+RATES = "outer_learning_rate_points"
 
 
 def written(folder: Path, **changes: object) -> Path:
@@ -64,6 +65,10 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
         ({"sparseloco": GROUP}, "outer is 'demo': remove the group 'sparseloco'"),
         ({"outer": "sparseloco"}, "outer is 'sparseloco': remove the group 'demo'"),
         ({"outer": "sparseloco", "demo": None, "sparseloco": GROUP | {"outer_nesterov": True}}, "has no effect"),
+        (
+            {"outer": "sparseloco", "demo": None, "sparseloco": GROUP | {RATES: [{"step": 9, "rate": 1.0}] * 2}},
+            "sparseloco.outer_learning_rate_points: steps must ascend",
+        ),
         ({"outer": "sparseloco", "demo": None, "sparseloco": GROUP | {"muon_momentum": 0.9}}, "remove sparseloco.muon"),
         ({"outer": "sparseloco", "demo": None, "sparseloco": GROUP | {"inner_optimizer": "muon"}}, "give sparseloco.m"),
     ],
@@ -131,7 +136,7 @@ def test_every_key_is_used() -> None:
         path.read_text() for path in sorted((ROOT / "src/tplr").rglob("*.py")) if path.name != "hparams.py"
     )
     own = (ROOT / "src/tplr/hparams.py").read_text()
-    groups = (HParams, LearningRate, DemoParams, SparselocoParams)
+    groups = (HParams, LearningRate, DemoParams, OuterRate, SparselocoParams)
     for name in (name for group in groups for name in group.model_fields):
         assert re.search(rf"\.{name}\b", code) or re.search(rf"self\.{name}\b", own), name
 

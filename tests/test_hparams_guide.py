@@ -9,7 +9,16 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tplr.hparams import DemoParams, DocumentedScores, HParams, ModelParams, SparselocoParams, StoreParams, Upgrade
+from tplr.hparams import (
+    DemoParams,
+    DocumentedScores,
+    HParams,
+    ModelParams,
+    OuterRate,
+    SparselocoParams,
+    StoreParams,
+    Upgrade,
+)
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "hparams.md").read_text()
 ROW = re.compile(r"^\| `([\w.\[\]]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| (all|validators|local) \|$", re.M)
@@ -21,6 +30,7 @@ GROUPS: dict[str, type[BaseModel]] = {
     "store": StoreParams,
     "demo": DemoParams,
     "sparseloco": SparselocoParams,
+    "sparseloco.outer_learning_rate_points[]": OuterRate,
     "documented_scores": DocumentedScores,
 }
 

@@ -60,7 +60,7 @@ def batches_of(grid: Grid, sequences: np.ndarray, seed: int) -> tuple[np.ndarray
 
 def make_hparams(grid: Grid, cell: Cell, device: str = "cpu") -> HParams:
     """Localnet's constants with the cell's model, scheme and rates. Warm-up is a twentieth of all steps."""
-    settings: Mapping[str, float] = json.loads(cell.settings)
+    settings: Mapping[str, Any] = json.loads(cell.settings)
     raw = json.loads(PROFILE.read_text())
     for remark in ("_", raw["outer"]):
         del raw[remark]
@@ -87,6 +87,7 @@ def make_hparams(grid: Grid, cell: Cell, device: str = "cpu") -> HParams:
             "gradient_clip_norm": 1.0,
             "error_feedback_decay": settings.get("decay", 0.0),
             "outer_learning_rate": settings.get("outer", 1.0),
+            "outer_learning_rate_points": [{"step": step, "rate": rate} for step, rate in settings.get("points", ())],
             "outer_momentum": 0.0,
             "outer_nesterov": False,
             "expected_share": settings.get("expected", 0.0),

@@ -63,6 +63,7 @@ TRIALS: dict[str, list[dict[str, float]]] = {
     "muon": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)],
 }
 # With expected weights, as the default.
+Points = tuple[tuple[int, float], ...]  # outer steps and the outer rates there, after the first rate
 EXPECTED = {"lr": 1.6e-2, "outer": 2.0, "decay": 0.95, "momentum": 0.9, "expected": 0.1}
 TRIALS[GROUPED] = [
     *TRIALS["muon-sparseloco"],
@@ -122,7 +123,7 @@ GRIDS["long-16"] = replace(
 )
 
 
-def default_with(name: str, **rates: float) -> Grid:
+def default_with(name: str, **rates: float | Points) -> Grid:
     """Return a grid in which the default has the rates of ``EXPECTED`` but for the given ones, without trials."""
     return replace(GRIDS[name], tuned="", sparse=(), muon_sparse=(), rates={GROUPED: [EXPECTED | rates]})
 
@@ -169,6 +170,16 @@ GRIDS["larger"] = replace(
 )
 # The default as ``hparams.json`` has it, with the larger model's own learning rate.
 GRIDS["outer-2-larger"] = default_with("larger", lr=6e-3)
+# The default with the outer rates of ``hparams.json``.
+RATES = {"outer": 1.5, "points": ((64, 3.2), (500, 1.5))}
+GRIDS |= {
+    "default-4": default_with("reduced", **RATES),
+    "default-8": default_with("reduced-8", **RATES),
+    "default-16": default_with("reduced-16", **RATES),
+    "default-long-16": default_with("long-16", **RATES),
+    "default-long-4": replace(default_with("long-16", **RATES), peers=4),
+    "default-larger": default_with("larger", lr=6e-3, **RATES),
+}
 # The default with the best rates found in the trials, and the present norm caps.
 GRIDS |= {
     "tuned-4": default_with("reduced", expected=0.25),

@@ -144,6 +144,13 @@ class DemoParams(_Strict):
     weight_decay: float = Field(ge=0, lt=1)
 
 
+class OuterRate(_Strict):
+    """The outer learning rate at one outer step."""
+
+    step: int = Field(gt=0)
+    rate: float = Field(gt=0)
+
+
 class SparselocoParams(_Strict):
     """Constants of ``training/inner.py`` and ``training/outer/sparseloco.py``.
 
@@ -155,6 +162,9 @@ class SparselocoParams(_Strict):
         batches_per_inner_step: number of batches whose gradients are averaged for a step.
         inner_learning_rate: its steps are ``inner_steps`` for each window since the run's start.
         gradient_clip_norm: largest L2 norm of all gradients together.
+        outer_learning_rate: at the run's start.
+        outer_learning_rate_points: by ascending steps. The rate is linear from the run's start to the first point and
+            between points, and constant after the last one (``training/schedule.py``).
         outer_momentum: 0 for plain gradient descent.
         expected_share: a miner trains from the weights that it expects: the agreed ones, moved by this share of the
             outer step along its own work that they lack. That is its error feedback and, with ``outer_delay`` 1, its
@@ -173,6 +183,7 @@ class SparselocoParams(_Strict):
     gradient_clip_norm: float = Field(gt=0)
     error_feedback_decay: float = Field(ge=0, le=1)
     outer_learning_rate: float = Field(gt=0)
+    outer_learning_rate_points: tuple[OuterRate, ...] = Field(default=(), strict=False, max_length=64)
     outer_momentum: float = Field(ge=0, lt=1)
     outer_nesterov: bool
     expected_share: float = Field(default=0.0, ge=0, le=1)
@@ -183,6 +194,8 @@ class SparselocoParams(_Strict):
         found = []
         if self.outer_nesterov and not self.outer_momentum:
             found.append("sparseloco.outer_nesterov without sparseloco.outer_momentum has no effect: set it to false")
+        if any(later.step <= earlier.step for earlier, later in pairwise(self.outer_learning_rate_points)):
+            found.append("sparseloco.outer_learning_rate_points: steps must ascend")
         given, needed = self.muon_momentum is not None, self.inner_optimizer == "muon"
         if given != needed:
             found.append(

@@ -1,11 +1,12 @@
 """The schedule against golden values and PyTorch's own schedulers."""
 
+import numpy as np
 import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LinearLR, SequentialLR
 
-from tplr.hparams import LearningRate
-from tplr.training.schedule import learning_rate
+from tplr.hparams import LearningRate, OuterRate, SparselocoParams
+from tplr.training.schedule import learning_rate, outer_learning_rate
 
 
 def schedule(**changes) -> LearningRate:
@@ -31,6 +32,14 @@ def schedule(**changes) -> LearningRate:
 )
 def test_documented_values(step, expected):
     assert learning_rate(step, schedule()) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_outer_rate_is_linear_between_points_and_constant_after_the_last_one():
+    points = (OuterRate(step=64, rate=2.8), OuterRate(step=500, rate=1.5))
+    constants = SparselocoParams.model_construct(outer_learning_rate=1.5, outer_learning_rate_points=points)
+    assert [outer_learning_rate(step, constants) for step in (0, 64, 500, 10**9)] == [1.5, 2.8, 1.5, 1.5]
+    found = [outer_learning_rate(step, constants) for step in range(0, 600, 7)]
+    assert found == pytest.approx(np.interp(range(0, 600, 7), [0, 64, 500], [1.5, 2.8, 1.5]), rel=1e-12)
 
 
 @pytest.mark.parametrize("warmup_steps", [5, 1])

@@ -34,6 +34,7 @@ SPARSELOCO = {
     "gradient_clip_norm": 1.0,
     "error_feedback_decay": 0.95,
     "outer_learning_rate": 0.5,
+    "outer_learning_rate_points": (),
     "outer_momentum": 0.0,
     "outer_nesterov": False,
     "expected_share": 0.0,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, build, parse
 from tplr.errors import EmptyUpdate
-from tplr.hparams import DemoParams, HParams, LearningRate, SparselocoParams
+from tplr.hparams import DemoParams, HParams, LearningRate, OuterRate, SparselocoParams
 from tplr.training.fingerprint import digest
 from tplr.training.outer.norm_caps import (
     FIRST,
@@ -211,6 +211,17 @@ def test_a_larger_outer_rate_makes_no_first_step_of_giants_longer():
     assert steps(4.0) == pytest.approx(usual, rel=1e-5)
     for name, found in steps(0.25).items():
         assert found == pytest.approx(0.25 * usual[name], rel=1e-5)
+
+
+def test_a_rate_that_rises_later_makes_no_first_step_longer():
+    def step(at: int, *points: OuterRate) -> dict[str, float]:
+        parameters = weights()
+        scheme = SparselocoOuter(parameters, hparams("sparseloco", outer_learning_rate_points=points))
+        return moved(scheme, parameters, [sent(0, 1e19)], step=at)
+
+    assert step(0, OuterRate(step=8, rate=4.0)) == step(0)
+    halves = {name: found / 2 for name, found in step(8).items()}
+    assert step(8, OuterRate(step=8, rate=0.25)) == pytest.approx(halves, rel=1e-5)
 
 
 def test_giants_that_stay_raise_the_caps_to_the_bound_and_no_further():

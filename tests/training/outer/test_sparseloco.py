@@ -8,6 +8,7 @@ import torch
 
 from tplr.compress.payload import ENTRIES_AT_ONCE, build, parse
 from tplr.errors import StateError, TrainingError
+from tplr.hparams import OuterRate
 from tplr.training.device import DeviceSettings
 from tplr.training.fingerprint import digest
 from tplr.training.outer.norm_caps import FIRST, HISTORY, norm_bound
@@ -242,6 +243,30 @@ def test_the_expected_step_is_a_share_of_the_steps_along_own_work(offloaded, hpa
         for name, moved in parameters.items():
             torch.testing.assert_close(moved, before[name], atol=1e-6, rtol=0)
     assert digest(own(scheme)) == digest(unsent)
+
+
+POINTS = (OuterRate(step=4, rate=1.5), OuterRate(step=6, rate=1.0))
+
+
+@pytest.mark.parametrize(("at", "rate"), [(0, 0.5), (2, 1.0), (4, 1.5), (5, 1.25), (6, 1.0), (900, 1.0)])
+def test_every_step_has_the_outer_rate_of_its_time(at, rate, hparams, tensors):
+    """The applied, the trial and the expected step."""
+    update = packed(SparselocoOuter(tensors(0), hparams("sparseloco")), tensors(1), uid=0)
+
+    def after(take, **rates) -> dict[str, torch.Tensor]:
+        parameters = tensors(0)
+        scheme = SparselocoOuter(parameters, hparams("sparseloco", expected_share=0.4, **rates))
+        scheme.pack(tensors(2), step=at, window=1, uid=0, pages_digest="00" * 32, batches=1)
+        take(scheme)
+        return parameters
+
+    for take in (
+        lambda scheme: scheme.apply([update], step=at),
+        lambda scheme: scheme.trial_step(update, step=at),
+        lambda scheme: scheme.expected_step(1, update, step=at),
+    ):
+        changing = after(take, outer_learning_rate_points=POINTS)
+        assert digest(changing) == digest(after(take, outer_learning_rate=rate))
 
 
 def test_without_a_share_training_begins_at_the_agreed_weights(hparams, tensors):

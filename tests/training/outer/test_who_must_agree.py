@@ -47,6 +47,7 @@ OTHER = {
     "sparseloco.gradient_clip_norm": 0.5,
     "sparseloco.error_feedback_decay": 0.5,
     "sparseloco.outer_learning_rate": 0.25,
+    "sparseloco.outer_learning_rate_points": ({"step": 2, "rate": 0.25},),
     "sparseloco.outer_momentum": 0.9,
     "sparseloco.outer_nesterov": True,
     "sparseloco.expected_share": 0.5,

@@ -95,9 +95,9 @@ def _geometric_sum(ratio: float, terms: int) -> float:
     return total
 
 
-def first_cap(constants: SparselocoParams) -> float:
+def first_cap(outer_rate: float) -> float:
     """Return the cap at a run's start, in units of the bound: a larger outer rate makes no first step longer."""
-    return FIRST / max(1.0, constants.outer_learning_rate)
+    return FIRST / max(1.0, outer_rate)
 
 
 def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:

@@ -32,6 +32,7 @@ from tplr.training.outer.norm_caps import (
     recorded,
     window_cap,
 )
+from tplr.training.schedule import outer_learning_rate
 
 
 class Clipping(NamedTuple):
@@ -101,6 +102,9 @@ class SparselocoOuter(OuterScheme):
         cap, lengthening = self._clipping_of(name, step)
         return [lengthening * factor for factor in clip(lengths, cap)]
 
+    def _rate(self, step: int) -> float:
+        return outer_learning_rate(step, self._constants)
+
     def _clipping_of(self, name: str, step: int) -> Clipping:
         return self._clipping.get(name) or Clipping(self._cap(name, (), step)[1], 1.0)
 
@@ -117,7 +121,7 @@ class SparselocoOuter(OuterScheme):
         for group, parameters in self._owners.whole(self._parameters, write_back=True):
             errors = self._error_feedback.copies([one.name for one in group.tensors])
             for name, error in errors.items():
-                parameters[name].sub_(error, alpha=share * self._constants.outer_learning_rate)
+                parameters[name].sub_(error, alpha=share * self._rate(step))
 
     def largest_norm(self, step: int) -> float:
         """See ``OuterScheme``."""
@@ -130,7 +134,7 @@ class SparselocoOuter(OuterScheme):
 
         ``d`` is that of ``_direction``: an update with a norm above the window's cap is scaled down to the cap.
         """
-        c = self._constants
+        c, rate = self._constants, self._rate(step)
         for tensor in group.tensors:
             parameter = tensor.grid.matrix(parameters[tensor.name])
             for rows, new in self._direction(updates, tensor, step):
@@ -142,7 +146,7 @@ class SparselocoOuter(OuterScheme):
                     if c.outer_nesterov:
                         direction = new + direction.mul_(c.outer_momentum)
                 part = parameter[rows]
-                part.copy_(torch.sub(part, direction.mul_(c.outer_learning_rate), out=direction))
+                part.copy_(torch.sub(part, direction.mul_(rate), out=direction))
 
     def _trial_step(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int, share: float
@@ -152,7 +156,7 @@ class SparselocoOuter(OuterScheme):
             grid, parameter = tensor.grid, tensor.grid.matrix(parameters[tensor.name])
             indices, values = decode_all([update], [tensor], self._device)
             (factor,) = clip(norms(values).tolist(), self._clipping_of(tensor.name, step).cap)
-            lr = self._constants.outer_learning_rate * share * factor
+            lr = self._rate(step) * share * factor
             for rows, chunks in grid.row_blocks(self._device):
                 zeros = values.new_zeros(chunks.stop - chunks.start, grid.entries)
                 parameter[rows].sub_(grid.join(zeros.scatter_(1, indices[0, chunks], lr * values[0, chunks])))
@@ -180,7 +184,7 @@ class SparselocoOuter(OuterScheme):
     def _cap(self, name: str, lengths: Sequence[float], step: int) -> tuple[float, float]:
         """Return one tensor's cap in a window of updates with these norms: in units of its bound, and as a norm."""
         bound = norm_bound(self.spec.tensors[name], self._constants, step)
-        history = last_caps(self._cap_history[name], first_cap(self._constants))
+        history = last_caps(self._cap_history[name], first_cap(self._rate(step)))
         cap = window_cap([one / bound for one in lengths], history)
         return cap, cap * bound
 
