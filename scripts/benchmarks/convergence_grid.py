@@ -170,15 +170,13 @@ GRIDS["larger"] = replace(
 )
 # The default as ``hparams.json`` has it, with the larger model's own learning rate.
 GRIDS["outer-2-larger"] = default_with("larger", lr=6e-3)
-# The default with the outer rates of ``hparams.json``.
-RATES = {"outer": 1.5, "points": ((64, 3.2), (500, 1.5))}
+# The default with an outer rate that rises until a short run's end; and one that rises as early in a long run.
+RISING = {"outer": 1.0, "points": ((64, 4.0),)}
 GRIDS |= {
-    "default-4": default_with("reduced", **RATES),
-    "default-8": default_with("reduced-8", **RATES),
-    "default-16": default_with("reduced-16", **RATES),
-    "default-long-16": default_with("long-16", **RATES),
-    "default-long-4": replace(default_with("long-16", **RATES), peers=4),
-    "default-larger": default_with("larger", lr=6e-3, **RATES),
+    "rising-4": default_with("reduced", **RISING),
+    "rising-8": default_with("reduced-8", **RISING),
+    "rising-16": default_with("reduced-16", **RISING),
+    "rising-long-16": default_with("long-16", outer=1.5, points=((64, 3.2), (500, 1.5))),
 }
 # The default with the best rates found in the trials, and the present norm caps.
 GRIDS |= {
