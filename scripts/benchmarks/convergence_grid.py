@@ -62,8 +62,8 @@ TRIALS: dict[str, list[dict[str, float]]] = {
     "muon-averaging": [{"lr": lr, "outer": outer} for lr in (8e-3, 1.6e-2) for outer in (0.7, 1.0, 1.4)],
     "muon": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)],
 }
-# With expected weights, as the default.
 Points = tuple[tuple[int, float], ...]  # outer steps and the outer rates there, after the first rate
+# With expected weights, as the default.
 EXPECTED = {"lr": 1.6e-2, "outer": 2.0, "decay": 0.95, "momentum": 0.9, "expected": 0.1}
 TRIALS[GROUPED] = [
     *TRIALS["muon-sparseloco"],
