@@ -73,7 +73,7 @@ async def test_any_number_of_buckets_that_hang_leaves_room_for_other_requests(tm
             group.create_task(gather(stores, rules, concurrency=largest)),
         ]
         try:
-            async with asyncio.timeout(25.0):  # also if the machine is busy
+            async with asyncio.timeout(60.0):  # with six processes on two cores it took 12 s
                 while hanging.seen < activity.CONCURRENCY + largest:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             async with asyncio.timeout(s3_http.READ_TIMEOUT / 2):  # none of them has ended by then
