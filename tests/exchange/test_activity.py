@@ -76,7 +76,7 @@ async def test_any_number_of_buckets_that_hang_leaves_room_for_other_requests(tm
             async with asyncio.timeout(60.0):  # with six processes on two cores it took 12 s
                 while hanging.seen < activity.CONCURRENCY + largest:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-            async with asyncio.timeout(s3_http.READ_TIMEOUT / 2):  # none of them has ended by then
+            async with asyncio.timeout(s3_http.READ_TIMEOUT / 2):  # a request that hangs keeps its thread for all of it
                 assert await store.get("ballot", max_bytes=1) == b"x"
         finally:
             for task in tasks:

@@ -118,10 +118,11 @@ class SparselocoOuter(OuterScheme):
             self.trial_step(own, step=step, share=share)
         if self._error_feedback.empty:
             return
+        lr = self._rate(step) * share
         for group, parameters in self._owners.whole(self._parameters, write_back=True):
             errors = self._error_feedback.copies([one.name for one in group.tensors])
             for name, error in errors.items():
-                parameters[name].sub_(error, alpha=share * self._rate(step))
+                parameters[name].sub_(error, alpha=lr)
 
     def largest_norm(self, step: int) -> float:
         """See ``OuterScheme``."""
