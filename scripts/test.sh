@@ -28,9 +28,13 @@ if [ -z "${TMPDIR:-}" ] && [ "${free:-0}" -ge 12 ] && [ "${room:-0}" -ge 6 ]; th
     own=$TMPDIR
 fi
 running=
+server=
+sockets=$(mktemp -d)
 # shellcheck disable=SC2329 # the trap calls it
 finish() {
     [ -z "$running" ] || kill "$running" 2>/dev/null # a background job ignores Ctrl-C
+    [ -z "$server" ] || kill "$server" 2>/dev/null
+    rm -rf "$sockets"
     if [ -n "$own" ] && [ "$status" = 0 ]; then
         rm -rf "$own"
     elif [ -n "$own" ]; then
@@ -40,21 +44,28 @@ finish() {
 trap finish EXIT
 # Networks run one at a time and often wait. Beside them, tests that only compute run at the lowest priority: no clock
 # and no other process waits for them.
-computing=(tests/compress tests/page tests/planner tests/scale tests/scoring tests/training
-    tests/localnet/test_{attackers,hostile_election,scenarios,simulation}.py)
+computing=(tests/localnet/test_{scenarios,attackers,simulation,hostile_election}.py
+    tests/{training,scoring,compress,planner,page,scale})
 networks=$(mktemp)
 # Only their files: to find them, pytest would import all others.
 mapfile -t marked < <(grep -rl --include="test_*.py" "mark.localnet" tests)
 "${pytest[@]}" -m "localnet and not long" "${marked[@]}" >"$networks" 2>&1 &
 running=$!
-parallel=(-m "not localnet and not long" --dist worksteal)
-OMP_NUM_THREADS=1 nice -n 19 "${pytest[@]}" "${parallel[@]}" -n 2 "${computing[@]}" || status=1
+# The processes of the tests are forks of one that has imported the large libraries. They have one tensor thread, run a
+# whole file each, so that its fixtures are made once, and begin with the files that the conftest names first.
+export OMP_NUM_THREADS=1 TPLR_FORKED_PYTHON="$sockets/python"
+forked="popen//python=.venv/bin/python tests/support/forked_python.py"
+.venv/bin/python tests/support/forked_python.py --serve "$TPLR_FORKED_PYTHON" $$ &
+server=$!
+parallel=(-m "not localnet and not long" --dist loadfile --no-loadscope-reorder)
+nice -n 19 "${pytest[@]}" "${parallel[@]}" --tx "2*$forked" "${computing[@]}" || status=1
 wait "$running" || status=1
 running=
 cat "$networks"
 rm -f "$networks"
-# Many of the others wait: six processes, each with one tensor thread, keep two cores busy, and four do not.
-OMP_NUM_THREADS=1 "${pytest[@]}" "${parallel[@]}" -n 6 "${computing[@]/#/--ignore=}" || status=1
+# Many of the others wait: six processes keep two cores busy, and four do not.
+"${pytest[@]}" "${parallel[@]}" --tx "6*$forked" "${computing[@]/#/--ignore=}" || status=1
+unset OMP_NUM_THREADS
 if [ -n "$long" ]; then
     "${pytest[@]}" -m long || status=1
 fi

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -42,26 +41,13 @@ def pytest_collection() -> Iterator[None]:
 LONG_SECONDS = 180  # a test with at least this timeout counts as long
 
 
-@pytest.hookimpl(trylast=True)  # after deselected tests are removed
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes, each begins with some of the modules with long tests, so that none is left for the end.
-
-    xdist gives each process an equal number of consecutive tests; a process that is done takes tests from the end of
-    another's.
-    """
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if processes == 1:
+    """Several processes, each of which runs file after file, begin with long tests: none is left for the end."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
         return
-    marks = [(item, item.get_closest_marker("timeout")) for item in items]
-    long = {item.path: None for item, mark in marks if mark and mark.args and mark.args[0] >= LONG_SECONDS}
-    first: list[list[pytest.Item]] = [[] for _ in range(processes)]
-    for path in long:
-        min(first, key=len).extend(item for item in items if item.path == path)
-    others = iter([item for item in items if item.path not in long])
-    share = -(-len(items) // processes)
-    for some in first:
-        some.extend(islice(others, max(0, share - len(some))))
-    items[:] = [item for some in first for item in some]
+    marks = [(item.path, item.get_closest_marker("timeout")) for item in items]
+    long = {path for path, mark in marks if mark and mark.args and mark.args[0] >= LONG_SECONDS}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(scope="session", autouse=True)

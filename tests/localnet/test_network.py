@@ -27,7 +27,7 @@ from tplr.page.document import RunDocument
 from tplr.page.sentences import unpack
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
-WINDOWS = 14
+WINDOWS = 12
 LOGGED = re.compile(r"\d\d:\d\d:\d\d [A-Z]+ ")
 
 pytestmark = [pytest.mark.localnet, pytest.mark.timeout(400)]
@@ -61,7 +61,7 @@ def read_back(tmp_path: Path) -> Iterator[ReadBack]:
 async def test_killed_miner_agrees_again_and_everybody_is_paid(
     tmp_path: Path, read_back: ReadBack, outer_delay: int
 ) -> None:
-    sizes = {"miners": 2, "windows": WINDOWS, "window_seconds": 7.5, "outer_delay": outer_delay}
+    sizes = {"miners": 2, "windows": WINDOWS, "window_seconds": 7.5, "vocab_size": 1024, "outer_delay": outer_delay}
     plan = make_plan(**sizes, run_dir=read_back.run, cache=CACHE, share_imports=True)
     plan = replace(plan, latest=read_back.newest)
     async with Localnet(plan) as net, Misfits(net) as misfits:

@@ -163,7 +163,7 @@ class ForkServer:
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
     arguments: list[str]
     env: dict[str, str]
     folder: str
@@ -175,16 +175,16 @@ def main() -> None:
     die_with(parent)
     for name in sys.argv[3:]:
         import_module(name)
-    if (threads := _threads()) > 1:
+    if (threads := thread_count()) > 1:
         sys.exit(f"fork server: {threads} threads after the imports; a fork would copy the locks of the others")
     gc.collect()
     gc.freeze()  # a collection writes to every object that it visits
     control.send(b"ready")
     if (request := _serve(control)) is not None:
-        _run_as_main(request)
+        run_as_main(request)
 
 
-def _serve(control: socket.socket) -> _Request | None:
+def _serve(control: socket.socket) -> Request | None:
     """Serve requests. Returns the request in each forked copy, and None in the server when it ends."""
     server = os.getpid()
     answers: dict[int, tuple[int, socket.socket]] = {}  # by file descriptor of the process
@@ -218,7 +218,7 @@ def _serve(control: socket.socket) -> _Request | None:
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
         os.close(log)
-        return _Request(**json.loads(message))
+        return Request(**json.loads(message))
 
 
 def _report_end(pid: int, answer: socket.socket) -> None:
@@ -230,7 +230,7 @@ def _report_end(pid: int, answer: socket.socket) -> None:
         answer.send(str(status).encode())
 
 
-def _run_as_main(request: _Request) -> None:
+def run_as_main(request: Request) -> None:
     """Run the command line as the main program of this process."""
     replace_process_variables(request.env)
     os.chdir(request.folder)
@@ -246,7 +246,7 @@ def _run_as_main(request: _Request) -> None:
             runpy.run_path(script, run_name="__main__")
 
 
-def _threads() -> int:
+def thread_count() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 

@@ -1,0 +1,116 @@
+"""A Python interpreter that has already imported the large libraries: a fork of a server that imported them once.
+
+    python tests/support/forked_python.py --serve SOCKET PARENT_PID   # until the parent ends
+    python tests/support/forked_python.py ARGUMENT ...                # like "python ARGUMENT ...", in a fork
+
+``scripts/test.sh`` starts the workers of pytest-xdist with it: each would otherwise import for ten seconds. A client
+finds the server by ``TPLR_FORKED_PYTHON``, passes it its standard streams, and ends when the fork has ended.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import pkgutil
+import socket
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+SOCKET = "TPLR_FORKED_PYTHON"  # the variable with the socket's path
+START_SECONDS = 60.0  # until the server listens; its imports may take longer, and clients wait for them
+MAX_REQUEST_BYTES = 2**17
+LIBRARIES = (
+    "torch._dynamo",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.tokenization_auto",
+    "pyarrow.parquet",
+    "bittensor",
+    "h5py",
+    "moto.server",
+    "nbclient",
+    "pandas",
+    "prometheus_client",
+    "scipy.stats",
+    "torchdata.nodes",
+)
+
+
+def ask(arguments: list[str]) -> None:
+    """Run ``python ARGUMENT ...`` in a fork with the streams, folder, variables and priority of this process."""
+    request = {
+        "arguments": [one for one in arguments if one != "-u"],
+        "env": dict(os.environ),
+        "folder": str(Path.cwd()),
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                server.connect(os.environ[SOCKET])
+                break
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        priority = os.getpriority(os.PRIO_PROCESS, 0)
+        socket.send_fds(server, [json.dumps([request, priority]).encode()], [0, 1, 2])
+        server.recv(1)  # nothing is sent: the fork ends
+
+
+def serve(path: str, parent: int) -> None:
+    """Import everything, then fork for each request."""
+    from tplr.localnet.fork_server import ENVIRONMENT, Request, run_as_main, thread_count
+    from tplr.localnet.launch import die_with
+
+    die_with(parent)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        os.environ |= ENVIRONMENT
+        import_all()
+        if (threads := thread_count()) > 1:
+            sys.exit(f"forked_python: {threads} threads after the imports; a fork would copy the locks of the others")
+        gc.collect()
+        gc.freeze()  # a collection writes to every object that it visits
+        server = os.getpid()
+        while True:
+            client, _ = listener.accept()
+            message, streams, _, _ = socket.recv_fds(client, MAX_REQUEST_BYTES, 3)
+            if message and not os.fork():
+                break
+            client.close()  # an ended fork remains a zombie until the server ends
+            for one in streams:
+                os.close(one)
+    client.detach()  # closed when this process ends, for which the other side waits
+    die_with(server)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    request, priority = json.loads(message)
+    os.setpriority(os.PRIO_PROCESS, 0, priority)
+    run_as_main(Request(**request))
+
+
+def import_all() -> None:
+    """Import the package and ``LIBRARIES``."""
+    import tplr
+
+    packages = pkgutil.walk_packages(tplr.__path__, "tplr.", onerror=lambda _: None)
+    for name in [one.name for one in packages if not one.name.endswith("__main__")] + [*LIBRARIES]:
+        with contextlib.suppress(ImportError):  # of an extra that is not installed
+            import_module(name)
+
+
+def main() -> None:
+    """Serve, or ask the server."""
+    match sys.argv[1:]:
+        case ["--serve", path, parent]:
+            serve(path, int(parent))
+        case arguments:
+            ask(arguments)
+
+
+if __name__ == "__main__":
+    main()
