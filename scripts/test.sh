@@ -46,17 +46,19 @@ trap finish EXIT
 # and no other process waits for them.
 computing=(tests/localnet/test_{scenarios,attackers,simulation,hostile_election}.py
     tests/{training,scoring,compress,planner,page,scale})
+# The processes of the tests, and those of the commands that they run, are forks of one that has imported the large
+# libraries.
+export FORKED_PYTHON="$sockets/python"
+OMP_NUM_THREADS=1 .venv/bin/python tests/support/forked_python.py --serve "$FORKED_PYTHON" $$ &
+server=$!
 networks=$(mktemp)
 # Only their files: to find them, pytest would import all others.
 mapfile -t marked < <(grep -rl --include="test_*.py" "mark.localnet" tests)
 "${pytest[@]}" -m "localnet and not long" "${marked[@]}" >"$networks" 2>&1 &
 running=$!
-# The processes of the tests are forks of one that has imported the large libraries. They have one tensor thread, run a
-# whole file each, so that its fixtures are made once, and begin with the files that the conftest names first.
-export OMP_NUM_THREADS=1 TPLR_FORKED_PYTHON="$sockets/python"
-forked="popen//python=.venv/bin/python tests/support/forked_python.py"
-.venv/bin/python tests/support/forked_python.py --serve "$TPLR_FORKED_PYTHON" $$ &
-server=$!
+# They have one tensor thread, and run a whole file each, so that its fixtures are made once.
+export OMP_NUM_THREADS=1
+forked="popen//python=.venv/bin/python tests/support/forked_python.py --at $FORKED_PYTHON"
 parallel=(-m "not localnet and not long" --dist loadfile --no-loadscope-reorder)
 nice -n 19 "${pytest[@]}" "${parallel[@]}" --tx "2*$forked" "${computing[@]}" || status=1
 wait "$running" || status=1

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("bittensor")
 
+from forked_python import interpreter
 from worlds import NETUID, NodeWorld
 
 from tplr.chain.commitment import encode_commitment
@@ -48,7 +49,8 @@ async def test_a_miner_joins_through_the_sdk(tmp_path):
             subtensor_network=world.node.url,
         )
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *interpreter(),
+            *command[1:],
             env=node_environment(network, miner, server.endpoint),
             cwd=network.folder,
             stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forked_python import interpreter
 
 from tplr.cli import COMMANDS, main
 from tplr.cli.data import VERBS
@@ -115,7 +116,7 @@ def many_records(tmp_path):
 )
 def test_a_reader_that_ends_ends_the_command_in_silence(many_records, arguments):
     """Such as ``head``: with status 141, as a shell shows an end by SIGPIPE."""
-    command = [sys.executable, "-m", "tplr.cli", *(many_records if one == "FILE" else one for one in arguments)]
+    command = [*interpreter(), "-m", "tplr.cli", *(many_records if one == "FILE" else one for one in arguments)]
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)

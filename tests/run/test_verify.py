@@ -1,10 +1,12 @@
 """``tplr export --verify``: an honest folder agrees; one changed byte, number or word is named."""
 
 import json
+import shutil
 
 import pytest
 from safetensors.torch import load_file
 
+from tplr.cli import main
 from tplr.exchange.snapshot import TensorLayout
 from tplr.hparams import load_hparams
 from tplr.run.card import CARD, render_card
@@ -14,10 +16,19 @@ from tplr.run.weights import INDEX, SINGLE_FILE, write_weights
 from tplr.schemas import TaskResult
 
 
+@pytest.fixture(scope="module")
+def exported_once(recorded, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tplr.cli.reported.setup_logging", lambda **_: None)  # would outlive the test
+        assert main(["export", "--local", str(recorded.folder), "--out", str(folder)]) == 0
+    return folder
+
+
 @pytest.fixture
-def exported(recorded, tplr, tmp_path, capsys):
-    assert tplr("export", "--local", recorded.folder, "--out", "model") == 0
-    capsys.readouterr()
+def exported(exported_once, tmp_path):
+    """A copy that a test may change."""
+    shutil.copytree(exported_once, tmp_path / "model")
     return tmp_path / "model"
 
 

@@ -1,10 +1,10 @@
 """A Python interpreter that has already imported the large libraries: a fork of a server that imported them once.
 
     python tests/support/forked_python.py --serve SOCKET PARENT_PID   # until the parent ends
-    python tests/support/forked_python.py ARGUMENT ...                # like "python ARGUMENT ...", in a fork
+    python tests/support/forked_python.py --at SOCKET ARGUMENT ...    # like "python ARGUMENT ...", in a fork
 
-``scripts/test.sh`` starts the workers of pytest-xdist with it: each would otherwise import for ten seconds. A client
-finds the server by ``TPLR_FORKED_PYTHON``, passes it its standard streams, and ends when the fork has ended.
+``scripts/test.sh`` starts the workers of pytest-xdist with it: each would otherwise import for ten seconds. The tests
+of commands use the same server. A client passes it its standard streams, forwards signals, and ends like the fork.
 """
 
 import contextlib
@@ -12,13 +12,14 @@ import gc
 import json
 import os
 import pkgutil
+import signal
 import socket
 import sys
 import time
 from importlib import import_module
 from pathlib import Path
 
-SOCKET = "TPLR_FORKED_PYTHON"  # the variable with the socket's path
+SOCKET = "FORKED_PYTHON"  # variable with the path of the socket of the server of scripts/test.sh
 START_SECONDS = 60.0  # until the server listens; its imports may take longer, and clients wait for them
 MAX_REQUEST_BYTES = 2**17
 LIBRARIES = (
@@ -37,26 +38,35 @@ LIBRARIES = (
 )
 
 
-def ask(arguments: list[str]) -> None:
-    """Run ``python ARGUMENT ...`` in a fork with the streams, folder, variables and priority of this process."""
-    request = {
-        "arguments": [one for one in arguments if one != "-u"],
-        "env": dict(os.environ),
-        "folder": str(Path.cwd()),
-    }
+def interpreter() -> list[str]:
+    """Return the beginning of a command that runs Python: forked, if ``scripts/test.sh`` runs these tests."""
+    path = os.environ.get(SOCKET)
+    return [sys.executable, __file__, "--at", path] if path else [sys.executable]
+
+
+def ask(path: str, arguments: list[str]) -> int:
+    """Run ``python ARGUMENT ...`` in a fork with the streams, folder, variables and priority of this process.
+
+    Returns its exit status, or 128 and the number of the signal that ended it, as shells do.
+    """
+    request = {"arguments": arguments, "env": dict(os.environ), "folder": str(Path.cwd())}
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                server.connect(os.environ[SOCKET])
+                server.connect(path)
                 break
             except (FileNotFoundError, ConnectionRefusedError):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
-        priority = os.getpriority(os.PRIO_PROCESS, 0)
         socket.send_fds(server, [json.dumps([request, priority]).encode()], [0, 1, 2])
-        server.recv(1)  # nothing is sent: the fork ends
+        pid = int(server.recv(32))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: os.kill(pid, number))
+        status = int(server.recv(32) or 1)
+    return status if status >= 0 else 128 - status
 
 
 def serve(path: str, parent: int) -> None:
@@ -83,8 +93,15 @@ def serve(path: str, parent: int) -> None:
             client.close()  # an ended fork remains a zombie until the server ends
             for one in streams:
                 os.close(one)
-    client.detach()  # closed when this process ends, for which the other side waits
     die_with(server)
+    waiting = os.getpid()
+    if child := os.fork():
+        client.send(str(child).encode())
+        _, ended = os.waitpid(child, 0)
+        client.send(str(os.waitstatus_to_exitcode(ended)).encode())
+        os._exit(0)
+    die_with(waiting)
+    client.close()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -108,8 +125,10 @@ def main() -> None:
     match sys.argv[1:]:
         case ["--serve", path, parent]:
             serve(path, int(parent))
-        case arguments:
-            ask(arguments)
+        case ["--at", path, *arguments]:
+            sys.exit(ask(path, [one for one in arguments if one != "-u"]))  # forks have the server's buffers
+        case _:
+            sys.exit(__doc__)
 
 
 if __name__ == "__main__":

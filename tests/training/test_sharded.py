@@ -46,8 +46,9 @@ def ended_well(ended, size):
 @pytest.mark.parametrize(
     ("scheme", "sizes", "windows"),
     [
-        ("demo", (2,), 3),
-        ("muon", (2, 4), 3),  # sparseloco's scheme, with the inner optimizer of production
+        pytest.param("demo", (2,), 3, marks=pytest.mark.long),
+        ("muon", (2,), 3),  # sparseloco's scheme, with the inner optimizer of production
+        pytest.param("muon", (2, 4), 3, marks=pytest.mark.long),
         pytest.param("sparseloco", (2, 4), 20, marks=pytest.mark.long),
     ],
 )
@@ -99,7 +100,7 @@ def test_a_window_interrupts_a_training_on_several_ranks_as_in_one_process(writt
     assert apart < 1e-4 * np.linalg.norm(found[1]["work"])
 
 
-@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+@pytest.mark.parametrize("scheme", [pytest.param("demo", marks=pytest.mark.long), "sparseloco"])
 def test_inner_products_of_several_ranks_are_those_of_one_but_for_rounding(scheme, written, tmp_path):
     hparams, found = written(scheme), {}
     for size in (1, 2, 4):

@@ -1,35 +1,46 @@
 """Python commands, each in its own process, forked from a process that has imported their modules."""
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from forked_python import SOCKET
+
 from tplr.config import process_variables
-from tplr.localnet.fork_server import PRELOADED, ForkServer
 from tplr.localnet.network import base_environment
 
+PROGRAM = Path(__file__).parents[2] / "support/forked_python.py"
 FRAMES = re.compile(r"[\s│┃┏┓┗┛┡┩━─┼├┤└┘┴┬╇]+")
 
 
 class ForkedCommands:
     """Runs commands with the start-up time of a fork."""
 
-    def __init__(self, server: ForkServer, env: Mapping[str, str]) -> None:
-        """``env``: environment of the server, without a node's variables."""
+    def __init__(self, server: Path, env: Mapping[str, str]) -> None:
+        """``server``: socket of ``forked_python.py``. ``env``: environment without a node's variables."""
         self.env = env
         self._server = server
 
     async def run(self, command: Sequence[object], *, env: Mapping[str, str], folder: Path) -> tuple[int, str]:
-        """Return exit status and output, including errors."""
-        with tempfile.TemporaryFile() as output:
-            words = [str(word) for word in command]
-            process = await asyncio.to_thread(self._server.start, words, env=env, folder=folder, log=output)
-            status = await asyncio.to_thread(process.wait)
-            output.seek(0)
-            return status, output.read().decode()
+        """Return exit status and output, including errors; ``command`` begins with the interpreter."""
+        words = [sys.executable, PROGRAM, "--at", self._server, *command[1:]]
+        process = await asyncio.create_subprocess_exec(
+            *map(str, words),
+            env=env,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, output.decode()
 
 
 def unframed(printed: str) -> str:
@@ -39,12 +50,16 @@ def unframed(printed: str) -> str:
 
 @contextmanager
 def forked_commands(folder: Path) -> Iterator[ForkedCommands]:
-    """A server that forks commands until the block ends; ``folder`` gets its log."""
+    """Commands forked from the server of ``scripts/test.sh``, or from an own one; ``folder`` gets the user's home."""
     env = base_environment(process_variables(), folder / "home")
-    server = ForkServer(env=env, folder=folder, log=folder / "fork-server.log", preloaded=("tplr.cli.join", *PRELOADED))
-    server.open()
-    try:
-        server.wait_until_ready()
-        yield ForkedCommands(server, env)
-    finally:
-        server.close()
+    if running := process_variables().get(SOCKET):
+        yield ForkedCommands(Path(running), env)
+        return
+    with tempfile.TemporaryDirectory() as place:  # a socket's path is short
+        path = Path(place, "python")
+        server = subprocess.Popen([sys.executable, PROGRAM, "--serve", path, str(os.getpid())], env=env)
+        try:
+            yield ForkedCommands(path, env)
+        finally:
+            server.kill()
+            server.wait()
