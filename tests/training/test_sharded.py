@@ -136,6 +136,7 @@ def test_rows_of_ranks_follow_each_other():
             assert [i for one in slices for i in range(rows)[one]] == list(range(rows))
 
 
+@pytest.mark.long
 def test_each_rank_keeps_its_share_and_at_most_the_largest_tensor_more(written, tmp_path):
     """Weights, moments, error feedback and outer momentum."""
     size = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6}
