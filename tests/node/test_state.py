@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_python import interpreter
 from snapshots import save as save_snapshot
 
 from tplr.errors import StateError
@@ -162,7 +163,7 @@ save(folder, window=3, groups=groups)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     for call in (1, 3):
         place = tmp_path / str(call)
-        command = [sys.executable, "-c", code, str(place), str(call)]
+        command = [*interpreter(), "-c", code, str(place), str(call)]
         assert subprocess.run(command, check=False, env=environment).returncode == -9
         assert (place / "window-3").exists()
         loaded = StateFolder(place).load()

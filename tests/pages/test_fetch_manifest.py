@@ -5,10 +5,10 @@ import errno
 import fcntl
 import json
 import os
-import sys
 from dataclasses import replace
 
 import pytest
+from forked_python import interpreter
 
 from tplr.errors import ObjectNotFound
 from tplr.pages import manifest_cache
@@ -149,7 +149,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 async def test_several_processes_share_it(served, tmp_path):
     await put_manifest(served.store)
-    command = [sys.executable, "-c", PROCESS, served.server.endpoint, str(tmp_path / "cache")]
+    command = [*interpreter(), "-c", PROCESS, served.server.endpoint, str(tmp_path / "cache")]
     processes = [await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE) for _ in range(2)]
     told = [(await process.communicate())[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from forked_python import interpreter
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ def test_history_pandas(recorded, example):
 @pytest.mark.timeout(320)
 def test_exchange_updates(tmp_path):
     """A process without threads of the tests starts its processes."""
-    command = [sys.executable, EXAMPLES / "exchange_updates.py"]
+    command = [*interpreter(), EXAMPLES / "exchange_updates.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("applied 3 updates") == 3

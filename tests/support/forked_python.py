@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import pkgutil
+import select
 import signal
 import socket
 import sys
@@ -47,7 +48,7 @@ def interpreter() -> list[str]:
 def ask(path: str, arguments: list[str]) -> int:
     """Run ``python ARGUMENT ...`` in a fork with the streams, folder, variables and priority of this process.
 
-    Returns its exit status, or 128 and the number of the signal that ended it, as shells do.
+    Returns its exit status; if a signal ended it, the same signal ends this process.
     """
     request = {"arguments": arguments, "env": dict(os.environ), "folder": str(Path.cwd())}
     priority = os.getpriority(os.PRIO_PROCESS, 0)
@@ -66,7 +67,11 @@ def ask(path: str, arguments: list[str]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: os.kill(pid, number))
         status = int(server.recv(32) or 1)
-    return status if status >= 0 else 128 - status
+    if status < 0:
+        if -status not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
 
 
 def serve(path: str, parent: int) -> None:
@@ -97,8 +102,12 @@ def serve(path: str, parent: int) -> None:
     waiting = os.getpid()
     if child := os.fork():
         client.send(str(child).encode())
+        handle = os.pidfd_open(child)
+        if handle not in select.select([client, handle], [], [])[0]:
+            os.kill(child, signal.SIGKILL)  # the other side has ended
         _, ended = os.waitpid(child, 0)
-        client.send(str(os.waitstatus_to_exitcode(ended)).encode())
+        with contextlib.suppress(OSError):
+            client.send(str(os.waitstatus_to_exitcode(ended)).encode())
         os._exit(0)
     die_with(waiting)
     client.close()
@@ -107,6 +116,7 @@ def serve(path: str, parent: int) -> None:
         os.close(stream)
     request, priority = json.loads(message)
     os.setpriority(os.PRIO_PROCESS, 0, priority)
+    sys.path[:0] = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
     run_as_main(Request(**request))
 
 
