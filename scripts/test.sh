@@ -44,7 +44,7 @@ finish() {
 trap finish EXIT
 # Networks run one at a time and often wait. Beside them, tests that only compute run at the lowest priority: no clock
 # and no other process waits for them.
-computing=(tests/localnet/test_{scenarios,attackers,simulation,hostile_election}.py
+computing=(tests/localnet/test_{scenarios,attackers,simulation}.py
     tests/{training,scoring,compress,planner,page,scale})
 # The processes of the tests, and those of the commands that they run, are forks of one that has imported the large
 # libraries.
