@@ -36,12 +36,17 @@ def imports(node: ast.AST) -> Iterator[str]:
 
 
 @functools.cache
+def trees() -> dict[Path, ast.Module]:
+    paths = [*(ROOT / "src").rglob("*.py"), *(ROOT / "neurons").glob("*.py")]
+    return {path: ast.parse(path.read_text()) for path in paths}
+
+
+@functools.cache
 def imported(*, at_import: bool) -> dict[str, set[str]]:
     """Return distribution -> files that import it; with ``at_import`` only imports at the file's import."""
     distributions = packages_distributions()
     found: dict[str, set[str]] = {}
-    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "neurons").glob("*.py")]:
-        tree = ast.parse(path.read_text())
+    for path, tree in trees().items():
         for node in tree.body if at_import else ast.walk(tree):
             for module in imports(node):
                 top = module.split(".")[0]
