@@ -29,7 +29,7 @@ if [ -z "${TMPDIR:-}" ] && [ "${free:-0}" -ge 12 ] && [ "${room:-0}" -ge 6 ]; th
 fi
 running=
 server=
-sockets=$(mktemp -d)
+sockets=$(mktemp -d /tmp/tplr-tests-XXXXXX) # a path of a socket must be short
 # shellcheck disable=SC2329 # the trap calls it
 finish() {
     [ -z "$running" ] || kill "$running" 2>/dev/null # a background job ignores Ctrl-C
@@ -46,19 +46,22 @@ trap finish EXIT
 # and no other process waits for them.
 computing=(tests/localnet/test_{scenarios,attackers,simulation}.py
     tests/{training,scoring,compress,planner,page,scale})
-# The processes of the tests, and those of the commands that they run, are forks of one that has imported the large
-# libraries.
-export FORKED_PYTHON="$sockets/python"
-OMP_NUM_THREADS=1 .venv/bin/python tests/support/forked_python.py --serve "$FORKED_PYTHON" $$ &
-server=$!
+# On Linux the processes of the tests, and those of the commands that they run, are forks of one that has imported the
+# large libraries.
+forked=popen
+if [ "$(uname)" = Linux ]; then
+    export FORKED_PYTHON="$sockets/python"
+    OMP_NUM_THREADS=1 .venv/bin/python tests/support/forked_python.py --serve "$FORKED_PYTHON" $$ &
+    server=$!
+    forked="popen//python=.venv/bin/python tests/support/forked_python.py --at $FORKED_PYTHON"
+fi
 networks=$(mktemp)
 # Only their files: to find them, pytest would import all others.
 mapfile -t marked < <(grep -rl --include="test_*.py" "mark.localnet" tests)
 "${pytest[@]}" -m "localnet and not long" "${marked[@]}" >"$networks" 2>&1 &
 running=$!
-# They have one tensor thread, and run a whole file each, so that its fixtures are made once.
+# Each process has one tensor thread, and runs a file as a whole, so that its fixtures are made once.
 export OMP_NUM_THREADS=1
-forked="popen//python=.venv/bin/python tests/support/forked_python.py --at $FORKED_PYTHON"
 parallel=(-m "not localnet and not long" --dist loadfile --no-loadscope-reorder)
 nice -n 19 "${pytest[@]}" "${parallel[@]}" --tx "2*$forked" "${computing[@]}" || status=1
 wait "$running" || status=1

@@ -63,12 +63,14 @@ def ask(path: str, arguments: list[str]) -> int:
                     raise
                 time.sleep(0.1)
         socket.send_fds(server, [json.dumps([request, priority]).encode()], [0, 1, 2])
-        pid = int(server.recv(32))
+        if not (begun := server.recv(32)):
+            sys.exit("forked_python: the server has ended; it said why on its standard error")
+        pid = int(begun)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: os.kill(pid, number))
         status = int(server.recv(32) or 1)
     if status < 0:
-        if -status not in (signal.SIGKILL, signal.SIGSTOP):
+        if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
