@@ -39,9 +39,12 @@ LIBRARIES = (
 )
 
 
-def interpreter() -> list[str]:
-    """Return the beginning of a command that runs Python: forked, if ``scripts/test.sh`` runs these tests."""
-    path = os.environ.get(SOCKET)
+def interpreter(path: str | None = None) -> list[str]:
+    """Return the beginning of a command that runs Python.
+
+    It is a fork of the server at ``path``, or of that of ``scripts/test.sh``; without one, it is a new interpreter.
+    """
+    path = path or os.environ.get(SOCKET)
     return [sys.executable, __file__, "--at", path] if path else [sys.executable]
 
 
