@@ -2,11 +2,10 @@
 
 import signal
 import subprocess
-import time
-from pathlib import Path
 
 import pytest
 from forked_python import interpreter
+from processes import wait_until_ended
 
 SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 
@@ -33,7 +32,4 @@ def test_it_ends_with_the_process_that_asked_for_it() -> None:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.kill()
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until_ended(pid)

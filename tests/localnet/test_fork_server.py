@@ -3,10 +3,9 @@
 import os
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+from processes import alive, wait_until_ended
 
 from tplr.errors import LocalnetError
 from tplr.localnet.fork_server import ForkServer
@@ -35,21 +34,7 @@ def serve(tmp_path):
 
 def run(server, folder, *arguments, **env):
     with (folder / "log").open("ab") as log:
-        return server.start([sys.executable, *arguments], env=env, folder=folder, log=log)
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        return server.start([sys.executable, *arguments], env=env, folder=folder, stdout=log.fileno())
 
 
 def test_what_is_imported_before_is_shared_and_programs_start_as_ever(serve, tmp_path):
@@ -80,7 +65,7 @@ def test_processes_die_with_the_server(serve, tmp_path):
         child.wait(0.01)
     os.kill(server.pid, 9)
     assert child.wait(20) == -9
-    until(lambda: not alive(child.pid))
+    wait_until_ended(child.pid)
     with pytest.raises(LocalnetError, match="fork server"):
         run(server, tmp_path, "-c", "pass")
 
@@ -103,7 +88,7 @@ def test_a_server_dies_with_its_parent(tmp_path):
         "server.open(); server.wait_until_ready()\n"
         "with (folder / 'log').open('ab') as log:\n"
         f"    command = [{sys.executable!r}, '-c', 'import time; time.sleep(60)']\n"
-        "    child = server.start(command, env={}, folder=folder, log=log)\n"
+        "    child = server.start(command, env={}, folder=folder, stdout=log.fileno())\n"
         "print(server.pid, child.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
@@ -111,4 +96,4 @@ def test_a_server_dies_with_its_parent(tmp_path):
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert all(map(alive, pids))
         parent.kill()
-    until(lambda: not any(map(alive, pids)))
+    wait_until_ended(*pids)

@@ -3,10 +3,9 @@
 import os
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+from processes import wait_until_ended
 
 LAUNCH = [sys.executable, "-m", "tplr.localnet.launch"]
 ECHO = [sys.executable, "-c", "import sys; print(sys.argv[1:])"]
@@ -37,16 +36,4 @@ def test_a_program_whose_parent_is_gone_is_not_started() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 def test_the_program_dies_with_a_killed_parent() -> None:
     done = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True, check=False)
-    child = int(done.stdout)
-    deadline = time.monotonic() + 60
-    while is_alive(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_until_ended(int(done.stdout), seconds=60)

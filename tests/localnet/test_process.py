@@ -5,9 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from processes import alive
 
 from tplr.errors import LocalnetError
 from tplr.localnet import process
@@ -48,14 +48,6 @@ async def until(condition):
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-
-
-def alive(pid):
-    """Return whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def test_a_child_runs_with_its_own_environment_and_folder(make, tmp_path):

@@ -8,35 +8,23 @@ of commands use the same server. A client passes it its standard streams, forwar
 """
 
 import contextlib
-import gc
 import json
 import os
-import pkgutil
 import select
 import signal
 import socket
 import sys
+import threading
 import time
-from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tplr.localnet.fork_server import ForkServer
 
 SOCKET = "FORKED_PYTHON"  # variable with the path of the socket of the server of scripts/test.sh
 START_SECONDS = 60.0  # until the server listens; its imports may take longer, and clients wait for them
 MAX_REQUEST_BYTES = 2**17
-LIBRARIES = (
-    "torch._dynamo",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.auto.tokenization_auto",
-    "pyarrow.parquet",
-    "bittensor",
-    "h5py",
-    "moto.server",
-    "nbclient",
-    "pandas",
-    "prometheus_client",
-    "scipy.stats",
-    "torchdata.nodes",
-)
 
 
 def interpreter(path: str | None = None) -> list[str]:
@@ -53,8 +41,12 @@ def ask(path: str, arguments: list[str]) -> int:
 
     Returns its exit status; if a signal ended it, the same signal ends this process.
     """
-    request = {"arguments": arguments, "env": dict(os.environ), "folder": str(Path.cwd())}
-    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    request = {
+        "command": [sys.executable, *arguments],
+        "env": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "priority": os.getpriority(os.PRIO_PROCESS, 0),
+    }
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -65,7 +57,7 @@ def ask(path: str, arguments: list[str]) -> int:
                 if time.monotonic() > deadline or not Path(path).parent.exists():  # the tests have been ended
                     raise
                 time.sleep(0.1)
-        socket.send_fds(server, [json.dumps([request, priority]).encode()], [0, 1, 2])
+        socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
         if not (begun := server.recv(32)):
             sys.exit("forked_python: the server has ended; it said why on its standard error")
         pid = int(begun)
@@ -80,59 +72,48 @@ def ask(path: str, arguments: list[str]) -> int:
 
 
 def serve(path: str, parent: int) -> None:
-    """Import everything, then fork for each request."""
-    from tplr.localnet.fork_server import ENVIRONMENT, Request, run_as_main, thread_count
+    """Start commands for clients, each by a fork of a process that has imported everything."""
+    from tplr.errors import LocalnetError
+    from tplr.localnet.fork_server import ForkServer
     from tplr.localnet.launch import die_with
 
     die_with(parent)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    env, log = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, Path(f"{path}.log")
+    forks = ForkServer(env=env, folder=Path(path).parent, log=log, preloaded=["all_imports"])
+    with contextlib.closing(forks), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
-        os.environ |= ENVIRONMENT
-        import_all()
-        if (threads := thread_count()) > 1:
-            sys.exit(f"forked_python: {threads} threads after the imports; a fork would copy the locks of the others")
-        gc.collect()
-        gc.freeze()  # a collection writes to every object that it visits
-        server = os.getpid()
+        forks.open()
+        try:
+            forks.wait_until_ready()
+        except LocalnetError:
+            sys.exit(f"forked_python: {log.read_text()}")
         while True:
             client, _ = listener.accept()
-            message, streams, _, _ = socket.recv_fds(client, MAX_REQUEST_BYTES, 3)
-            if message and not os.fork():
-                break
-            client.close()  # an ended fork remains a zombie until the server ends
+            threading.Thread(target=_attend, args=[client, forks], daemon=True).start()
+
+
+def _attend(client: socket.socket, forks: "ForkServer") -> None:
+    """Run the command of a client, and end it when the client ends."""
+    with client:
+        message, streams, _, _ = socket.recv_fds(client, MAX_REQUEST_BYTES, 3)
+        if not message:
+            return
+        request = json.loads(message)
+        names = dict(zip(("stdin", "stdout", "stderr"), streams, strict=True))
+        try:
+            process = forks.start(request["command"], env=request["env"], folder=Path(request["folder"]), **names)
+        finally:
             for one in streams:
                 os.close(one)
-    die_with(server)
-    waiting = os.getpid()
-    if child := os.fork():
-        client.send(str(child).encode())
-        handle = os.pidfd_open(child)
-        if handle not in select.select([client, handle], [], [])[0]:
-            os.kill(child, signal.SIGKILL)  # the other side has ended
-        _, ended = os.waitpid(child, 0)
-        with contextlib.suppress(OSError):
-            client.send(str(os.waitstatus_to_exitcode(ended)).encode())
-        os._exit(0)
-    die_with(waiting)
-    client.close()
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
-    request, priority = json.loads(message)
-    os.setpriority(os.PRIO_PROCESS, 0, priority)
-    sys.path[:0] = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
-    run_as_main(Request(**request))
-
-
-def import_all() -> None:
-    """Import the package and ``LIBRARIES``."""
-    import tplr
-
-    packages = pkgutil.walk_packages(tplr.__path__, "tplr.", onerror=lambda _: None)
-    for name in [one.name for one in packages if not one.name.endswith("__main__")] + [*LIBRARIES]:
-        with contextlib.suppress(ImportError):  # of an extra that is not installed
-            import_module(name)
+        os.setpriority(os.PRIO_PROCESS, process.pid, request["priority"])
+        client.send(str(process.pid).encode())
+        ended = os.pidfd_open(process.pid)
+        if ended not in select.select([client, ended], [], [])[0]:
+            os.kill(process.pid, signal.SIGKILL)
+        os.close(ended)
+        with contextlib.suppress(OSError):  # the client has ended
+            client.send(str(process.wait()).encode())
 
 
 def main() -> None:

@@ -5,9 +5,9 @@ has one thread: a fork copies only the calling thread, and a lock held by anothe
 A copy sets its environment, working directory and output, and then runs the command as a new interpreter would. All
 copies have the server's hash seed, so they do not test whether an order of sets differs between processes.
 
-Requests use a packet socket. A request is JSON (command, environment, folder) with two file descriptors: the log, and a
-socket on which the server sends the process id and, when the process ends, its status. An ended process stays a zombie
-until the server ends, so that its id can't belong to another process when it is signalled.
+Requests use a packet socket. A request is JSON (command, environment, folder) with four file descriptors: the standard
+streams, and a socket on which the server sends the process id and, when the process ends, its status. An ended process
+stays a zombie until the server ends, so that its id can't belong to another process when it is signalled.
 """
 
 import contextlib
@@ -23,7 +23,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from io import BufferedWriter
 from pathlib import Path
 
 from tplr.config import replace_process_variables
@@ -136,8 +135,20 @@ class ForkServer:
         if not ready:
             raise LocalnetError(f"the fork server did not start; its log is {self._log}")
 
-    def start(self, command: Sequence[str], *, env: Mapping[str, str], folder: Path, log: BufferedWriter) -> Forked:
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        folder: Path,
+        stdout: int,
+        stdin: int | None = None,
+        stderr: int | None = None,
+    ) -> Forked:
         """Run ``python ARGUMENT...`` in its own process group; ``command`` begins with the interpreter.
+
+        Streams are file descriptors, of which the caller keeps its own; without ``stdin`` it reads nothing, and without
+        ``stderr`` it writes errors to ``stdout``.
 
         Raises:
             LocalnetError: the server ended.
@@ -146,8 +157,9 @@ class ForkServer:
         request = json.dumps({"arguments": list(command[1:]), "env": {**env, **ENVIRONMENT}, "folder": str(folder)})
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with theirs:
-                socket.send_fds(self._control, [request.encode()], [log.fileno(), theirs.fileno()])
+            with theirs, Path(os.devnull).open() as nothing:
+                streams = nothing.fileno() if stdin is None else stdin, stdout, stdout if stderr is None else stderr
+                socket.send_fds(self._control, [request.encode()], [*streams, theirs.fileno()])
             return Forked(ours)
         except OSError as error:
             ours.close()
@@ -163,7 +175,7 @@ class ForkServer:
 
 
 @dataclass(frozen=True)
-class Request:
+class _Request:
     arguments: list[str]
     env: dict[str, str]
     folder: str
@@ -175,16 +187,16 @@ def main() -> None:
     die_with(parent)
     for name in sys.argv[3:]:
         import_module(name)
-    if (threads := thread_count()) > 1:
+    if (threads := _thread_count()) > 1:
         sys.exit(f"fork server: {threads} threads after the imports; a fork would copy the locks of the others")
     gc.collect()
     gc.freeze()  # a collection writes to every object that it visits
     control.send(b"ready")
     if (request := _serve(control)) is not None:
-        run_as_main(request)
+        _run_as_main(request)
 
 
-def _serve(control: socket.socket) -> Request | None:
+def _serve(control: socket.socket) -> _Request | None:
     """Serve requests. Returns the request in each forked copy, and None in the server when it ends."""
     server = os.getpid()
     answers: dict[int, tuple[int, socket.socket]] = {}  # by file descriptor of the process
@@ -196,15 +208,16 @@ def _serve(control: socket.socket) -> Request | None:
             os.close(handle)
         if control not in ready:
             continue
-        message, descriptors, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 2)
+        message, descriptors, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 4)
         if not message:
             return None
-        log, reply = descriptors
+        *streams, reply = descriptors
         answer = socket.socket(fileno=reply)
         if pid := os.fork():
             with contextlib.suppress(OSError):  # the copy may have set it already, or have ended
                 os.setpgid(pid, pid)
-            os.close(log)
+            for stream in streams:
+                os.close(stream)
             answer.send(str(pid).encode())
             answers[os.pidfd_open(pid)] = pid, answer
             continue
@@ -215,10 +228,10 @@ def _serve(control: socket.socket) -> Request | None:
             other.close()
         control.close()
         answer.close()
-        os.dup2(log, sys.stdout.fileno())
-        os.dup2(log, sys.stderr.fileno())
-        os.close(log)
-        return Request(**json.loads(message))
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        return _Request(**json.loads(message))
 
 
 def _report_end(pid: int, answer: socket.socket) -> None:
@@ -230,10 +243,11 @@ def _report_end(pid: int, answer: socket.socket) -> None:
         answer.send(str(status).encode())
 
 
-def run_as_main(request: Request) -> None:
+def _run_as_main(request: _Request) -> None:
     """Run the command line as the main program of this process."""
     replace_process_variables(request.env)
     os.chdir(request.folder)
+    sys.path[:0] = [path for path in request.env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)]
     match request.arguments:
         case ["-c", code, *rest]:
             sys.argv = ["-c", *rest]
@@ -246,7 +260,7 @@ def run_as_main(request: Request) -> None:
             runpy.run_path(script, run_name="__main__")
 
 
-def thread_count() -> int:
+def _thread_count() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 

@@ -74,7 +74,7 @@ class Child:
         env = {**self._env, **(more or {})}
         with self.log.open("ab") as log:
             self._process = (
-                self._server.start(self.command, env=env, folder=self._folder, log=log)
+                self._server.start(self.command, env=env, folder=self._folder, stdout=log.fileno())
                 if self._server
                 else self._launched(env, log)
             )

@@ -45,7 +45,7 @@ class Server:
 
     def start(self, command: list[str], log: Path) -> Forked:
         with log.open("wb") as output:
-            return self._server.start(command, env=self._env, folder=log.parent, log=output)
+            return self._server.start(command, env=self._env, folder=log.parent, stdout=output.fileno())
 
 
 @pytest.fixture(scope="module")
