@@ -93,10 +93,6 @@ class LedgerSubstrate:
                     (hotkey, {"info": {"fields": [_raw_field(entry.data)]}, "block": entry.block, "deposit": 0})
                     for hotkey, entry in self.ledger.commitments(block).items()
                 ]
-            case "RevealedCommitments":
-                return []
-            case "Uids":
-                return [(neuron.hotkey, neuron.uid) for neuron in self.ledger.metagraph(block).neurons]
             case "Weights":
                 rows = self.ledger.weights(block).items()
                 return [(uid, [(to, round(share * 65535)) for to, share in row.items()]) for uid, row in rows]

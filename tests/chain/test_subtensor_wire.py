@@ -9,6 +9,7 @@ import pytest
 bt = pytest.importorskip("bittensor")
 
 from subtensor_node import SubtensorNode  # noqa: E402
+from subtensor_runtime import raw_field  # noqa: E402
 from websockets.asyncio.client import connect  # noqa: E402
 from worlds import NETUID, NodeWorld  # noqa: E402
 
@@ -141,3 +142,36 @@ async def test_the_node_itself_checks_signatures_and_nonces(world, monkeypatch):
         forged = genuine.copy()
         forged[at] ^= 1
         assert await send(bytes(forged)) == "Transaction has a bad signature"
+
+
+@pytest.mark.parametrize(
+    ("fields", "revealed"),
+    [
+        (["None"], b"0xzz"),  # text that the SDK would read as a hexadecimal number
+        (["None"], b"0xzzzzzzzzzzz"),  # the same, with the right length before it: "0" stands for 12 bytes
+        ([raw_field(b"0xzz")], None),
+        ([raw_field(b"\xff\xfe")], None),
+        ([{"Sha256": "0x" + "00" * 32}, "ResetBondsFlag"], None),
+        ([{"TimelockEncrypted": {"encrypted": "0x3078", "reveal_round": 2**64 - 1}}], None),
+    ],
+)
+async def test_no_commitment_of_one_hotkey_hides_those_of_the_others(world, fields, revealed):
+    await world.join("evil")
+    chain = await world.connect("me", world.node.url)
+    await chain.commit("honest")
+    world.node.runtime.fields[world.address("evil")] = fields
+    if revealed is not None:
+        world.node.runtime.revealed[world.address("evil")] = revealed
+    await world.pass_blocks(2)
+    found = await chain.commitments()
+    assert found[chain.hotkey].data == "honest"
+    assert found[world.address("evil")].data in ("", "0xzz", "\ufffd\ufffd")
+    await chain.close()
+
+
+async def test_commitments_are_read_at_one_block(world):
+    chain = await world.connect("me", world.node.url)
+    first = await chain.commit("one")
+    await chain.commit("two")
+    assert [(await chain.commitments(block))[chain.hotkey].data for block in (first, None)] == ["one", "two"]
+    await chain.close()

@@ -83,6 +83,7 @@ class SubtensorNode:
         calls: names of the called methods.
         accepted: extrinsics that the pool took, ``(signer, function)`` each.
         dials: number of connections so far.
+        runtime: encodes the state; commitments can be added to it.
     """
 
     def __init__(self, ledger: Ledger, *, finality_lag: int = 0, retained_blocks: int | None = None) -> None:
@@ -92,7 +93,7 @@ class SubtensorNode:
         self.dials = 0
         self._ledger = ledger
         self._finality_lag, self._retained_blocks = finality_lag, retained_blocks
-        self._runtime = Runtime()
+        self.runtime = Runtime()
         self._pool: dict[int, Pooled] = {}
         self._included: defaultdict[int, Included] = defaultdict(Included)
         self._nonces: defaultdict[str, int] = defaultdict(int)
@@ -183,7 +184,7 @@ class SubtensorNode:
     def _state_of(self, number: int) -> dict[bytes, bytes]:
         if number not in self._storage:
             # A new block may still get receipts from this node, so only finished blocks are kept.
-            state = self._runtime.storage(self._ledger, number, self._included[number].outcomes)
+            state = self.runtime.storage(self._ledger, number, self._included[number].outcomes)
             if number == self._ledger.look()[0]:
                 return state
             self._storage[number] = state
@@ -290,10 +291,10 @@ class SubtensorNode:
         if name == "Metadata_metadata_at_version":
             return "0x" + OPAQUE_METADATA.hex()
         if name == "TransactionPaymentApi_query_info":
-            return "0x" + self._runtime.payment_info().hex()
+            return "0x" + self.runtime.payment_info().hex()
         assert name == "SubnetInfoRuntimeApi_get_metagraph", name
         raw = bytes.fromhex(parameters.removeprefix("0x"))
-        return "0x" + self._runtime.metagraph(self._ledger, number, raw).hex()
+        return "0x" + self.runtime.metagraph(self._ledger, number, raw).hex()
 
     def _rpc_account_nextIndex(self, _: object, address: str) -> int:
         self.head()
@@ -321,7 +322,7 @@ class SubtensorNode:
             raise RpcError(1010, "Invalid Transaction", self.faults.refuse)
         head = self.head()
         try:
-            extrinsic = self._runtime.read_extrinsic(
+            extrinsic = self.runtime.read_extrinsic(
                 bytes.fromhex(data.removeprefix("0x")),
                 genesis_hash=bytes.fromhex(self._hash(0)[2:]),
                 hash_of=lambda number: bytes.fromhex(self._hash(number)[2:]),

@@ -39,10 +39,22 @@ class Extrinsic:
         return "0x" + blake2b(self.data, digest_size=32).hexdigest()
 
 
+def raw_field(data: bytes) -> dict[str, str]:
+    """Return the field of a commitment that holds ``data``; the variant's name is the length."""
+    return {f"Raw{len(data)}": "0x" + data.hex()}
+
+
 class Runtime:
-    """Encoding and decoding by the metadata."""
+    """Encoding and decoding by the metadata.
+
+    Attributes:
+        fields: fields of commitments that the ledger can't hold, by hotkey.
+        revealed: what was revealed of timelocked commitments, by hotkey.
+    """
 
     def __init__(self) -> None:
+        self.fields: dict[str, list[Any]] = {}
+        self.revealed: dict[str, bytes] = {}
         self._core = core.Runtime(OPAQUE_METADATA[5:], SPEC_VERSION, TRANSACTION_VERSION, SS58_FORMAT)
         self._apis = self._core.runtime_api_map()
         self._errors = {
@@ -91,11 +103,15 @@ class Runtime:
         for uid, row in ledger.weights(block).items():
             top = max(row.values())
             put("SubtensorModule", "Weights", [netuid, uid], [(to, round(w / top * 65535)) for to, w in row.items()])
-        for hotkey, commitment in ledger.commitments(block).items():
-            raw = commitment.data.encode()
-            info = {"fields": [{f"Raw{len(raw)}": "0x" + raw.hex()}]}
-            value = {"deposit": 0, "block": commitment.block, "info": info}
+        commitments = {
+            hotkey: (commitment.block, [raw_field(commitment.data.encode())])
+            for hotkey, commitment in ledger.commitments(block).items()
+        } | {hotkey: (block, fields) for hotkey, fields in self.fields.items()}
+        for hotkey, (since, fields) in commitments.items():
+            value = {"deposit": 0, "block": since, "info": {"fields": fields}}
             put("Commitments", "CommitmentOf", [netuid, hotkey], value)
+        for hotkey, plain in self.revealed.items():
+            put("Commitments", "RevealedCommitments", [netuid, hotkey], [(plain, block)])
         return found
 
     def metagraph(self, ledger: Ledger, block: int, parameters: bytes) -> bytes:

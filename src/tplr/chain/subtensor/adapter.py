@@ -19,6 +19,7 @@ from bittensor.keyfiles import KeyfileError
 from tplr.chain import hotkeys, rules
 from tplr.chain.base import Block, Commitment, Metagraph, Neuron
 from tplr.chain.follow import follow, within
+from tplr.chain.subtensor.commitments import raw_text
 from tplr.chain.subtensor.endpoints import close, closed_if_it_fails, dial_any, endpoints_of, newest_block, origin
 from tplr.chain.subtensor.sdk import SDK_ERRORS, owned, translate
 from tplr.errors import ChainUnavailable, ConfigError, RateLimited, UnsupportedRuntime
@@ -153,8 +154,15 @@ class SubtensorChain:
         )
 
     async def commitments(self, block: int | None = None) -> dict[str, Commitment]:
-        found = await self._read(self._client.subnets.commitments(self.netuid, block=block))
-        return {hotkey: Commitment(hotkey, entry.block, entry.data) for hotkey, entry in sorted(found.items())}
+        # Not the SDK's own read, which also decodes what was revealed of timelocked commitments: it fails as a whole if
+        # one hotkey revealed text that begins like a hexadecimal number.
+        at = await self._read(self._substrate.block_hash(await self.head() if block is None else block))
+        rows = await self._read(self._substrate.query_map("Commitments", "CommitmentOf", [self.netuid], at))
+        records = {str(hotkey): record for hotkey, record in rows}
+        return {
+            hotkey: Commitment(hotkey, int(record["block"]), raw_text(record["info"]["fields"]))
+            for hotkey, record in sorted(records.items())
+        }
 
     async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:
         rows = await self._read(self._client.weights.weights(netuid=self.netuid, block=block))
