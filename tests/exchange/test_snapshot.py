@@ -13,6 +13,7 @@ from tplr.errors import StateError
 from tplr.exchange import snapshot
 from tplr.exchange.snapshot import (
     MANIFEST,
+    Piece,
     ShardWriter,
     SnapshotManifest,
     SnapshotReader,
@@ -167,6 +168,38 @@ def test_pieces_that_leave_a_gap_or_overlap_are_refused(tmp_path):
     assert "have a gap or overlap" in make_manifest(manifest.tensors, [*shards, shards[1]]).covers(["t"])
     assert "8 rows" in make_manifest(manifest.tensors, shards[:2]).covers(["t"])
     assert "a piece of an unknown tensor" in make_manifest({}, shards).covers([])
+
+
+def test_a_tensor_in_one_piece_for_each_row_is_read_in_linear_time(tmp_path, monkeypatch):
+    rows = 2000
+    tensor = torch.randn(rows, 1)
+    writer = ShardWriter(tmp_path)
+    writer.tensors["t"] = TensorLayout.of(tensor)
+    order = torch.randperm(rows).tolist()
+    writer._write_shard([(Piece(tensor="t", start=row, rows=1), tensor[row : row + 1]) for row in order])
+    reader = SnapshotReader(tmp_path, make_manifest(writer.tensors, writer.shards))
+    visits = 0
+    stop = snapshot._PiecePlace.stop.fget
+
+    def counted(place):
+        nonlocal visits
+        visits += 1
+        return stop(place)
+
+    monkeypatch.setattr(snapshot._PiecePlace, "stop", property(counted))
+    reader.check_finite()
+    assert visits < 10 * rows
+    visits = 0
+    for row in range(0, rows, 100):
+        target = torch.empty(2, 1)
+        reader.read_into("t", target, first_row=row)
+        assert torch.equal(target, tensor[row : row + 2])
+    assert visits < 20 * 50
+
+
+def test_an_empty_tensor_of_huge_rows_is_no_layout():
+    with pytest.raises(ValueError, match="a tensor of shape"):
+        TensorLayout(dtype="F32", shape=(0, 2**52, 2**52))
 
 
 def test_a_wrong_target_is_refused(tmp_path):

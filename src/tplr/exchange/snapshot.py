@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import shutil
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,13 @@ class TensorLayout(Wire):
 
     dtype: ElementType
     shape: Items[Count] = Field(max_length=8)
+
+    @model_validator(mode="after")
+    def _has_a_size(self) -> Self:
+        # An empty tensor of huge rows has no bytes, but torch can't create it.
+        if math.prod(max(1, size) for size in self.shape) >= 2**53:
+            raise ValueError(f"a tensor of shape {self.shape}")
+        return self
 
     @property
     def rows(self) -> int:
@@ -295,6 +303,11 @@ class _PiecePlace:
     shard: SnapshotShard
     offset: int
 
+    @property
+    def stop(self) -> int:
+        """Row after the last one."""
+        return self.piece.start + self.piece.rows
+
 
 class SnapshotReader:
     """Reads rows of tensors from a checked folder; only the requested rows are read."""
@@ -308,6 +321,8 @@ class SnapshotReader:
             for piece in shard.pieces:
                 self._places.setdefault(piece.tensor, []).append(_PiecePlace(piece, shard, offset))
                 offset += piece.rows * manifest.tensors[piece.tensor].row_bytes
+        for places in self._places.values():
+            places.sort(key=lambda place: place.piece.start)
 
     @torch.no_grad()
     def read_into(self, name: str, target: torch.Tensor, *, first_row: int = 0) -> None:
@@ -321,14 +336,13 @@ class SnapshotReader:
         if layout is None or layout.shape[1:] != tuple(target.shape[1:]) or DTYPES[layout.dtype] != target.dtype:
             raise StateError(f"snapshot: {name} is {layout}, expected {tuple(target.shape)} of {target.dtype}")
         done = 0
-        for place in sorted(self._places.get(name, []), key=lambda place: place.piece.start):
-            start = max(place.piece.start, first_row)
-            stop = min(place.piece.start + place.piece.rows, first_row + len(flat))
+        places = self._places.get(name, [])
+        # An author may cut a tensor into one piece for each row, so only the pieces with these rows are visited.
+        for place in places[bisect_right(places, first_row, key=lambda place: place.stop) :]:
+            start, stop = max(place.piece.start, first_row), min(place.stop, first_row + len(flat))
             if start >= stop:
-                continue
-            with _reading(self._folder / place.shard.name) as file:
-                file.seek(place.offset + (start - place.piece.start) * layout.row_bytes)
-                _read_rows(file, flat[start - first_row : stop - first_row], layout.row_bytes)
+                break
+            self._read_rows(place, start, flat[start - first_row : stop - first_row])
             done += stop - start
         if done != len(flat):
             raise StateError(f"snapshot: {name} has {done} of the rows {first_row} to {first_row + len(flat)}")
@@ -342,12 +356,18 @@ class SnapshotReader:
                 continue
             for place in places:
                 rows = max(1, COPY_BYTES // max(1, layout.row_bytes))
-                for start in range(place.piece.start, place.piece.start + place.piece.rows, rows):
-                    count = min(rows, place.piece.start + place.piece.rows - start)
-                    part = layout.empty_rows(count)
-                    self.read_into(name, part, first_row=start)
+                for start in range(place.piece.start, place.stop, rows):
+                    part = layout.empty_rows(min(rows, place.stop - start))
+                    self._read_rows(place, start, part)
                     if not part.isfinite().all():
                         raise StateError(f"snapshot of {self._folder}: {name} has entries that are not finite numbers")
+
+    def _read_rows(self, place: _PiecePlace, first_row: int, target: torch.Tensor) -> None:
+        """Read the rows of one piece that begin at the tensor's ``first_row``."""
+        row_bytes = self._tensors[place.piece.tensor].row_bytes
+        with _reading(self._folder / place.shard.name) as file:
+            file.seek(place.offset + (first_row - place.piece.start) * row_bytes)
+            _read_rows(file, target, row_bytes)
 
 
 def remove_snapshot(folder: Path) -> None:
