@@ -115,6 +115,21 @@ async def test_an_endless_listing_is_not_kept(raw_server, connect) -> None:
         await (await connect(server.endpoint)).list()
 
 
+@pytest.mark.parametrize(("status", "call"), [(b"404 Missing", CALLS["get"]), (b"200 OK", CALLS["list"])])
+async def test_a_chunk_of_negative_size_is_not_the_whole_body(
+    raw_server, connect, tmp_path: Path, status: bytes, call
+) -> None:
+    head = b"HTTP/1.1 " + status + b"\r\nTransfer-Encoding: chunked\r\n\r\n-1"
+    server = await raw_server(says(head, b"x" * 2**20, forever=True))
+    store = await connect(server.endpoint, HASTY)
+    tracemalloc.start()
+    with pytest.raises(StoreUnavailable):
+        await call(store, tmp_path / "file")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64 * 2**20
+
+
 async def test_a_listing_that_never_ascends_ends(raw_server, connect) -> None:
     entry = (
         b"<Contents><Key>same</Key><Size>1</Size><ETag>x</ETag><LastModified>2015-10-21T07:28:00.000Z</LastModified>"

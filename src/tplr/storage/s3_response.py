@@ -51,7 +51,7 @@ class S3Response:
         self.status = response.status
         self.headers = {name.lower(): response.getheader(name, "") for name in response.headers}
         if self.status not in (200, 204, 206):
-            body = response.read(MAX_ERROR_BYTES)
+            body = _read(response, MAX_ERROR_BYTES)
             if len(body) == MAX_ERROR_BYTES:
                 raise self.unavailable(f"an error of more than {MAX_ERROR_BYTES} bytes")
             code = _CODE.search(body)
@@ -110,10 +110,10 @@ class DocumentResponse(S3Response):
 
     def begin(self, response: HTTPResponse) -> memoryview | int:
         super().begin(response)
-        body = response.read(MAX_DOCUMENT_BYTES + 1)
+        body = _read(response, MAX_DOCUMENT_BYTES + 1)
         if len(body) > MAX_DOCUMENT_BYTES:
             raise self.unavailable(f"more than {MAX_DOCUMENT_BYTES} bytes of XML")
-        if response.length:  # ``read`` ends without an error, even before the first byte, if the connection is closed
+        if response.length:  # reading ends without an error, even before the first byte, if the connection is closed
             raise self.unavailable("the response arrived incomplete")
         try:
             self.root = parse_xml(body)
@@ -201,6 +201,18 @@ class ObjectResponse(S3Response):
         if last + 1 != (stop if self.exact else min(stop, size)):
             raise range_missing(wanted, size, bucket=self.bucket, key=self.key)
         return size
+
+
+def _read(response: HTTPResponse, most: int) -> bytes:
+    """Read a body, or its first ``most`` bytes.
+
+    ``response.read(most)`` would read everything if the server sends a chunk with a negative size.
+    """
+    body = memoryview(bytearray(most))
+    size = 0
+    while size < most and (count := response.readinto(body[size:])):
+        size += count
+    return bytes(body[:size])
 
 
 def object_info(
