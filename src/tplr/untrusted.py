@@ -3,6 +3,8 @@
 Texts in a record are arbitrary: ``printable`` makes them safe for a terminal.
 """
 
+import json
+import math
 from collections import Counter
 from typing import Any, TypeVar
 
@@ -45,6 +47,17 @@ def parse_untrusted(body: bytes, schema: type[WireT], name: str) -> WireT:
 def printable(text: str) -> str:
     """Somebody's text in one line: characters that command a terminal, or are not seen, as Python writes them."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def load_json(text: str | bytes) -> Any:
+    """Parse JSON whose objects have no key twice and whose numbers are finite. Raises ValueError, RecursionError."""
+    return json.loads(text, object_pairs_hook=unique_keys, parse_float=_finite, parse_constant=_finite)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:80]} is not a finite number")
+    return number
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -93,6 +93,10 @@ def of(**state: Any) -> dict[str, Any]:
         spelt({"__metadata__": META, "a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 1]}}, b"x"),
         spelt({"__metadata__": META, "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"xy"),
         spelt({"__metadata__": META, "a": {"dtype": "U8", "shape": [0, 2**63], "data_offsets": [0, 0]}}),
+        spelt({"__metadata__": META, "a": {"dtype": "U8", "shape": [1] * 9, "data_offsets": [0, 1]}}, b"x"),
+        spelt({"__metadata__": META, "a": {"dtype": "U8", "shape": [1] * 70, "data_offsets": [0, 1]}}, b"x"),
+        spelt(of(global_step=1, values={"a": float("nan")})),
+        spelt({"__metadata__": {"state": '{"global_step": 1, "values": {"a": [-1e999]}}'}}),
         spelt(
             b'{"__metadata__":%s,"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
             b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}' % json.dumps(META).encode(),

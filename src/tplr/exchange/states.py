@@ -10,9 +10,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
 
 from tplr.errors import PayloadError
-from tplr.untrusted import unique_keys
+from tplr.untrusted import load_json
 
 MAX_HEADER_BYTES = 1 << 20
+MAX_DIMENSIONS = 8  # torch can't read all tensors of more than 64
 # Added to a norm before the division, as in documented networks, so that values of 0 stay 0.
 NORM_EPSILON = 1e-8
 # Errors of the safetensors library and of torch for a well-formed header with invalid content.
@@ -30,7 +31,8 @@ def encode_state(state_dict: Mapping[str, Any], global_step: int) -> bytes:
     """Return the bytes of a state.
 
     Raises:
-        ValueError: a name is not a string, a value is neither a tensor nor JSON, or the step is negative.
+        ValueError: a name is not a string, a value is neither a tensor nor JSON, a tensor has more than 8 dimensions,
+            or the step is negative.
     """
     tensors, metadata = _split(state_dict, global_step)
     body = save(tensors, metadata)
@@ -55,6 +57,9 @@ def _split(state_dict: Mapping[str, Any], global_step: int) -> tuple[dict[str, t
     """Return the tensors of a state, each with its own memory, and the metadata of its file."""
     if global_step < 0 or not all(isinstance(name, str) for name in state_dict):
         raise ValueError(f"global_step {global_step}, names {list(state_dict)[:3]}…: expected 0 or more, and strings")
+    for name, value in state_dict.items():
+        if isinstance(value, torch.Tensor) and value.dim() > MAX_DIMENSIONS:
+            raise ValueError(f"{name}: {value.dim()} dimensions, at most {MAX_DIMENSIONS} are allowed")
     tensors = {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
     values = {name: value for name, value in state_dict.items() if name not in tensors}
     try:
@@ -80,10 +85,12 @@ def decode_state(body: bytes) -> State:
     if not 0 < _header_bytes(body) <= min(MAX_HEADER_BYTES, len(body) - 8):
         raise PayloadError("header: its length is out of bounds")
     try:
-        header = json.loads(body[8 : 8 + _header_bytes(body)], object_pairs_hook=unique_keys)
-        state = json.loads(header["__metadata__"]["state"], object_pairs_hook=unique_keys)
+        header = load_json(body[8 : 8 + _header_bytes(body)])
+        state = load_json(header["__metadata__"]["state"])
         step, values = state["global_step"], state["values"]
         tensors = load(body)
+        if large := [name for name, tensor in tensors.items() if tensor.dim() > MAX_DIMENSIONS]:
+            raise ValueError(f"{large[0][:80]}: more than {MAX_DIMENSIONS} dimensions")
     except RecursionError as error:
         raise PayloadError("header: nested too deep") from error
     except _UNREADABLE as error:
