@@ -3,18 +3,21 @@
 import asyncio
 import hashlib
 import time
+from dataclasses import replace
 
 import pytest
 from deciding import publish_decision
 from included import included_set
-from three_nodes import ALICE, BOB, HOTKEYS, LEADER, W, World
+from three_nodes import ALICE, BOB, EVIL, HOTKEYS, LEADER, W, World
 
+from tplr.chain.commitment import encode_commitment
+from tplr.chain.local import LocalChain
 from tplr.errors import ObjectNotFound, StoreUnavailable
 from tplr.exchange import agreed, first_answer
 from tplr.exchange.aggregates import assemble
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.keys import decision_key, state_key
-from tplr.testing.s3server import Delay
+from tplr.testing.s3server import Delay, Reset
 
 AGGREGATE = state_key("aggregator", W, 0, "1")
 
@@ -83,6 +86,28 @@ async def test_if_the_miner_s_bucket_hangs_its_update_comes_from_any_validator(
     await bob.refresh()
     assert bob.highest_stake_validator() == BOB
     world.server.faults.add("^GET .*gradient-", Delay(3600), times=None)
+    assert await bob.get_update_start(W, ALICE, 5) == b"an up"
+
+
+async def test_a_copied_account_id_hides_no_bucket(world: World) -> None:
+    """A validator of more stake commits the account id of another one, with a wrong key."""
+    leader, _, bob = world.nodes
+    await world.pass_window()
+    body = b"an update"
+    update = GatheredUpdate(ALICE, None, hashlib.sha256(body).hexdigest(), len(body))
+    included = included_set(GatherResult(window=W, updates=(update,), skipped={}), "1")
+    await publish_decision([leader], included)
+    assert await bob.get_included(W) == included
+    await leader.put_aggregate(included, assemble(included, [body]))
+    honest = bob.get_bucket(LEADER)
+    assert honest is not None
+    copied = replace(honest, secret_access_key="0" * 64)
+    async with LocalChain(world.chain, HOTKEYS["evil"], clock=world.clock) as chain:
+        await world.clock.drive(chain.commit(encode_commitment(copied)), step=1.0)
+    await world.move_lead(to=HOTKEYS["evil"].ss58_address)
+    await bob.refresh()
+    assert bob.highest_stake_validator() == EVIL
+    world.server.faults.add("^GET .*gradient-", Reset(), times=None)
     assert await bob.get_update_start(W, ALICE, 5) == b"an up"
 
 

@@ -331,6 +331,18 @@ async def test_an_update_in_parts_is_refused() -> None:
     assert await judge(peer) is Reason.MALFORMED
 
 
+async def test_a_commit_in_parts_does_not_count() -> None:
+    class Parts(Peer):
+        async def head(self, key: str) -> ObjectInfo:
+            info = await super().head(key)
+            return dataclasses.replace(info, etag=f"{info.etag}-1") if key.startswith("commit") else info
+
+    peer = Parts(3)
+    await peer.commit()
+    await peer.upload()
+    assert await judge(peer) is Reason.NO_COMMIT
+
+
 async def test_commit_at_the_start_counts_and_a_later_one_does_not() -> None:
     # Time stamps are truncated to seconds, so an object of T0 may have been written before the start at T0 + 0.4.
     for stamp, verdict in ((T0, body_of(3)), (T0 + 1, Reason.NO_COMMIT)):

@@ -5,6 +5,7 @@ the chain's clock. A validator that claims false facts is detected if buckets co
 """
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from tplr.node.audit_sets import Mismatch
 from tplr.node.elector import FINAL_BLOCKS
 from tplr.node.replica import NodeContext
 from tplr.node.train_state import TrainState
-from tplr.schemas import PeerList, Reason
+from tplr.schemas import ObjectInfo, PeerList, Reason
 from tplr.testing.s3server import Status
 from tplr.training.model import build_model
 
@@ -192,6 +193,23 @@ async def test_a_hash_that_was_never_committed_is_found_out(scene: Scene) -> Non
     await scene.claims(START, included={**report.included, "2": NOBODY_S})
     found, _ = await scene.audit()
     assert found == Difference(START, "update of uid 2", NOBODY_S, f"{report.included['2']}, by its commit")
+
+
+async def test_a_commit_in_parts_shows_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time may be that of the upload's start, so the validator need not have found it."""
+    await scene.delete(START, 2, "gradient")
+    report = await scene.validator.get_report(scene.validator.uid, START)
+    await scene.claims(START, included={**report.included, "2": NOBODY_S})
+    auditor = scene.nodes["miner-3"].comms
+    real = auditor.get_commit
+
+    async def in_parts(uid: int, window: int) -> ObjectInfo:
+        commit = await real(uid, window)
+        return replace(commit, etag=f"{commit.etag}-1")
+
+    monkeypatch.setattr(auditor, "get_commit", in_parts)
+    with pytest.raises(TplrError, match="no commit shows whether"):
+        await scene.audit()
 
 
 async def test_a_uid_that_never_sent_anything_is_named(scene: Scene) -> None:

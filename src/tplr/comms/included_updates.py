@@ -60,18 +60,20 @@ class IncludedUpdates(Decisions):
     async def _find_start(self, window: int, uid: int, size: int) -> bytes:
         """As ``get_update_start``, in one attempt."""
         aggregated, single = await self._aggregated_at(window, uid), (gradient_key(window, uid, self._version), 0)
-        usual = [(self._aggregates or self.leader_store(), aggregated), (self.store_of(uid), single)]
-        others = [(self.store_of(one), aggregated) for one in self.validators()]
-        others += [(self.store_of(one), single) for one in self.electors.uids]
+        aggregator = None if self._aggregates else self.highest_stake_validator()  # None: the bucket of no uid
+        usual = [(aggregator, aggregated), (uid, single)]
+        others = [(one, aggregated) for one in self.validators()] + [(one, single) for one in self.electors.uids]
         problem: StoreError = ObjectNotFound(f"uid {uid} has no bucket on chain")
         silent: StoreUnavailable | None = None
-        asked: set[tuple[str, str]] = set()
+        # By owner, not by the bucket's name: anybody can commit the account id of another.
+        asked: set[tuple[int | None, str]] = set()
         for places in (usual, others):
-            for store, place in places:
-                if store is None or place is None or (store.name, place[0]) in asked:
+            for owner, place in places:
+                store = self._aggregates if owner is None else self.store_of(owner)
+                if store is None or place is None or (owner, place[0]) in asked:
                     continue
                 key, start = place
-                asked.add((store.name, key))
+                asked.add((owner, key))
                 try:
                     part = store.get(key, max_bytes=size, byte_range=(start, start + size))
                     return await first_answer.in_time(part, store, size=size)

@@ -195,7 +195,7 @@ async def _look(uid: int, store: ObjectStore, rules: GatherRules[T]) -> tuple[Ob
     if info.size > rules.size or (info.size < rules.size and not rules.or_less):
         expected = "at most" if rules.or_less else "exactly"
         raise _Refused(Reason.WRONG_SIZE, f"{info.size} bytes, expected {expected} {rules.size}")
-    if "-" in info.etag and rules.bounds != ANYTIME:
+    if info.in_parts and rules.bounds != ANYTIME:
         raise _Refused(Reason.MALFORMED, "uploaded in parts: its time may be the start of the upload")
     commit_key = rules.commit_key(uid)
     return info, await _timely_commit(store, commit_key, rules.bounds) if commit_key else None
@@ -208,6 +208,8 @@ async def _timely_commit(store: ObjectStore, key: str, bounds: UploadBounds) -> 
         raise _Refused(Reason.NO_COMMIT, "no commit object") from None
     if commit.last_modified > bounds.start:
         raise _Refused(Reason.NO_COMMIT, f"committed at {commit.last_modified:.0f}, after {bounds.start:.3f}")
+    if commit.in_parts and bounds != ANYTIME:
+        raise _Refused(Reason.NO_COMMIT, "committed in parts: its time may be the start of the upload")
     return commit
 
 

@@ -96,7 +96,7 @@ async def get_state(store: ObjectStore, key: str, *, max_bytes: int, bounds: Upl
 async def _get_body(store: ObjectStore, info: ObjectInfo) -> bytes:
     """Read the object's bytes. The ETag of an object uploaded in our parts is checked here, others by the store."""
     body = await store.get(info.key, max_bytes=info.size, if_match=info.etag)
-    in_parts = "-" in info.etag and info.metadata.items() >= PART_RULE.items()
+    in_parts = info.in_parts and info.metadata.items() >= PART_RULE.items()
     if in_parts and await asyncio.to_thread(lambda: body_etag(body, like=info.etag)) != info.etag:
         raise StoreUnavailable("the body arrived damaged", bucket=store.name, key=info.key)
     return body

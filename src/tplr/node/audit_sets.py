@@ -117,7 +117,8 @@ class SetClaims:
         start = (await self._comms.upload_bounds(window, 0.0)).start
         bounds = UploadBounds(start - STORE_CLOCK_SECONDS, float("inf"))
         # A later commit may have replaced one that the validator had read.
-        return commit.metadata.get(HASH_FIELD, "") if bounds.judge(commit.last_modified) is Reason.TOO_EARLY else None
+        certain = bounds.judge(commit.last_modified) is Reason.TOO_EARLY and not commit.in_parts
+        return commit.metadata.get(HASH_FIELD, "") if certain else None
 
     def _compare_skipped(
         self, report: DebugReport, listed: PeerList, claimed: Mapping[int, str], now: Mapping[int, str], made: OwnSet

@@ -61,6 +61,11 @@ class ObjectInfo:
     last_modified: float
     metadata: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether it was uploaded in parts, by its ETag; some servers then report the time of the upload's start."""
+        return "-" in self.etag
+
 
 class PageRef(NamedTuple):
     """``num_rows_per_page`` consecutive rows of one dataset config, from ``row`` on."""
