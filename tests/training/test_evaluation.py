@@ -11,6 +11,7 @@ from tplr.compress.payload import parse
 from tplr.errors import TrainingError
 from tplr.hparams import HParams
 from tplr.localnet.plan import scheme_constants
+from tplr.node.train_state import TrainState
 from tplr.training.device import DeviceSettings
 from tplr.training.evaluation import UNKNOWN, baseline, evaluate, sequence_losses, trial_step_applied
 from tplr.training.fingerprint import digest
@@ -58,6 +59,23 @@ def test_sequences_have_the_loss_of_the_whole(model, batches) -> None:
     assert losses[3] == pytest.approx(mean_loss(model, batches[1:2, 1:2]), rel=1e-5)
     with pytest.raises(ValueError, match="no batches"):
         sequence_losses(model, batches[:0], "float32")
+
+
+def test_a_node_measures_in_its_own_row_blocks(hparams, batches, tmp_path, monkeypatch) -> None:
+    rows, compute = set(), torch.nn.functional.cross_entropy
+
+    def recorded(logits, *args, **kwargs):
+        rows.add(len(logits))
+        return compute(logits, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", recorded)
+    state = TrainState(build_model(hparams), hparams, tmp_path, DeviceSettings(loss_rows=16))
+    state.train(batches[:1], 7)
+    sent = parse(state.pack(window=7, uid=5, pages_digest="0" * 64, batches=1), state.spec, window=7, uid=5)
+    rows.clear()
+    held_out = state.baseline(batches[2:])
+    state.evaluate(sent, batches[:2], held_out)
+    assert rows == {16}
 
 
 @pytest.mark.parametrize("entries", [2**18, 2**11])

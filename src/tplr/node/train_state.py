@@ -244,7 +244,7 @@ class TrainState:
     @command
     def baseline(self, batches: np.ndarray) -> Baseline:
         """Compute the model's losses without any update. Raises TrainingError if one is not finite."""
-        return baseline(self.model, batches, self._hparams.precision, self._parallel)
+        return baseline(self.model, batches, self._hparams.precision, self._parallel, self._settings)
 
     @command
     def evaluate(self, update: Update, assigned: np.ndarray | None, held_out: Baseline) -> Evaluation:
@@ -258,6 +258,7 @@ class TrainState:
             held_out=held_out,
             precision=self._hparams.precision,
             parallel=self._parallel,
+            settings=self._settings,
         )
 
     @command

@@ -24,6 +24,7 @@ import torch
 from tplr.compress.payload import Update
 from tplr.errors import TrainingError
 from tplr.schemas import Evaluation, LossChange
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.loss import Precision, token_losses
 from tplr.training.outer.base import OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
@@ -56,7 +57,11 @@ class Baseline:
 
 @torch.no_grad()
 def sequence_losses(
-    model: PreTrainedModel, batches: np.ndarray, precision: Precision, parallel: ParallelContext = SINGLE_PROCESS
+    model: PreTrainedModel,
+    batches: np.ndarray,
+    precision: Precision,
+    parallel: ParallelContext = SINGLE_PROCESS,
+    settings: DeviceSettings = DEFAULTS,
 ) -> np.ndarray:
     """Compute the mean loss of each sequence in nats per token, float64 [batches * B]; one forward pass for each batch.
 
@@ -74,17 +79,21 @@ def sequence_losses(
     for begin in range(0, len(batches), parallel.size):
         # In an incomplete last round idle ranks repeat a batch: collectives need every rank.
         batch = batches[min(begin + parallel.rank, len(batches) - 1)]
-        found.append(token_losses(model, batch, precision).double().mean(dim=1))
+        found.append(token_losses(model, batch, precision, settings).double().mean(dim=1))
     mine = torch.cat(found).cpu().numpy()
     losses = [np.frombuffer(one).reshape(len(found), -1) for one in parallel.gather_bytes(mine.tobytes())]
     return np.stack(losses, axis=1).reshape(-1)[: len(batches) * batches.shape[1]]
 
 
 def baseline(
-    model: PreTrainedModel, batches: np.ndarray, precision: Precision, parallel: ParallelContext = SINGLE_PROCESS
+    model: PreTrainedModel,
+    batches: np.ndarray,
+    precision: Precision,
+    parallel: ParallelContext = SINGLE_PROCESS,
+    settings: DeviceSettings = DEFAULTS,
 ) -> Baseline:
     """Measure the model's losses without any update. Raises TrainingError if a loss is not finite."""
-    losses = sequence_losses(model, batches, precision, parallel)
+    losses = sequence_losses(model, batches, precision, parallel, settings)
     if not np.isfinite(losses).all():
         raise TrainingError("the model's own loss is not finite: no update can be measured against it")
     return Baseline(batches, losses)
@@ -100,6 +109,7 @@ def evaluate(
     held_out: Baseline,
     precision: Precision,
     parallel: ParallelContext = SINGLE_PROCESS,
+    settings: DeviceSettings = DEFAULTS,
 ) -> Evaluation:
     """Measure an update on the held-out pages and its assigned ones. Afterwards the model's bytes are unchanged.
 
@@ -114,9 +124,9 @@ def evaluate(
     if assigned is None:
         before = [held_out.for_calibration()]
     else:
-        before = [held_out, baseline(model, assigned, precision, parallel)]
+        before = [held_out, baseline(model, assigned, precision, parallel, settings)]
     with trial_step_applied(model, outer, update, step=step):
-        after = [sequence_losses(model, one.batches, precision, parallel) for one in before]
+        after = [sequence_losses(model, one.batches, precision, parallel, settings) for one in before]
     changes = [_change(one.losses, losses) for one, losses in zip(before, after, strict=True)]
     return Evaluation(held_out=changes[0], assigned=changes[1] if assigned is not None else None)
 
