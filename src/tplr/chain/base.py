@@ -1,4 +1,4 @@
-"""The protocol of a chain, eleven methods, and its records."""
+"""The protocol of a chain, and its records."""
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
