@@ -253,7 +253,7 @@ class HParams(_Strict):
     Attributes:
         spec_version: part of every object key; nodes of different versions do not see each other.
         upgrades: by ascending window and version.
-        profile: the rules of ``documented`` networks, or ``hardened`` (default; see ``seeds.py``).
+        profile: the rules of ``documented`` networks, or ``hardened``, as in the project's files (see ``seeds.py``).
         data: training data: ``pages`` of text (``pages_per_window``), or sequences of a token ``store``, whose
             constants are the group ``store``.
         page_address: how a page number maps to rows: ``exact``, or ``group-average`` as in documented networks. The
