@@ -17,7 +17,7 @@ until 5      two Delta after its echo and not before 3, or as soon as all have e
 until 6      decisions reach all electors: each reader of a decision's proof is locked on its value
 ===========  ===========================================================================================
 
-*Agreement*, if the others hold less than half of the stake and Delta holds: let honest A echo v at time t of slot r,
+*Agreement*, if the others hold at most half of the stake and Delta holds: let honest A echo v at time t of slot r,
 and commit to it at t + two Delta or at three Delta, whichever is later. Suppose that honest B echoes another value.
 Until two Delta B reads only the proposer's relay, so it may not know A's echo; but A reads B's echo by three Delta.
 From two Delta on B reads all relays. If it echoes before t + Delta, A reads that echo by t + two Delta; after t + Delta
