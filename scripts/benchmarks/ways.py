@@ -61,8 +61,8 @@ GRADIENT += ("node/train_state", "node/windows", "training/")
 # Measurements of a validator, and other published or saved data.
 BESIDES = ("align", "baseline", "_begin_save", ":_bytes.", "batch_losses", "decode_bits", "decode_chunks", "evaluat")
 BESIDES += ("fingerprint", "in_basis", "inner_products", "memory_by_kind", "OuterScheme.whole", "probe_gradient")
-BESIDES += ("put_aggregate", "report", "restore", "_row_losses", "set_caps", "state_dict", "tensor_norm")
-BESIDES += ("token_losses", "TrainState._gradient.", "trial_step", "Update.norm", "witnessed")
+BESIDES += ("put_aggregate", "rank_batches", "report", "restore", "_row_losses", "set_caps", "state_dict")
+BESIDES += ("tensor_norm", "token_losses", "TrainState._gradient.", "trial_step", "Update.norm", "witnessed")
 # These run or not, depending on when the window is decided.
 BESIDES += ("WindowUpdates._follow", "WindowUpdates.from_set")
 PAGE = ("node/sources", "pages/", "tokenize/")

@@ -26,6 +26,7 @@ from tplr.training.evaluation import Baseline
 from tplr.training.loss import Precision, batch_losses
 from tplr.training.outer.base import OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
+from tplr.training.rank_batches import all_losses, check_finite, own_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,24 +84,17 @@ def probe_gradient(
         TrainingError: a loss is not finite.
         ValueError: no batches.
     """
-    if not len(batches):
-        raise ValueError("probe_gradient: no batches; the pages contain less text than one batch")
     model.zero_grad(set_to_none=True)
     found = []
-    for begin in range(0, len(batches), parallel.size):
-        # In an incomplete last round idle ranks repeat a batch, which does not count: collectives need every rank.
-        busy = begin + parallel.rank < len(batches)
-        mean, losses = batch_losses(model, batches[begin + parallel.rank if busy else -1], precision, settings)
+    for batch, counts in own_batches(batches, parallel):
+        mean, losses = batch_losses(model, batch, precision, settings)
         # FSDP averages gradients over ranks; the factor makes them a sum.
-        (mean * (parallel.size if busy else 0) / len(batches)).backward()
+        (mean * (parallel.size if counts else 0) / len(batches)).backward()
         found.append(losses.double().mean(dim=1))
     tensors = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
     model.zero_grad(set_to_none=True)
-    by_rank = parallel.gather_bytes(torch.cat(found).cpu().numpy().tobytes())
-    rounds = np.stack([np.frombuffer(one).reshape(len(found), -1) for one in by_rank], axis=1)
-    losses = rounds.reshape(-1)[: len(batches) * batches.shape[1]]
-    if not np.isfinite(losses).all():
-        raise TrainingError("the model's own loss is not finite: no update can be measured against it")
+    losses = all_losses(found, batches, parallel)
+    check_finite(losses)
     return Gradient(tensors, Baseline(batches, losses))
 
 

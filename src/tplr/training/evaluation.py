@@ -22,12 +22,12 @@ import numpy as np
 import torch
 
 from tplr.compress.payload import Update
-from tplr.errors import TrainingError
 from tplr.schemas import Evaluation, LossChange
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.loss import Precision, token_losses
 from tplr.training.outer.base import OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
+from tplr.training.rank_batches import all_losses, check_finite, own_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,16 +73,11 @@ def sequence_losses(
     Raises:
         ValueError: no batches.
     """
-    if not len(batches):
-        raise ValueError("sequence_losses: no batches; the pages contain less text than one batch")
-    found = []
-    for begin in range(0, len(batches), parallel.size):
-        # In an incomplete last round idle ranks repeat a batch: collectives need every rank.
-        batch = batches[min(begin + parallel.rank, len(batches) - 1)]
-        found.append(token_losses(model, batch, precision, settings).double().mean(dim=1))
-    mine = torch.cat(found).cpu().numpy()
-    losses = [np.frombuffer(one).reshape(len(found), -1) for one in parallel.gather_bytes(mine.tobytes())]
-    return np.stack(losses, axis=1).reshape(-1)[: len(batches) * batches.shape[1]]
+    found = [
+        token_losses(model, batch, precision, settings).double().mean(dim=1)
+        for batch, _ in own_batches(batches, parallel)
+    ]
+    return all_losses(found, batches, parallel)
 
 
 def baseline(
@@ -94,8 +89,7 @@ def baseline(
 ) -> Baseline:
     """Measure the model's losses without any update. Raises TrainingError if a loss is not finite."""
     losses = sequence_losses(model, batches, precision, parallel, settings)
-    if not np.isfinite(losses).all():
-        raise TrainingError("the model's own loss is not finite: no update can be measured against it")
+    check_finite(losses)
     return Baseline(batches, losses)
 
 
