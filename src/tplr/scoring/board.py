@@ -13,7 +13,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,6 +69,15 @@ class CreditShares:
     indicators: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
 
+class _Factors(NamedTuple):
+    """The factors of the final scores of the last window's miners, and their own-pages tests; see ``CreditShares``."""
+
+    credits: dict[int, Credit]
+    own_pages: dict[int, float]
+    calibrations: dict[int, Calibration]
+    indicators: dict[int, list[float]]
+
+
 def loss_test(seen: PeerObservation) -> float | None:
     """Return ``loss_indicator`` if the uid's losses were also measured on its assigned pages; else None."""
     measured = seen.evaluation
@@ -89,17 +98,14 @@ def credit_shares(
         peer_scores: as published, by which miners are judged.
         probation_windows: of hparams.
     """
-    hotkeys = windows[-1].hotkeys
-    tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
-    own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}
-    shares = _shared(windows, hotkeys, own_pages, MeasuredWindow.counts)
+    factors = _factors(windows)
     return CreditShares(
-        credits=shares,
-        steps={uid: trust_step(one) for uid, one in own_pages.items()},
+        credits=factors.credits,
+        steps={uid: trust_step(one) for uid, one in factors.own_pages.items()},
         scale=float(_scales(windows)[-1]),
-        calibrations=_calibrations(windows, hotkeys, _trusted(shares, own_pages)),
+        calibrations=factors.calibrations,
         places=places(windows, peer_scores, probation_windows),
-        indicators={uid: found or by_loss for uid, (found, by_loss) in tests.items()},
+        indicators=factors.indicators,
     )
 
 
@@ -108,11 +114,8 @@ def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
     if not windows:
         return {}
     hotkeys = windows[-1].hotkeys
-    tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
-    own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}
-    shares = _shared(windows, hotkeys, own_pages, MeasuredWindow.counts)
+    shares, own_pages, calibration, indicators = _factors(windows)
     merits = _shared(windows, hotkeys, own_pages, MeasuredWindow.would_count)
-    calibration = _calibrations(windows, hotkeys, _trusted(shares, own_pages))
     cosines = np.array([[one.cosine(*miner) for miner in hotkeys.items()] for one in windows], dtype=np.float64)
     presence = {uid: _presence(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
     means, errors = means_and_errors(cosines, np.array([*presence.values()]) > 0)
@@ -127,12 +130,25 @@ def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
             presence=presence[uid],
             credit=shares[uid].value if uid in shares else 0.0,
             merit=merits[uid].value * trust if uid in merits else 0.0,
-            tests=len(tests[uid][0] or tests[uid][1]),
+            tests=len(indicators[uid]),
             own_pages=own_pages[uid],
             calibration=calibration[uid].value,
             final=shares[uid].value * trust if uid in shares else 0.0,
         )
     return peer_scores
+
+
+def _factors(windows: Sequence[MeasuredWindow]) -> _Factors:
+    hotkeys = windows[-1].hotkeys
+    tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
+    own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}
+    shares = _shared(windows, hotkeys, own_pages, MeasuredWindow.counts)
+    return _Factors(
+        credits=shares,
+        own_pages=own_pages,
+        calibrations=_calibrations(windows, hotkeys, _trusted(shares, own_pages)),
+        indicators={uid: found or by_loss for uid, (found, by_loss) in tests.items()},
+    )
 
 
 def _shared(
