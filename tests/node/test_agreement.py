@@ -106,12 +106,3 @@ async def test_a_set_that_only_reports_name_is_compared_when_it_is_decided(repor
     assert not gathered.published
     one.note(gathered, report("model", included={str(got.uid): got.sha256 for got in gathered.updates}))  # type: ignore[arg-type]
     assert await divergence(one) == (7, False)
-
-
-async def test_a_state_that_was_saved_before_counts_as_it_did(reported) -> None:
-    state = {"applied": {}, "redone": [], "repairs": 1}
-    one = new()
-    one.load_state_dict(state)
-    reported[6] = "six"
-    note(one, w6="another")
-    assert await divergence(one) == (6, True)

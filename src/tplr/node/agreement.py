@@ -105,8 +105,8 @@ class Agreement:
         """Load a state. Raises StateError if it is malformed."""
         try:
             self._applied = {int(window): _Applied(**mine) for window, mine in state["applied"].items()}
-            self._redone, self._repairs = set(state["redone"]), int(state["repairs"])
-            self._repaired = int(state.get("repaired", -1))  # absent in states saved by older versions
+            self._redone = set(state["redone"])
+            self._repairs, self._repaired = int(state["repairs"]), int(state["repaired"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"agreement: {error!r} in its saved state") from error
 

@@ -70,14 +70,6 @@ def test_a_restored_update_that_got_through_is_found_after_later_windows_were_pa
     assert not holds(error_feedback, 12)
 
 
-@pytest.mark.parametrize("taken_back", [False, True])
-def test_states_of_earlier_versions_say_whether_the_last_update_was_restored(taken_back):
-    error_feedback = ErrorFeedback(PARAMETERS, stale_after_windows=5)
-    error_feedback.load_state_dict({**kept(10).state_dict(), "taken_back": taken_back})
-    error_feedback.applied(10)
-    assert holds(error_feedback, 11) != taken_back
-
-
 def test_a_node_that_never_packed_has_nothing_to_keep():
     error_feedback = ErrorFeedback(PARAMETERS, stale_after_windows=5)
     error_feedback.applied(7)

@@ -119,7 +119,4 @@ class ErrorFeedback:
             raise StateError(f"error feedback: keys {sorted(state)}; expected window, taken_back and tensors")
         found = checked_copies(state["tensors"], self._parameters, "error feedback")
         self.tensors = {name: self._kept(one) for name, one in found.items()}
-        self._window, taken_back = state["window"], state["taken_back"]
-        if isinstance(taken_back, bool):  # earlier versions saved whether the last window was restored
-            taken_back = [state["window"]] if taken_back else []
-        self._taken_back = set(taken_back)
+        self._window, self._taken_back = state["window"], set(state["taken_back"])
