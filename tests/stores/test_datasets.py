@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tplr.errors import DataError
-from tplr.stores.datasets import DatasetFactory, SeqDataset
+from tplr.stores.datasets import DatasetFactory, window_count
 from tplr.stores.factory import StoreFactory
 from tplr.stores.sampler import ResumableDistributedSampler
 from tplr.stores.writer import Column, write_shard
@@ -86,12 +86,6 @@ def test_windows_of_every_small_stream(tmp_path: Path) -> None:
 
 
 def test_the_documented_counts() -> None:
-    class Fixed(SeqDataset):
-        def __init__(self, total: int) -> None:
-            self.total = total
-
-    from tplr.stores.datasets import window_count
-
     assert [window_count(n, 64, 64) for n in (200, 65, 64, 0)] == [3, 1, 0, 0]
 
 

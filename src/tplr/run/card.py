@@ -16,7 +16,7 @@ def render_card(record: ExportRecord, hparams: HParams) -> str:
     """Return the text of ``README.md``. It follows from the record and the run's constants alone."""
     sections = [
         _front_matter(hparams),
-        f"# A model of run {record.version}, window {record.window}\n\n{_summary(record, hparams)}",
+        f"# A model of run {record.version}, window {record.window}\n\n{_summary(hparams)}",
         f"## Facts\n\n{_facts(record)}",
         f"## Contributors\n\n{_contributors(record)}",
         f"## Loss\n\n{_loss(record.windows)}",
@@ -36,7 +36,7 @@ def _front_matter(hparams: HParams) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _summary(record: ExportRecord, hparams: HParams) -> str:
+def _summary(hparams: HParams) -> str:
     return (
         f"{hparams.model.model_type}, {hparams.model.num_hidden_layers} layers, {hparams.model.hidden_size} wide, "
         f"trained by the participants of a templar network together. The folder loads with\n"

@@ -228,7 +228,7 @@ class Network:
         miners = readers >= people.validators
         utilisation = self._train(readers[miners], waits[miners])
         missed = here & ~in_time & ~people.dead
-        self._remember(window, listed, in_time)
+        self._remember(listed, in_time)
         if value and value.peers and value.peers.first_effective_window > window:
             self.lists.append(value.peers)
         request = self.assumed.request + self.assumed.latency
@@ -272,14 +272,14 @@ class Network:
         out_from, out_until = self._requests.outages(window, count, design.window_seconds)
         hit = (begin < out_until) & (begin + design.update_bytes / rate > out_from)
         available = np.where(hit, np.maximum(begin, out_until), begin) + design.update_bytes / rate
-        self._send_checkpoints(window, rate)
+        self._send_checkpoints(window)
         bounds = UploadBounds(start=0.0, end=hparams.time_window_delta_seconds)
         in_time = np.array([at < INFINITE and bounds.judge(math.floor(at)) is None for at in available])
         in_time &= ~people.dead
         in_time[: people.validators] = False
         return available, in_time
 
-    def _send_checkpoints(self, window: int, rate: np.ndarray) -> None:
+    def _send_checkpoints(self, window: int) -> None:
         """Send each miner's own checkpoint with the link capacity that its update leaves."""
         design, miners, frequency = self.design, self._miners, self.design.hparams.checkpoint_frequency
         if not design.checkpoint_uploads:
@@ -433,7 +433,7 @@ class Network:
 
     # Peer lists
 
-    def _remember(self, window: int, listed: PeerList, in_time: np.ndarray) -> None:
+    def _remember(self, listed: PeerList, in_time: np.ndarray) -> None:
         """Record the uids whose update was in time, and those that validators measured."""
         miners = self._miners
         miners.valid = np.concatenate([miners.valid[:, 1:], in_time[:, None]], axis=1)

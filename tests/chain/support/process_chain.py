@@ -21,8 +21,6 @@ from tplr.chain.clocks import WallClock
 from tplr.chain.local import LocalChain
 from tplr.files import atomic_write
 
-EXTRA = ("name", "retry_at", "fate_unknown")  # attributes of errors besides their message
-
 
 class SharedClock(WallClock):
     """Real time, set forward for all processes that share ``file``."""

@@ -21,7 +21,6 @@ GUIDE = (Path(__file__).parents[3] / "docs" / "hparams.md").read_text()
 SECTION = GUIDE.partition("## Update scheme")[2].partition("\n## ")[0]
 AGREE = dict(re.findall(r"^\| `([\w.]+)` \|.*\| (all|validators|local) \|$", SECTION, re.M))
 GROUPS = {"outer", "demo", "sparseloco"}  # the other scheme, or no value of its own
-LEARNING_RATES = {"demo.learning_rate", "sparseloco.inner_learning_rate"}
 UNTRIED = {"outer_delay"}  # when a miner applies a window, not how
 OTHER = {
     "topk_compression": 4,
