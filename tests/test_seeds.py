@@ -1,13 +1,19 @@
 """Seeds are written rules: golden values, the same in every process."""
 
+import ast
 import hashlib
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+from tplr import seeds
 from tplr.seeds import PageDraw, derive, hash_parts, held_out_page_draw, page_draw, seed_window
 
 HASH = "0x" + "ab" * 32
+SOURCE = Path(seeds.__file__).parent
+SIMULATIONS = ("localnet", "scale")  # their choices are no network's
 
 
 def test_golden_values() -> None:
@@ -55,3 +61,20 @@ def test_same_in_every_process() -> None:
         for seed in ("0", "1", "random")
     }
     assert printed == {f"{derive('pages', 7, 'abc')}\n"}
+
+
+def test_the_table_has_every_rule() -> None:
+    documented = re.findall(r"^``([^`]+)`` ", seeds.__doc__ or "", re.MULTILINE)
+    first_parts = [
+        (path.relative_to(SOURCE).as_posix(), call.args[0])
+        for path in SOURCE.rglob("*.py")
+        if path.relative_to(SOURCE).parts[0] not in SIMULATIONS
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] == "derive"
+    ]
+    names = [one.value for _, one in first_parts if isinstance(one, ast.Constant)]
+    assert sorted(documented) == sorted({*names})
+    # The hash of a template, which is no seed.
+    assert [file for file, one in first_parts if not isinstance(one, ast.Constant)] == [
+        "stores/preprocess/tokenizing.py"
+    ]

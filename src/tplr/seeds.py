@@ -3,23 +3,38 @@
 A seed is the first 8 bytes, big-endian, of the SHA-256 of its parts, joined as ``len:part`` (``hash_parts``). The first
 part names the rule. Anyone can recompute every seed.
 
-Rules in profile ``hardened``:
+Rules in profile ``hardened``, by name:
 
-=================  ==============================================================================================
-pages              hash of the first block of the previous window, and the uid: known one window ahead, so that the
-                   next window's pages can be loaded while this one trains, but not earlier
-held-out pages     hash of the first block after the window, and the validator's hotkey: unknown until all updates
-                   are committed
-samples            of a token store: hash of the first block of the previous window, as for pages; one seed assigns
-                   the window's pool to all uids (``stores/sequences.py``)
-held-out samples   as held-out pages
-evaluated uids     as held-out pages
-fingerprint        hash of the first block after the window
-proof of sync      as the fingerprint, and the uid, so that one node's proof is useless to another
-compared chunks    as held-out pages: where a validator looks for copies
-first weights      ``init_seed`` of hparams and the name of the module that they belong to
-rounding           uid, window and tensor, so that a repeated window gives the same bytes
-=================  ==============================================================================================
+=====================  ==========================================================================================
+``pages``              hash of the first block of the previous window, and the uid: known one window ahead, so that
+                       the next window's pages can be loaded while this one trains, but not earlier
+``random-pages``       held-out pages. Hash of the first block after the window, and the validator's hotkey: unknown
+                       until all updates are committed
+``samples``            of a token store: hash of the first block of the previous window, as for pages; one seed
+                       assigns the window's pool to all uids (``stores/sequences.py``)
+``random-samples``     held-out samples, as ``random-pages``
+``evaluated-uids``     as ``random-pages``; this seed is called E below
+``evaluated-by-loss``  evaluated uids whose losses are measured, too: E, and the uid
+``batch``              batches of held-out and assigned pages that are measured: E, and the digest of the pages
+``aligned-chunks``     chunks that inner products read: E, and the name of the tensor
+``compared-chunks``    where a validator looks for copies (profile ``documented``): E
+``overdue``            order of uids that have waited equally long (profile ``documented``): E, and the uid
+``fingerprint``        hash of the first block after the window
+``proof``              of sync: as the fingerprint, and the uid, so that one node's proof is useless to another
+``position``           of an entry in a fingerprint or a proof: its seed, and the entry's number; in an outer
+                       fingerprint also the name of the tensor
+``sync-proofs``        order in which a validator reads proofs: hash of the first block after the window, and the uid
+``peer``               order of equal merits on a peer list: the window, and the uid; equal for all electors
+``probation``          who is measured on probation: the turn, and the uid; equal for all electors
+``window``             ``window_to_seed``: hash of the window's first block
+``first weights``      ``init_seed`` of hparams and the name of the module that they belong to
+``rounding``           uid, window and tensor, so that a repeated window gives the same bytes
+``permutation``        order of a stream's or a sampler's items: their number, the user's seed, epoch and round
+``author``             delay of a block of a local chain; like ``skipped-slot`` and ``stale-head`` from the chain's
+                       own seed
+``skipped-slot``       whether a local chain skips a slot
+``stale-head``         whether a local chain shows the block before the newest
+=====================  ==========================================================================================
 
 In profile ``documented`` a uid's pages depend only on the uid and the window: offset = window * pages per window,
 seed = uid.
