@@ -29,7 +29,8 @@ Rules in profile ``hardened``, by name:
 ``window``             ``window_to_seed``: hash of the window's first block
 ``first weights``      ``init_seed`` of hparams and the name of the module that they belong to
 ``rounding``           uid, window and tensor, so that a repeated window gives the same bytes
-``permutation``        order of a stream's or a sampler's items: their number, the user's seed, epoch and round
+``permutation``        order of a token store's sequences and of items of streams: their number, a seed (``samples``,
+                       the hash of the store, or the user's), epoch and round
 ``author``             delay of a block of a local chain; like ``skipped-slot`` and ``stale-head`` from the chain's
                        own seed
 ``skipped-slot``       whether a local chain skips a slot
