@@ -5,10 +5,10 @@ import math
 from pathlib import Path
 
 import pytest
+from fairness import FEWEST_MORE, FEWEST_WINDOWS, Earned, earned, gains_by_loss, spread
 
 from tplr.cli import main
 from tplr.hparams import HParams
-from tplr.localnet.fairness import FEWEST_MORE, FEWEST_WINDOWS, Earned, earned, gains_by_loss, spread
 from tplr.telemetry import read_events
 from tplr.telemetry.events import Event
 
