@@ -29,7 +29,7 @@ from tplr.localnet.network import (
 )
 from tplr.localnet.plan import BLOCK_SECONDS, MAX_VALIDATORS, MIN_WINDOW_SECONDS, Byzantine, Scheme, make_plan
 from tplr.node.arguments import node_arguments
-from tplr.node.startup import check_window
+from tplr.node.start_checks import check_window
 from tplr.testing.s3server.keys import KeyTable
 
 

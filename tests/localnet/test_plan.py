@@ -23,7 +23,7 @@ from tplr.localnet.plan import (
     needed_bytes,
     scheme_constants,
 )
-from tplr.node.startup import check_window
+from tplr.node.start_checks import check_window
 
 
 @pytest.fixture(autouse=True)

@@ -2,17 +2,14 @@
 
 import asyncio
 import logging
-import shutil
 import socket
 import threading
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from faulty import FaultyChain
 
 from tplr.chain.hotkeys import new_hotkey
@@ -20,15 +17,14 @@ from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
 from tplr.cli import parse_arguments
 from tplr.config import Environment
-from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, ObjectNotFound, StoreUnavailable, TplrError
+from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, StoreUnavailable, TplrError
 from tplr.hparams import HParams
 from tplr.localnet.network import node_command, node_environment
-from tplr.localnet.plan import scheme_constants
 from tplr.node import checks as checks_module
-from tplr.node import startup
+from tplr.node import start_checks, startup
 from tplr.node.arguments import node_arguments
 from tplr.node.checks import MISCONFIGURED, OUTSIDE_DOWN, Checks, answers_due
-from tplr.node.startup import check_answers, check_fits, in_daemon_thread
+from tplr.node.startup import in_daemon_thread
 
 
 def fail(error: TplrError) -> None:
@@ -182,7 +178,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ledger = Ledger(tmp_path / "chain")
     ledger.register(key.ss58_address, "nobody")
     ledger.close()
-    monkeypatch.setattr(startup, "HICCUP_SECONDS", 0.3)  # until the registration is in a block
+    monkeypatch.setattr(start_checks, "HICCUP_SECONDS", 0.3)  # until the registration is in a block
     openings: list[str] = []
 
     async def run(checks: Checks, *failing: str, refused: int = 0) -> FaultyChain | None:
@@ -227,43 +223,3 @@ async def test_a_chain_that_is_down_is_said_once_and_in_time(opened: Any, monkey
     await opened(checks)
     assert [one.check for one in checks.problems] == ["registration"]
     assert checks.status == OUTSIDE_DOWN
-
-
-async def test_a_dataset_is_reached_if_one_replica_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "RETRY_SECONDS", 0.05)
-
-    class Store:
-        def __init__(self, error: Exception) -> None:
-            self.error = error
-
-        async def head(self, _: str) -> None:
-            raise self.error
-
-    down: Any = Store(StoreUnavailable("503"))
-    await check_answers([down, Store(ObjectNotFound("no such key"))])  # type: ignore[list-item]
-    with pytest.raises(StoreUnavailable, match=r"the dataset's bucket does not answer: .*503"):
-        await check_answers([down, down])
-
-
-def test_a_disk_that_sufficed_at_the_first_start_suffices_beside_the_saved_states(tmp_path, monkeypatch) -> None:
-    """The two existing states make room for the next ones."""
-    hparams, taken = HParams.model_validate(scheme_constants("sparseloco")), 0
-    args = node_arguments(parse_arguments(["miner", "--device", "cpu", "--state", str(tmp_path)]))
-    needed = check_fits(hparams, args, torch.device("cpu")).disk
-    state = needed // 3
-
-    def usage(_: Path) -> SimpleNamespace:
-        held = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
-        return SimpleNamespace(free=needed + state - held - taken)
-
-    monkeypatch.setattr(shutil, "disk_usage", usage)
-    check_fits(hparams, args, torch.device("cpu"))
-    for window in (5, 6):
-        folder = args.state_folder / f"window-{window}"
-        folder.mkdir(parents=True)
-        with (folder / "shard-00000-00000.safetensors").open("wb") as file:
-            file.truncate(state)
-    check_fits(hparams, args, torch.device("cpu"))
-    taken = 2 * state
-    with pytest.raises(ConfigError, match="saved states take"):
-        check_fits(hparams, args, torch.device("cpu"))

@@ -9,7 +9,8 @@ from tplr.doctor import Report
 from tplr.errors import ConfigError
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
-from tplr.node.startup import FINAL_AFTER_BLOCKS, MAX_SKEW_SECONDS, prepare
+from tplr.node.start_checks import FINAL_AFTER_BLOCKS, MAX_SKEW_SECONDS
+from tplr.node.startup import prepare
 from tplr.storage.probe import Finding, ProbeResult
 
 

@@ -1,15 +1,13 @@
-"""Checks a node's arguments, opens its connections on the caller's exit stack, and creates its role."""
+"""Opens a node's connections on the caller's exit stack, and creates its role if all checks pass."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import threading
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,14 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from tplr.chain import Chain
-from tplr.chain.base import Neuron
-from tplr.chain.commitment import encode_commitment
 from tplr.chain.connect import LOCAL_PREFIX, open_chain
 from tplr.comms import Comms
 from tplr.config import Environment
-from tplr.errors import ChainUnavailable, ConfigError, NotRegistered, StoreError, StoreUnavailable
-from tplr.exchange.updates import STORE_CLOCK_SECONDS
-from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.keys import RunVersion
 from tplr.logging import logger, take_over
@@ -36,16 +29,24 @@ from tplr.node.data_loader import WindowDataLoader
 from tplr.node.miner import Miner
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import PageDataSource, StoreDataSource, open_data_source
-from tplr.node.state import StateFolder
+from tplr.node.start_checks import (
+    check_access,
+    check_answers,
+    check_clock,
+    check_committable,
+    check_fits,
+    check_registration,
+    check_state_folder,
+    check_window,
+    twice,
+)
 from tplr.node.validator import Validator
 from tplr.node.window_time import ModelSpeed
-from tplr.planner import Host, Plan, make_plan
+from tplr.planner import Plan
 from tplr.planner.host import known_accelerator
 from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket
-from tplr.storage import ObjectStore, S3Connections
-from tplr.storage.probe import RETRY_SECONDS, ProbeResult, probe_access
-from tplr.storage.retry import with_retry
+from tplr.storage import S3Connections
 from tplr.telemetry import JsonlListener, Listener, PrometheusListener, Telemetry, WandbListener, log_event
 from tplr.training.commands import Commands
 from tplr.training.model import build_model
@@ -54,11 +55,6 @@ from tplr.training.schemes import payload_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-# No decision depends on this machine's clock, but S3 refuses requests whose time is off by more than 15 minutes.
-MAX_SKEW_SECONDS = 300.0
-FINAL_AFTER_BLOCKS = 10
-HICCUP_SECONDS = 1.0  # pause before the chain is asked again
 
 T = TypeVar("T")
 
@@ -317,32 +313,6 @@ async def _checked_chain(args: Arguments, stack: AsyncExitStack, checks: Checks,
     return chain
 
 
-async def twice(question: Callable[[], Awaitable[T]]) -> T:
-    """Ask the chain, and once more if it does not answer: a short interruption is not reported as a problem."""
-    try:
-        return await question()
-    except ChainUnavailable as error:
-        logger.info("the chain did not answer, asking again: %s", error)
-        await asyncio.sleep(HICCUP_SECONDS)
-        return await question()
-
-
-async def check_answers(stores: Sequence[ObjectStore]) -> None:
-    """Raise StoreUnavailable if none of a dataset's replicas answers; an error response is an answer."""
-
-    async def ask(store: ObjectStore) -> StoreUnavailable | None:
-        try:
-            await with_retry(lambda: store.head("probe-of-latency"), deadline_seconds=RETRY_SECONDS)
-        except StoreUnavailable as error:
-            return error
-        except StoreError:
-            pass
-        return None
-
-    if all(errors := await asyncio.gather(*map(ask, stores))):
-        raise StoreUnavailable(f"the dataset's bucket does not answer: check the network and try again: {errors[0]}")
-
-
 def _make_context(args: Arguments, comms: Comms, listeners: tuple[Listener, ...]) -> NodeContext:
     telemetry = Telemetry(role=args.role, uid=comms.uid, listeners=listeners)
     return NodeContext(comms=comms, clock=comms.clock, telemetry=telemetry)
@@ -383,90 +353,7 @@ def open_listeners(args: Arguments, stack: ExitStack | AsyncExitStack) -> tuple[
     return tuple(listeners)
 
 
-def check_state_folder(folder: Path) -> None:
-    """Raise StateError if ``folder`` can't be written."""
-    atomic_write(folder / "writable", b"")
-
-
-def check_fits(hparams: HParams, args: Arguments, device: torch.device, ranks: int = 1) -> Plan:
-    """Return the plan of this run. Raises ConfigError if it needs more memory or disk than this machine has."""
-    role = "validator" if args.role == "validator" else "miner"
-    # The link's speed is not known yet, and a slow link is no reason to refuse a start.
-    here = Host.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
-    # The saved states that are there make room for the next ones.
-    here = replace(here, disk=here.disk + StateFolder(args.state_folder).size)
-    plan = make_plan(hparams, here, role=role, settings=args.device_settings)
-    plan.check()
-    return plan
-
-
 def _speed(plan: Plan, device: torch.device) -> ModelSpeed:
     accelerator = known_accelerator(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     peak = accelerator.peak * plan.host.ranks if accelerator else None
     return ModelSpeed(plan.load.flops_per_token, peak)
-
-
-def check_committable(bucket: Bucket) -> None:
-    """Raise ConfigError if the bucket does not fit into the chain's commitment of 128 characters."""
-    try:
-        encode_commitment(bucket)
-    except ValueError as error:
-        raise ConfigError(f"R2_GRADIENTS_*: {error}") from error
-
-
-async def check_registration(chain: Chain, args: Arguments) -> Neuron:
-    """Return this hotkey's neuron. Raises NotRegistered if it has no uid on the subnet."""
-    metagraph = await chain.metagraph()
-    neuron = next((one for one in metagraph.neurons if one.hotkey == chain.hotkey), None)
-    if neuron is None:
-        raise NotRegistered(
-            f"hotkey {args.wallet_hotkey} ({chain.hotkey}) has no uid on subnet {args.netuid}: register it, "
-            f"or give another --wallet.name, --wallet.hotkey or --netuid"
-        )
-    return neuron
-
-
-async def check_clock(chain: Chain) -> None:
-    """Raise ConfigError if this machine's clock differs by more than ``MAX_SKEW_SECONDS`` from the chain's."""
-    # The head may still be replaced, and block 0 has no time.
-    block = await chain.block(max(1, await chain.head() - FINAL_AFTER_BLOCKS))
-    skew = time.time() - block.time
-    # Skipped slots make the block older than its distance from the head implies.
-    if not -MAX_SKEW_SECONDS < skew < MAX_SKEW_SECONDS + 2 * FINAL_AFTER_BLOCKS * chain.block_time:
-        raise ConfigError(
-            f"this machine's clock is {skew:+.0f} s off block {block.number}'s time: set it (ntp); if the chain has "
-            "stalled, wait or use another --subtensor.network"
-        )
-
-
-def check_window(hparams: HParams, block_time: float) -> None:
-    """Raise ConfigError if a window leaves no time to train after the wait for a missing update.
-
-    Otherwise one missed update would cause the next: a node that waits for it would itself finish late.
-    """
-    length = hparams.blocks_per_window * block_time
-    waiting = hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS + hparams.commit_margin_seconds
-    waiting += hparams.manifest_timeout_seconds
-    if length <= waiting:
-        raise ConfigError(
-            f"a window of {hparams.blocks_per_window} blocks of {block_time:g} s leaves no time to train: "
-            f"time_window_delta_seconds {hparams.time_window_delta_seconds:g}, {STORE_CLOCK_SECONDS:g} s for the "
-            f"store's clock, manifest_timeout_seconds {hparams.manifest_timeout_seconds:g} and commit_margin_seconds "
-            f"{hparams.commit_margin_seconds:g} take {waiting:g} s of its {length:g} s"
-        )
-
-
-async def check_access(readable: ObjectStore, writable: ObjectStore, *, variables: str, published: bool = True) -> None:
-    """Check both keys of a bucket: the write key must write; a ``published`` read key must read, and not write.
-
-    Raises:
-        ConfigError: a key is wrong; the text names each problem and the ``variables`` to check.
-        StoreUnavailable: the keys could not be checked, because the server does not answer.
-    """
-    findings = await probe_access(readable, writable, variables=variables, published=published)
-    problems = [found for found in findings if found.verdict is ProbeResult.PROBLEM]
-    texts = [f"{found.found}; {found.remedy}" for found in problems]
-    if problems and all(found.outside for found in problems):
-        raise StoreUnavailable(texts[0])
-    if problems:
-        raise ConfigError(texts)
