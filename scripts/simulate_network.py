@@ -86,7 +86,7 @@ def summary(args: argparse.Namespace, found: Sequence[WindowResult]) -> dict[str
             round(decided[int(q * (len(decided) - 1))]) for q in (0.5, 0.95)
         ],
         "gathered, seconds: median miner, 95 %": [round(mean("gathered")), round(mean("gathered_late"))],
-        "miners that applied before the decision": round(mean("untold"), 2),
+        "miners that applied before the decision": round(mean("uninformed"), 2),
         "updates that were late or missing, of a window": round(mean("missed"), 2),
         "miners away": round(mean("away"), 2),
         "probation": round(mean("probation"), 1),

@@ -30,7 +30,7 @@ from tplr.schemas import VALID, Evidence, PeerObservation, published
 from tplr.schemas import Alignment as PublishedAlignment
 from tplr.scoring.board import Board
 from tplr.scoring.credit import credit
-from tplr.scoring.selection import DEEP
+from tplr.scoring.selection import UIDS_PER_LOSS_EVALUATION
 from tplr.training.alignment import Alignment, align, probe_gradient
 from tplr.training.evaluation import baseline, evaluate
 from tplr.training.fingerprint import fingerprint
@@ -154,7 +154,7 @@ def window(scheme: Scheme, name: str, **model_changes: int) -> list[Row]:
     hparams = profile(scheme)
     hparams = hparams.model_copy(update={"model": hparams.model.model_copy(update=model_changes)})
     name, tested = f"{name}, {scheme}", hparams.uids_per_window
-    evaluated = -(-tested // DEEP)
+    evaluated = -(-tested // UIDS_PER_LOSS_EVALUATION)
     model = build_model(hparams)
     parameters = dict(model.named_parameters())
     outer = outer_scheme(parameters, hparams)

@@ -29,8 +29,8 @@ from tplr.exchange.election import (
     COMMIT_AFTER,
     COMMIT_FROM,
     COMMIT_UNTIL,
+    DECISION_POLL_SECONDS,
     ECHO_UNTIL,
-    LOOK_AFTER_SECONDS,
     PROPOSE_FROM,
     PROPOSE_UNTIL,
     SLOT,
@@ -564,7 +564,7 @@ def test_who_has_echoed_looks_for_the_others_echoes_until_nobody_can_commit() ->
 def test_who_is_committed_looks_for_the_others_decisions_and_not_at_once() -> None:
     elector = echoed().read(*echoes(0, BOTH, (1, 2, 3)))
     elector.at(0.7)
-    look = 0.7 + LOOK_AFTER_SECONDS / DELTA
+    look = 0.7 + DECISION_POLL_SECONDS / DELTA
     assert elector.wanted(look - 0.01) == {}
     assert elector.wanted(look + 0.01) == {"decision": [0, 1, 2, 3]}
     elector.at(look + 0.01)

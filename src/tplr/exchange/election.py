@@ -59,7 +59,7 @@ COMMIT_AFTER = 2  # after this elector's own echo
 # is read one Delta later.
 COMMIT_FROM = PROPOSE_UNTIL + 1
 # A decision is written again when it has more commitments, and R2 accepts one write per second for a key.
-LOOK_AFTER_SECONDS = 1.1
+DECISION_POLL_SECONDS = 1.1
 
 
 class SendStatus(NamedTuple):
@@ -388,6 +388,6 @@ class Election:
 
     def _committing(self, proof: CheckedProof, now: float) -> list[Action]:
         self.committed = proof
-        self._read_decisions_at = now + LOOK_AFTER_SECONDS
+        self._read_decisions_at = now + DECISION_POLL_SECONDS
         relay = self._slots.get(proof.slot, _Slot()).proposals.get(proof.id)
         return [Commit(proof, relay.votes if relay else {}, dict(self._commitments.get(proof.id, {})))]

@@ -165,7 +165,7 @@ class Leader:
             self._wished_period = period
             if self.wish and self._comms.alone:
                 await self._post(self.wish)
-                self._settle()
+                self._clear_wish()
         except (StoreError, PayloadError) as error:
             logger.warning("peer list not published, retrying in the next window: %s", error)
 
@@ -177,7 +177,7 @@ class Leader:
         if peers is None:
             return
         if peers.first_effective_window > self._clock.window:
-            self._settle()
+            self._clear_wish()
         self._decided[peers.first_effective_window] = peers
         await self._post_decided()
 
@@ -192,7 +192,7 @@ class Leader:
                 continue
             self._decided.pop(first, None)
 
-    def _settle(self) -> None:
+    def _clear_wish(self) -> None:
         """Clear the wish of this node, because a list was decided."""
         self._period, self.wish = max(self._wished_period, self._period), None
 

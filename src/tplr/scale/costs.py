@@ -17,8 +17,8 @@ from tplr.node.replica import PREFETCH_WINDOWS
 from tplr.planner.host import ACCELERATORS
 from tplr.planner.traffic import DOLLARS_PER_CLASS_A, DOLLARS_PER_CLASS_B
 from tplr.planner.workload import Workload
-from tplr.scale.looks import count_looks
-from tplr.scoring.selection import DEEP
+from tplr.scale.polls import count_polls
+from tplr.scoring.selection import UIDS_PER_LOSS_EVALUATION
 from tplr.training.evaluation import CALIBRATION_PART
 
 Participant = Literal["miner", "validator", "leader", "aggregator", "newcomer"]
@@ -104,9 +104,8 @@ def cost(load: Workload, who: Participant, network: Network, *, wait: float, unt
     """
     hparams, update = load.hparams, load.update_bytes
     listed, named = hparams.max_topk_peers, hparams.max_topk_peers + hparams.reserve_peers
-    looks = float(count_looks(wait, shortest=POLL_SECONDS, request=REQUEST))
-    of_update = looks + 2  # commit and body
-    decision = network.majority * float(count_looks(until_decided, shortest=node_windows.POLL_SECONDS, request=REQUEST))
+    of_update = float(count_polls(wait, shortest=POLL_SECONDS, request=REQUEST)) + 2  # commit and body
+    decision = network.majority * float(count_polls(until_decided, shortest=node_windows.POLL_SECONDS, request=REQUEST))
     follows = decision + network.majority * (LIST_READS + REPORT_READS)
     lists = network.majority * LIST_READS
     cleanup, nodes = len(EACH_WINDOW), network.uids
@@ -176,7 +175,7 @@ class Measures:
         gradient: one gradient on held-out pages, for all updates at once.
         own_pages: the gradients on the tested uids' own pages.
         losses: forward passes on held-out pages: one for the model, and one on a part (``CALIBRATION_PART``) of them
-            for every ``DEEP``-th tested uid.
+            for one in ``UIDS_PER_LOSS_EVALUATION`` tested uids.
     """
 
     gradient: float
@@ -192,8 +191,9 @@ def measures(load: Workload, *, tested: int, sequences: int, gpu: str, gpus: int
     """Return the device time for testing ``tested`` uids per window with ``sequences`` sequences per gradient."""
     rate = gpus * mfu * ACCELERATORS[gpu].peak
     gradient = sequences * load.hparams.sequence_length * load.flops_per_token / rate
-    deep = -(-tested // DEEP)
-    return Measures(gradient=gradient, own_pages=tested * gradient, losses=(1 + deep / CALIBRATION_PART) * gradient / 3)
+    by_loss = -(-tested // UIDS_PER_LOSS_EVALUATION)
+    losses = (1 + by_loss / CALIBRATION_PART) * gradient / 3
+    return Measures(gradient=gradient, own_pages=tested * gradient, losses=losses)
 
 
 def sequences_read(load: Workload) -> int:

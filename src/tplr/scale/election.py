@@ -157,10 +157,10 @@ class SimulatedElection:
         self._outcome.requests[uid] += idle * node.looking
         wanted = node.machine.wanted(began)
         self._outcome.requests[uid] += len(wanted)
-        looks = began + self._wait(began)  # a request waits first; the store looks up the object after that
+        found_by = began + self._wait(began)  # a request waits first; the store looks up the object after that
         for one in wanted:
             since, ballot = self._published.get(self._place(one), (math.inf, None))
-            if since <= looks:
+            if since <= found_by:
                 record_ballot(node.machine, ballot)
         while actions := node.machine.act(began, now):
             for action in actions:

@@ -34,9 +34,9 @@ from tplr.scale.draws import log_normal, stream
 from tplr.scale.election import Outcome, SimulatedElection
 from tplr.scale.links import finish_times
 from tplr.scale.load import ROUNDS, Burst
-from tplr.scale.looks import count_looks
 from tplr.scale.newcomer import catch_up
 from tplr.scale.participants import Assumptions, Participants, Requests
+from tplr.scale.polls import count_polls
 from tplr.schemas import PeerList, Reason, UploadBounds
 from tplr.scoring.selection import ChosenPeers, earned_peers
 
@@ -87,7 +87,7 @@ class WindowResult:
         gathered, gathered_late: times by which 50 % and 95 % of the miners had finished their gather.
         waited: the median miner's seconds from the end of its gather until it knows the set.
         utilisation, utilisation_low: share of the window in which a miner's devices train: median and 10 % quantile.
-        untold: number of miners that did not know the decision ``manifest_timeout_seconds`` after their gather.
+        uninformed: number of miners that did not know the decision ``manifest_timeout_seconds`` after their gather.
         missed: number of present miners whose update was not in time.
         away: number of absent miners.
         validator_link: seconds for which the window's downloads, including probation, occupy the median validator's
@@ -108,7 +108,7 @@ class WindowResult:
     waited: float
     utilisation: float
     utilisation_low: float
-    untold: int
+    uninformed: int
     missed: int
     away: int
     validator_link: float
@@ -232,7 +232,7 @@ class Network:
         if value and value.peers and value.peers.first_effective_window > window:
             self.lists.append(value.peers)
         request = self.assumed.request + self.assumed.latency
-        looks = count_looks(waits - done, shortest=node_windows.POLL_SECONDS, request=request)
+        polls = count_polls(waits - done, shortest=node_windows.POLL_SECONDS, request=request)
         return WindowResult(
             window=window,
             listed=len(listed.peers),
@@ -246,12 +246,12 @@ class Network:
             waited=_quantile((waits - done)[miners], 0.5),
             utilisation=_quantile(utilisation, 0.5),
             utilisation_low=_quantile(utilisation, 0.1),
-            untold=int((known > done + hparams.manifest_timeout_seconds)[miners].sum()),
+            uninformed=int((known > done + hparams.manifest_timeout_seconds)[miners].sum()),
             missed=int(missed[people.validators :].sum()),
             away=int((~here)[people.validators :].sum()),
             validator_link=self._validator_link(listed, readers[~miners]),
             class_b=float(polls.sum(axis=0).max(initial=0.0)) + 2 * len(readers),
-            elector_b=float(looks.sum()) + sum(election.requests.values()) / max(1, len(self.electors.uids)),
+            elector_b=float(polls.sum()) + sum(election.requests.values()) / max(1, len(self.electors.uids)),
             ballots=sum(election.requests.values()) / max(1, len(election.requests)),
         )
 
@@ -323,7 +323,7 @@ class Network:
         known_missing = np.maximum(begins[:, None], last) + request
         ends = np.maximum(np.where(valid[None, :], ends, known_missing), burst.done[:, None])
         waiting = np.where(valid[None, :], ready[None, :], last) - begins[:, None]
-        polls = count_looks(waiting, shortest=POLL_SECONDS, request=request)
+        polls = count_polls(waiting, shortest=POLL_SECONDS, request=request)
         return np.broadcast_to(valid, shape), ends, polls, burst
 
     def _burst(self, readers: np.ndarray, begins: np.ndarray, *, updates: int) -> Burst:
@@ -342,11 +342,11 @@ class Network:
             return np.full(len(done), INFINITE)
         # A reader asks as soon as its gather is done, and then with the pauses of ``pause_after``.
         pause = np.maximum(node_windows.POLL_SECONDS, GROWTH * np.maximum(0.0, known - done))
-        looks = np.where(done >= known, done, known + stream(self.seed, "told", window).random(len(done)) * pause)
-        looks += np.array([burst.wait(at) for at in looks])
-        work = np.full(len(looks), ASKED * self._half * self.assumed.request_work)
-        read = Burst.of(looks, work, cores=self.assumed.cores).done
-        return np.maximum(read, looks + ASKED * self._requests.seconds("told", window, len(done)))
+        asked = np.where(done >= known, done, known + stream(self.seed, "told", window).random(len(done)) * pause)
+        asked += np.array([burst.wait(at) for at in asked])
+        work = np.full(len(asked), ASKED * self._half * self.assumed.request_work)
+        read = Burst.of(asked, work, cores=self.assumed.cores).done
+        return np.maximum(read, asked + ASKED * self._requests.seconds("told", window, len(done)))
 
     @property
     def _half(self) -> int:

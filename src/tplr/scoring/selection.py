@@ -12,7 +12,7 @@ LEAST_WAITED, MOST_WAITED = 2, 20
 # Minimum number of miners on probation in addition to the reserve, for short peer lists.
 FEWEST_ON_PROBATION = 16
 # One of this many drawn uids is also evaluated by its loss: a few are enough to check the predictions.
-DEEP = 4
+UIDS_PER_LOSS_EVALUATION = 4
 
 
 def sample_evaluated(waited: Mapping[int, int], *, count: int, seed: int) -> tuple[int, ...]:
@@ -31,9 +31,9 @@ def sample_evaluated(waited: Mapping[int, int], *, count: int, seed: int) -> tup
 
 
 def evaluated_by_loss(sampled: Iterable[int], *, seed: int) -> frozenset[int]:
-    """Return one in ``DEEP`` of the drawn uids, at least one."""
+    """Return one in ``UIDS_PER_LOSS_EVALUATION`` of the drawn uids, at least one."""
     order = sorted(sampled, key=lambda uid: derive("evaluated-by-loss", seed, uid))
-    return frozenset(order[: math.ceil(len(order) / DEEP)])
+    return frozenset(order[: math.ceil(len(order) / UIDS_PER_LOSS_EVALUATION)])
 
 
 class ChosenPeers(NamedTuple):

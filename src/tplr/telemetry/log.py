@@ -7,7 +7,7 @@ from tplr.logging import logger
 from tplr.telemetry.events import HEADER, Event
 
 # Events that their emitters log themselves.
-SPOKEN = frozenset({"missed", "problem", "peers", "weights", "outdated", "evaluation"})
+LOGGED_BY_EMITTER = frozenset({"missed", "problem", "peers", "weights", "outdated", "evaluation"})
 # Events with one line per miner, or only for programs: logged at level DEBUG.
 DETAILS = frozenset({"evaluated", "pulse"})
 
@@ -15,7 +15,7 @@ DETAILS = frozenset({"evaluated", "pulse"})
 def log_event(event: Event) -> None:
     """Write ``event`` as ``kind: field value, field value``; each log line shows node and time anyway."""
     kind = event["event"]
-    if kind not in SPOKEN:
+    if kind not in LOGGED_BY_EMITTER:
         fields = ", ".join(f"{name} {_short(value)}" for name, value in event.items() if name not in HEADER)
         level = logging.DEBUG if kind in DETAILS else logging.INFO
         logger.log(level, "%s: %s" if fields else "%s%s", kind, fields)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tplr.cli.data.say import say
+from tplr.cli.data.print_line import print_line
 from tplr.logging import logger
 from tplr.resources import available_cores
 
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
         began = time.perf_counter()
         with dataset.iter(state_dict=state) as batches:
             next(batches, None)
-        say(f"resume           {(time.perf_counter() - began) * 1e3:10.1f} ms to the next batch")
-        say(f"state            {_size(state):10d} bytes")
+        print_line(f"resume           {(time.perf_counter() - began) * 1e3:10.1f} ms to the next batch")
+        print_line(f"state            {_size(state):10d} bytes")
     return 0
 
 
@@ -65,13 +65,13 @@ def _measure(dataset: "CheckpointableDataset", seconds: float) -> dict[str, Any]
                 shown = now
                 logger.info("%d tokens, %d of %d s", tokens, now - began, seconds)
         if not tokens:
-            say("no batch: the files hold fewer tokens than one sequence")
+            print_line("no batch: the files hold fewer tokens than one sequence")
             return None
         took = time.perf_counter() - began
         state, report = batches.state_dict(), batches.report()
-    say(f"first batch      {first * 1e3:10.1f} ms")
-    say(f"tokens per second{tokens / took:10.0f}, {tokens} in {took:.1f} s on {available_cores()} cores")
-    say(f"report           {report}")
+    print_line(f"first batch      {first * 1e3:10.1f} ms")
+    print_line(f"tokens per second{tokens / took:10.0f}, {tokens} in {took:.1f} s on {available_cores()} cores")
+    print_line(f"report           {report}")
     return state
 
 

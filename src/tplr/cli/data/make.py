@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tplr.cli.data.say import say
+from tplr.cli.data.print_line import print_line
 
 if TYPE_CHECKING:
     from tplr.pages.texts import Documents
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             rows = writer.add(config, _with_progress(texts, documents, config))
             skipped = ", ".join(f"{count} × {reason}" for reason, count in sorted(documents.skipped.items()))
             logger.info("%s: %d rows of %d files; skipped: %s", config, rows, len(paths), skipped or "nothing")
-    say(f"{args.out} is complete; its manifest's SHA-256 is {_manifest_sha256(args.out)}")
+    print_line(f"{args.out} is complete; its manifest's SHA-256 is {_manifest_sha256(args.out)}")
     return 0
 
 

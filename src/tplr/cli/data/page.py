@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tplr.cli.data.location import add_folder_argument, add_subfolder_argument, open_locations
-from tplr.cli.data.say import say
+from tplr.cli.data.print_line import print_line
 from tplr.errors import ConfigError
 from tplr.schemas import PageRef
 
@@ -56,8 +56,8 @@ async def _show(args: argparse.Namespace) -> int:
             texts = await reader.texts(page)
             tokens = _counts(tokenizer, texts, hparams.sequence_length) if hparams else [None] * len(texts)
             _print(page, texts, tokens, args.rows)
-    say(f"manifest {manifest.sha256}, address {manifest.address}")
-    say(f"digest of these pages {pages_digest(pages, manifest.sha256)}")
+    print_line(f"manifest {manifest.sha256}, address {manifest.address}")
+    print_line(f"digest of these pages {pages_digest(pages, manifest.sha256)}")
     return 0
 
 
@@ -105,7 +105,9 @@ def _counts(tokenizer: Any, texts: Sequence[str], longest: int) -> list[int]:
 
 def _print(page: PageRef, texts: Sequence[str], tokens: Sequence[int | None], rows: int) -> None:
     counted = "" if None in tokens else f", {sum(filter(None, tokens))} tokens"
-    say(f"{page.config}:{page.row} ({page.split}): {len(texts)} rows, {sum(map(len, texts))} characters{counted}")
+    print_line(
+        f"{page.config}:{page.row} ({page.split}): {len(texts)} rows, {sum(map(len, texts))} characters{counted}"
+    )
     for number, (text, count) in enumerate([*zip(texts, tokens, strict=True)][:rows]):
         # repr, as a text may hold control characters of the terminal
-        say(f"{page.row + number:>10}  {'' if count is None else count:>6}  {text[:80]!r}")
+        print_line(f"{page.row + number:>10}  {'' if count is None else count:>6}  {text[:80]!r}")

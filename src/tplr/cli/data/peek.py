@@ -5,7 +5,7 @@ import statistics
 from collections import Counter
 from typing import Any
 
-from tplr.cli.data.say import say
+from tplr.cli.data.print_line import print_line
 
 _SHOWN = 100  # characters of a value
 
@@ -45,25 +45,25 @@ def run(args: argparse.Namespace) -> int:
             if args.tokenizer:
                 tokens.append(len(sample["input_ids"]))
         report = samples.report()
-    say(f"{count} records of {report['files']} files, {report.get('bad_records', 0)} bad ones left out")
+    print_line(f"{count} records of {report['files']} files, {report.get('bad_records', 0)} bad ones left out")
     for column, kinds in types.items():
-        say(f"  {column}: {', '.join(f'{kind} in {number}' for kind, number in kinds.most_common())}")
+        print_line(f"  {column}: {', '.join(f'{kind} in {number}' for kind, number in kinds.most_common())}")
     _summarise("characters", characters)
     _summarise("tokens", tokens)
     if sum(tokens):
-        say(f"{sum(characters) / sum(tokens):.2f} characters a token")
+        print_line(f"{sum(characters) / sum(tokens):.2f} characters a token")
     return 0
 
 
 def _show(number: int, sample: dict[str, Any]) -> None:
-    say(f"record {number}")
+    print_line(f"record {number}")
     for column, value in sample.items():
         if column != "attention_mask":
             text = repr(value)
-            say(f"  {column}: {text if len(text) <= _SHOWN else text[:_SHOWN] + ' …'}")
+            print_line(f"  {column}: {text if len(text) <= _SHOWN else text[:_SHOWN] + ' …'}")
 
 
 def _summarise(what: str, lengths: list[int]) -> None:
     if lengths:
         low, middle, high = min(lengths), statistics.median(lengths), max(lengths)
-        say(f"{sum(lengths)} {what}; a record has {low} to {high}, the median {middle:g}")
+        print_line(f"{sum(lengths)} {what}; a record has {low} to {high}, the median {middle:g}")

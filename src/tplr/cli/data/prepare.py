@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tplr.cli.data.say import say
+from tplr.cli.data.print_line import print_line
 
 if TYPE_CHECKING:
     from tplr.stores.preprocess.pipeline import OnProgress, Prepared
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             batch_size=batch_size,
             on_progress=on_progress,
         )
-    say(_summary(prepared))
+    print_line(_summary(prepared))
     return 0
 
 

@@ -5,7 +5,7 @@ import asyncio
 from pathlib import Path
 
 from tplr.cli.data.location import add_subfolder_argument, open_locations
-from tplr.cli.data.say import say
+from tplr.cli.data.print_line import print_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,5 +26,5 @@ async def _upload(args: argparse.Namespace) -> int:
         for location in locations:
             progress = ProgressLog(f"uploading to {location.title}")
             done = await publish(args.source, location.store, location.prefix, replace=args.replace, progress=progress)
-            say(f"{location.title}: {done.sent} files sent, {done.skipped} already there")
+            print_line(f"{location.title}: {done.sent} files sent, {done.skipped} already there")
     return 0

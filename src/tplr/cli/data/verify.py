@@ -4,7 +4,7 @@ import argparse
 import asyncio
 
 from tplr.cli.data.location import add_folder_argument, add_subfolder_argument, open_locations
-from tplr.cli.data.say import say
+from tplr.cli.data.print_line import print_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +28,15 @@ async def _verify(args: argparse.Namespace) -> int:
             progress = ProgressLog(f"verifying {location.title}")
             found = await verify(location.store, location.prefix, hashes=not args.quick, progress=progress)
             for problem in found.problems:
-                say(f"{location.title}: {problem}")
+                print_line(f"{location.title}: {problem}")
             for path in found.unlisted:
-                say(f"{location.title}: note: {path} is in no manifest")
+                print_line(f"{location.title}: note: {path} is in no manifest")
             if found.unhashed and not args.quick:
-                say(f"{location.title}: note: {len(found.unhashed)} files have no hash in the manifest")
-            say(f"{location.title}: {found.files} files, {found.bytes / 1e6:.1f} MB, {len(found.problems)} problems")
+                print_line(f"{location.title}: note: {len(found.unhashed)} files have no hash in the manifest")
+            print_line(
+                f"{location.title}: {found.files} files, {found.bytes / 1e6:.1f} MB, {len(found.problems)} problems"
+            )
             if found.manifest:
-                say(f"{location.title}: the manifest's SHA-256 is {found.manifest.sha256}")
+                print_line(f"{location.title}: the manifest's SHA-256 is {found.manifest.sha256}")
             status = max(status, int(bool(found.problems)))
     return status

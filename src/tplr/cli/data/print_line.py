@@ -3,6 +3,6 @@
 import sys
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Write one line."""
     sys.stdout.write(f"{line}\n")

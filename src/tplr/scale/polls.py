@@ -7,7 +7,7 @@ import numpy as np
 from tplr.exchange.polling import GROWTH
 
 
-def count_looks(waited: np.ndarray | float, *, shortest: float, request: np.ndarray | float) -> np.ndarray:
+def count_polls(waited: np.ndarray | float, *, shortest: float, request: np.ndarray | float) -> np.ndarray:
     """Return the number of requests for an object that appears after ``waited`` seconds, with the one that finds it.
 
     Args:
