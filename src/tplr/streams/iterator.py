@@ -216,6 +216,10 @@ class Transform(ABC):
             )
         return shares.pop() if shares else None
 
+    def has_fixed_order(self) -> bool:
+        """Return whether all passes return the samples in the same order."""
+        return all(source.has_fixed_order() for source in self.sources)
+
     def reader(self, state: State | None) -> StateReader | None:
         """Checked access to ``state``."""
         return None if state is None else StateReader(self.describe(pinned=False), state)

@@ -1,9 +1,11 @@
 """stride, shuffle, take, enumerate, batch, cache, interleave: cases beyond the table of all steps."""
 
-from itertools import islice
+import time
+from itertools import count, islice
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from tplr.data import CheckpointableDataset, concat_datasets, interleave_datasets
 from tplr.errors import DataError, StateError, StoreUnavailable
@@ -147,6 +149,34 @@ def test_a_cache_asks_for_each_sample_once():
     assert len(asked) == N + 3
     next(iter(dataset))["id"] = "changed"
     assert ids(dataset) == list(range(N))
+
+
+def test_each_share_has_its_own_cache():
+    dataset = SOURCE.cache()
+    for _ in range(2):
+        assert ids(dataset.shard_by_rank(0, 2)) == list(range(0, N, 2))
+        assert ids(dataset.shard_by_rank(1, 2)) == list(range(1, N, 2))
+        assert ids(dataset) == list(range(N))
+    loader = DataLoader(dataset.shard_by_rank(0, 1), batch_size=None, num_workers=2)
+    assert sorted(ids(loader)) == list(range(N))
+
+
+def test_a_cache_over_samples_without_a_fixed_order_replays_only_a_complete_pass():
+    turns = count()
+    last_first = lambda sample: time.sleep(0.05 if next(turns) % 4 == 0 else 0) or sample  # noqa: E731
+    dataset = SOURCE.parallel_map(last_first, 4, 1, ordered=False).cache()
+    partly = dataset.iter()
+    begun = ids(islice(partly, 7))
+    state = partly.state_dict()
+    whole = ids(dataset)
+    assert sorted(whole) == list(range(N))
+    assert sorted(begun + ids(partly)) == list(range(N))
+    assert sorted(begun + ids(dataset.iter(state_dict=state))) == list(range(N))
+    replay = dataset.iter()
+    assert ids(islice(replay, 7)) == whole[:7]
+    with pytest.raises(StateError, match="later pass over samples without a fixed order"):
+        dataset.iter(state_dict=replay.state_dict())
+    assert ids(replay) == whole[7:]
 
 
 @pytest.mark.parametrize("weights", [None, [3, 1], [0.2, 0.8], [1, 0]])

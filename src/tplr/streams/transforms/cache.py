@@ -1,22 +1,52 @@
 """cache: keeps samples in memory for later passes."""
 
 import copy
+from dataclasses import dataclass, field
 from typing import Any
 
+from tplr.errors import StateError
+from tplr.sharding import Share
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
-from tplr.streams.state import StateReader
+from tplr.streams.state import WHOLE, StateReader
+
+
+@dataclass
+class _Memory:
+    """The samples of one share by number; ``length`` is their number, known after the first complete pass."""
+
+    samples: dict[int, Any] = field(default_factory=dict)
+    length: int | None = None
 
 
 class Cache(Transform):
-    """Keeps every sample by its number; later passes read it from memory."""
+    """Keeps every sample of a share by its number; later passes read it from memory.
+
+    If the source has no fixed order (``ordered=False``), only a complete pass is read from memory: parts of two passes
+    would repeat some samples and lose others. For the same reason a state saved in such a later pass does not load.
+    """
 
     def __init__(self, source: Transform) -> None:
         self.sources = (source,)
-        self.samples: dict[int, Any] = {}
-        self.length: int | None = None  # length of the source; known after the first complete pass
+        self._memories: dict[Share, _Memory] = {}
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _CacheIterator(self, context, self.reader(state))
+        saved = self.reader(state)
+        return _CacheIterator(self, context, self._memory(context.share or WHOLE, saved), saved)
+
+    def _memory(self, share: Share, saved: StateReader | None) -> _Memory:
+        kept = self._memories.setdefault(share, _Memory())
+        if self.has_fixed_order():
+            return kept
+        if saved is None or not saved.integer("index"):
+            if kept.length is None:
+                kept = self._memories[share] = _Memory()  # not the samples of an incomplete pass
+            return kept
+        if saved.integer("source_index") < saved.integer("index"):
+            raise StateError(
+                "cache: the state is of a later pass over samples without a fixed order, which only the process that "
+                "saved it had in memory: use a state of the first pass, or ordered=True"
+            )
+        return _Memory()
 
     def without_read_ahead(self, context: PipelineContext, state: State) -> State:
         raise self.of_one_rank()
@@ -28,19 +58,20 @@ class Cache(Transform):
 class _CacheIterator(StreamIterator[Any]):
     """Opens its source at the first sample that is not in memory."""
 
-    def __init__(self, transform: Cache, context: PipelineContext, saved: StateReader | None) -> None:
+    def __init__(self, transform: Cache, context: PipelineContext, memory: _Memory, saved: StateReader | None) -> None:
         super().__init__()
         self._transform = transform
         self._context = context
+        self._memory = memory
         self._index = saved.integer("index") if saved else 0
         # Position of the source: number of samples it has returned, and its state while it is not open.
-        self._source_index = saved.integer("source_index") if saved else 0
+        self._source_index = saved.integer("source_index", high=self._index) if saved else 0
         self._source_state: State | None = saved.child() if saved and saved.any("source") is not None else None
         if saved and not self._source_state and self._source_index:
             raise saved.wrong("source", f"a state after {self._source_index} samples")
 
     def __next__(self) -> Any:
-        kept, length = self._transform.samples, self._transform.length
+        kept, length = self._memory.samples, self._memory.length
         if length is not None and self._index >= length:
             raise StopIteration
         if self._index not in kept:
@@ -60,7 +91,7 @@ class _CacheIterator(StreamIterator[Any]):
             try:
                 sample = next(self.source)
             except StopIteration:
-                self._transform.length = self._source_index
+                self._memory.length = self._source_index
                 raise
-            self._transform.samples.setdefault(self._source_index, sample)
+            self._memory.samples.setdefault(self._source_index, sample)
             self._source_index += 1

@@ -232,5 +232,8 @@ class ParallelCall(Transform):
     def divide_held(self, saved: list[StateReader], share: Share) -> State:
         return {"done": 0, "also": [], "carried": divided_items(saved, "carried", share)}
 
+    def has_fixed_order(self) -> bool:
+        return self.ordered and super().has_fixed_order()
+
     def describe(self, *, pinned: bool) -> str:
         return f"parallel_{self.kind}"  # a state fits any number of workers, either order
