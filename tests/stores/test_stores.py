@@ -236,6 +236,28 @@ def test_files_that_contradict_their_meta_are_refused(tmp_path: Path, spoil, say
         opened(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["old_meta.json", "tokenizer_meta.json"])
+def test_only_a_file_named_meta_json_is_a_shard(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "bin", {"a": column([[1, 2, 3]], "int32")})
+    meta = tmp_path / "shard_0000/meta.json"
+    meta.with_name(name).write_bytes(meta.read_bytes())
+    assert len(opened(tmp_path)) == 3
+
+
+@pytest.mark.parametrize(("storage_format", "name"), [("h5", "data_0000"), ("jsonl", "data")])
+def test_files_that_the_rich_meta_does_not_list_are_refused(tmp_path: Path, storage_format: str, name: str) -> None:
+    write(tmp_path, storage_format, {"a": column([[1, 2, 3]], "int32")}, {"a": column([[4]], "int32")})
+    file = tmp_path / f"shard_0000/{name}.{storage_format}"
+    stray = file.with_name(f"{name}.bak.{storage_format}")
+    stray.write_bytes(file.read_bytes())
+    for path in (tmp_path, stray):
+        with pytest.raises(DataError, match=rf"{stray} is not listed in meta.json beside it: move it elsewhere"):
+            opened(path)
+    assert len(opened(file.rename(stray.replace(tmp_path / stray.name)))) == 3  # without a meta any name is read
+    with pytest.raises(DataError, match=rf"shard_0000/{file.name} is missing, and its meta.json lists it"):
+        opened(tmp_path)
+
+
 def test_a_cut_hdf5_file_and_one_of_another_length_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "h5", {"a": column([[1, 2, 3]], "int32")})
     spoil_meta(tmp_path, shape=[4], offsets=[0, 4])

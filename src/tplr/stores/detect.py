@@ -68,6 +68,11 @@ def files_of(path: Path, *suffixes: str) -> list[Path]:
     )
 
 
+def metas_of(path: Path) -> list[Path]:
+    """Return the ``meta.json`` files at ``path`` like ``files_of``."""
+    return [file for file in files_of(path, META) if file.name == META]
+
+
 def natural(path: PurePath | str) -> list[list[tuple[int, int, str]]]:
     """Sort key that compares numbers by value: ``shard_9999`` before ``shard_10000``, ``data_2`` before ``data_10``."""
     parts = PurePath(path).parts

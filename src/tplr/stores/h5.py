@@ -9,7 +9,8 @@ import torch
 
 from tplr.errors import DataError
 from tplr.stores.base import ShardKey, StoreShard, TokenStore
-from tplr.stores.detect import META, files_of, import_h5py, natural
+from tplr.stores.data_files import data_files
+from tplr.stores.detect import META, import_h5py, natural
 from tplr.stores.meta import DTYPES, KeyMeta, read_meta
 from tplr.stores.token_stream import Array
 
@@ -30,7 +31,7 @@ class H5Store(TokenStore):
         self._share_memory = share_memory
 
     def _shards(self, path: Path) -> list[StoreShard]:
-        return [self._shard(file) for file in files_of(path, ".h5", ".hdf5")]
+        return [self._shard(file) for file in data_files(path, ".h5", ".hdf5")]
 
     def _shard(self, path: Path) -> StoreShard:
         meta = read_meta(path.parent).keys if (path.parent / META).exists() else {}

@@ -12,6 +12,7 @@ from tplr.errors import DataError
 from tplr.logging import logger
 from tplr.records.jsonl import READ_BYTES, LineReader, is_blank, parse_json
 from tplr.stores.base import ShardKey, StoreShard, TokenStore
+from tplr.stores.data_files import data_files
 from tplr.stores.detect import META, files_of
 from tplr.stores.meta import KeyMeta, read_meta
 
@@ -36,7 +37,8 @@ class JsonlStore(TokenStore):
         self.skipped = 0
 
     def _shards(self, path: Path) -> list[StoreShard]:
-        shards = [self._shard(file) for file in files_of(path, ".jsonl")]
+        files = data_files(path, ".jsonl") if self._transform is None else files_of(path, ".jsonl")
+        shards = [self._shard(file) for file in files]
         if self.skipped:
             logger.warning("%s: %d records left out: not usable", path, self.skipped)
         # A file without a record has no keys.

@@ -11,7 +11,7 @@ import torch
 
 from tplr.errors import DataError
 from tplr.stores.base import ShardKey, StoreShard, TokenStore
-from tplr.stores.detect import META, files_of
+from tplr.stores.detect import metas_of
 from tplr.stores.meta import KeyMeta, check_size, read_meta
 from tplr.stores.token_stream import Array
 
@@ -30,7 +30,7 @@ class MmapStore(TokenStore):
         return _opened, (type(self), self._path)
 
     def _shards(self, path: Path) -> list[StoreShard]:
-        return [_shard(meta.parent) for meta in files_of(path, META)]
+        return [_shard(meta.parent) for meta in metas_of(path)]
 
 
 def _opened(kind: type[MmapStore], path: str) -> MmapStore:
