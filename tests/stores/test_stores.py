@@ -333,6 +333,20 @@ def test_detection(tmp_path: Path) -> None:
         detect_format(tmp_path / "deep/a.bin")
 
 
+@pytest.mark.parametrize("storage_format", FORMATS)
+def test_folders_are_read_through_links(tmp_path: Path, storage_format: str) -> None:
+    whole = write(tmp_path / "store", storage_format, *({"a": column([[number]], "int32")} for number in range(3)))
+    (tmp_path / "disk").mkdir()
+    (whole / "shard_0001").rename(tmp_path / "disk/shard_0001")
+    (whole / "shard_0001").symlink_to(tmp_path / "disk/shard_0001")
+    (whole / "a_second_link").symlink_to(whole / "shard_0002")
+    (whole / "shard_0000/up").symlink_to(whole)
+    (tmp_path / "disk/shard_0001/further_up").symlink_to(tmp_path)
+    assert opened(whole).fetch(0, 3, "a").tolist() == [0, 1, 2]
+    (tmp_path / "linked").symlink_to(whole)
+    assert opened(tmp_path / "linked").fetch(0, 3, "a").tolist() == [0, 1, 2]
+
+
 def test_shards_beyond_9999_stay_in_order(tmp_path: Path) -> None:
     for number in (10000, 9999):
         write_shard(tmp_path / f"shard_{number:04d}", {"a": column([[number]], "int32")}, "bin", number=0, tokens=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tplr.errors import DataError
-from tplr.stores.detect import JOURNAL, META, REPORT, files_of
+from tplr.stores.detect import JOURNAL, META, REPORT, metas_of
 from tplr.stores.meta import parse_meta
 
 Shards = Mapping[str, Mapping[str, Any]]
@@ -47,10 +47,15 @@ def _check_part(root: Path, path: Path) -> None:
             raise DataError(f"{root}: {error}") from error
         return  # a file above a store may be unrelated
     part = path.relative_to(root)
-    check_shards(root, {name: shards[name] for name in shards if Path(name).is_relative_to(part)})
-    found = (str(meta.parent.relative_to(root)) for meta in files_of(path, META) if meta.name == META)
+    reported = {name: shards[name] for name in shards if Path(name).is_relative_to(part)}
+    check_shards(root, reported)
+    found = [str(meta.parent.relative_to(root)) for meta in metas_of(path)]
     if unnamed := [name for name in found if name not in shards]:
         raise DataError(f"{root}: {unnamed[0]} is not a shard of its {REPORT}; move it elsewhere")
+    if unread := [name for name in reported if name not in found]:
+        raise DataError(
+            f"{root}: {unread[0]} would not be read, because it is hidden or a second link to a folder: copy it here"
+        )
 
 
 def reported_shards(report: bytes) -> Shards:

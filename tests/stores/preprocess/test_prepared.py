@@ -70,6 +70,24 @@ def test_a_shard_too_many(out: Path) -> None:
     refused(out, r"a/shard_0009 is not a shard of its prepare.json")
 
 
+def test_shards_and_domains_behind_links(out: Path, tmp_path: Path) -> None:
+    whole = len(DatasetFactory.load("seq", out, 4))
+    for path, elsewhere in (("a/shard_0001", "disk_1"), ("b", "disk_2")):
+        (out / path).rename(tmp_path / elsewhere)
+        (out / path).symlink_to(tmp_path / elsewhere)
+    assert len(DatasetFactory.load("seq", out, 4)) == whole
+
+
+def test_a_shard_that_would_not_be_read(out: Path) -> None:
+    (out / "a/shard_0001").rename(out / "a/.shard")
+    (out / "a/shard_0001").symlink_to(out / "a/shard_0000")
+    report = json.loads((out / REPORT).read_text())
+    shards = report["progress"]["shards"]
+    shards["a/shard_0001"] = shards["a/shard_0000"]
+    (out / REPORT).write_text(json.dumps(report))
+    refused(out, "a/shard_0001 would not be read, because it is hidden or a second link to a folder")
+
+
 def test_a_damaged_report(out: Path) -> None:
     (out / REPORT).write_text('{"progress"')
     refused(out, "prepare.json is not a report of a preparation")
