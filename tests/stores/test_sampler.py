@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tplr.errors import StateError
 from tplr.stores.sampler import ResumableDistributedSampler
@@ -77,15 +78,33 @@ def test_epochs_follow_each_other_with_orders_of_their_own() -> None:
     assert epochs == [everyone(10, 2, start_epoch=epoch)[1] for epoch in (0, 1)]
 
 
-def test_a_loop_that_was_left_goes_on() -> None:
+def test_a_loop_that_was_left_begins_again_or_continues_from_its_state() -> None:
     one = sampler(10, 1, 0)
     (whole,) = everyone(10, 1)
     first = [*itertools.islice(one, 4)]
     assert (one.iter, len(one)) == (4, 6)
+    assert [*itertools.islice(one, 7)] == whole[:7]
+    one.load_state_dict(one.state_dict(consumed=4))
+    for _ in range(2):  # from the loaded state, also after another break
+        assert [*itertools.islice(one, 5)] == whole[4:9]
     assert [*first, *one] == whole
     last = [*itertools.islice(one, 10)]  # left at the very end
     assert len(last) == len(one) == 10
     assert [*one] == everyone(10, 1, start_epoch=2)[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_loses_nothing_that_it_had_read_ahead(workers: int) -> None:
+    epochs = [everyone(40, 1, start_epoch=epoch)[0] for epoch in range(3)]
+    plain = DataLoader(range(40), batch_size=2, sampler=sampler(40, 1, 0), num_workers=workers)
+    next(iter(plain))
+    assert torch.cat([*plain]).tolist() == epochs[0]
+
+    loader = StatefulDataLoader(range(40), batch_size=2, sampler=sampler(40, 1, 0), num_workers=workers)
+    assert torch.cat([*loader]).tolist() == epochs[0]
+    resumed = StatefulDataLoader(range(40), batch_size=2, sampler=sampler(40, 1, 0), num_workers=workers)
+    resumed.load_state_dict(loader.state_dict())
+    assert [torch.cat([*resumed]).tolist() for _ in range(2)] == epochs[1:]
 
 
 def test_start_iter_counts_this_ranks_samples() -> None:

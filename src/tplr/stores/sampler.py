@@ -25,7 +25,11 @@ _BLOCK = 4096  # indices computed at a time
 
 
 class ResumableDistributedSampler(Sampler[int]):
-    """Indices of ``data_source`` for one rank. Each ``iter`` yields the rest of one epoch.
+    """Indices of ``data_source`` for one rank. Each ``iter`` yields one epoch, or its rest from the start position.
+
+    The start position is that of the constructor or of a loaded state, then the begin of the epoch after each finished
+    one. A pass that was broken off begins there again, because its loader may have read further than was used:
+    ``load_state_dict(state_dict(consumed))`` continues it instead.
 
     Attributes:
         epoch, iter: the position; ``iter`` counts this rank's samples of the epoch. A loader with workers reads ahead,
@@ -73,7 +77,7 @@ class ResumableDistributedSampler(Sampler[int]):
             raise ValueError(f"{self._length} items are fewer than {self.world_size} ranks{remedy}")
         self._rules = {"length": self._length, "seed": seed, "drop_last": drop_last, "shuffle": shuffle, "order": order}
         self.epoch = start_epoch + start_iter // self._share
-        self.iter = start_iter % self._share
+        self.iter = self._start = start_iter % self._share
         # Epoch of the last ``iter``: a loader reads an epoch to its end ahead of the training.
         self._last_read = self.epoch
 
@@ -84,6 +88,7 @@ class ResumableDistributedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         self._finish_epoch()
         self._last_read = self.epoch
+        self.iter = self._start
         look_up = self._order()
         while self.iter < self._share:
             places = np.arange(self.iter, min(self.iter + _BLOCK, self._share)) * self.world_size + self.rank
@@ -118,12 +123,13 @@ class ResumableDistributedSampler(Sampler[int]):
                 raise StateError(f"the sampler's state has {name} {state[name]!r}, this sampler {value!r}")
         self.iter = per_rank(state["consumed"], self.world_size)
         self.epoch = state["epoch"]
+        self._start = self.iter
         self._finish_epoch()
         self._last_read = self.epoch
 
     def _finish_epoch(self) -> None:
         if self.iter >= self._share:
-            self.epoch, self.iter = self.epoch + 1, 0
+            self.epoch, self.iter, self._start = self.epoch + 1, 0, 0
 
     def _order(self) -> Callable[[Places], Places]:
         """A function from positions in this epoch to indices."""
