@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -142,6 +143,36 @@ def test_states_of_other_orders_are_refused(options, says: str) -> None:
         sampler(11, 1, 0).load_state_dict(state)
     with pytest.raises(StateError, match="keys"):
         sampler(10, 1, 0).load_state_dict({**state, "more": 1})
+
+
+@pytest.mark.parametrize("consumed", [-2, 3, 12, 10**9])
+def test_impossible_numbers_of_samples_are_not_saved(consumed: int) -> None:
+    one = sampler(10, 2, 0)
+    with pytest.raises(ValueError, match=rf"consumed {consumed}: .* a multiple of 2 from 0 to 10"):
+        one.state_dict(consumed)
+    assert [one.state_dict(number)["consumed"] for number in (0, 2, 10)] == [0, 2, 10]
+    with pytest.raises(TypeError):
+        one.state_dict(2.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["epoch", "consumed"])
+@pytest.mark.parametrize("bad", [-2, 2.0, "2", None, True, 1 << 80])
+def test_damaged_states_are_refused_and_change_nothing(key: str, bad: object) -> None:
+    one = sampler(10, 2, 0, start_epoch=1, start_iter=2)
+    with pytest.raises(StateError, match=f"has {key} .*, expected a whole number from 0 to"):
+        one.load_state_dict({**one.state_dict(), key: bad})
+    assert (one.epoch, one.iter) == (1, 2)
+    with pytest.raises(StateError, match="expected a dictionary, got list"):
+        one.load_state_dict([])  # type: ignore[arg-type]
+    dropping = sampler(10, 2, 0, drop_last=True)
+    with pytest.raises(StateError, match="has consumed 12, expected a whole number from 0 to 10"):
+        dropping.load_state_dict({**dropping.state_dict(), "consumed": 12})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    one = sampler(10, 2, 0)
+    one.load_state_dict({**one.state_dict(np.int64(4)), "consumed": np.int64(4)})
+    assert one.state_dict() == sampler(10, 2, 0, start_iter=2).state_dict()
 
 
 def test_what_was_trained_on_counts_not_what_a_loader_read_ahead() -> None:

@@ -5,6 +5,7 @@ run may resume with another number of ranks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sized
+from operator import index
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,8 @@ Order = Literal["portable", "torch"]
 Places = npt.NDArray[np.int64]
 
 _VERSION = 1
+_MAX_EPOCH = 1 << 32
+_MAX_CONSUMED = 1 << 62
 _BLOCK = 4096  # indices computed at a time
 
 
@@ -92,9 +95,9 @@ class ResumableDistributedSampler(Sampler[int]):
         look_up = self._order()
         while self.iter < self._share:
             places = np.arange(self.iter, min(self.iter + _BLOCK, self._share)) * self.world_size + self.rank
-            for index in look_up(places % self._length).tolist():
+            for item in look_up(places % self._length).tolist():
                 self.iter += 1
-                yield index
+                yield item
         self._finish_epoch()
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
@@ -104,8 +107,17 @@ class ResumableDistributedSampler(Sampler[int]):
             consumed: number of samples of this epoch that all ranks together have trained on, also if a loader has
                 read all of it already; 0 after its end means the begin of the next one. Default: the number returned,
                 which is more while a loader reads ahead.
+
+        Raises:
+            ValueError: all ranks together can't have trained on so many samples of an epoch.
         """
-        done = self.iter * self.world_size if consumed is None else consumed
+        done = self.iter * self.world_size if consumed is None else index(consumed)
+        whole = self._share * self.world_size
+        if not 0 <= done <= whole or done % self.world_size:
+            raise ValueError(
+                f"consumed {done}: expected the samples of all {self.world_size} ranks together, which take equally "
+                f"many: a multiple of {self.world_size} from 0 to {whole}"
+            )
         epoch = self._last_read if consumed else self.epoch
         return {"version": _VERSION, "epoch": epoch, "consumed": done, **self._rules}
 
@@ -113,16 +125,30 @@ class ResumableDistributedSampler(Sampler[int]):
         """Set the position to that of ``state``.
 
         Raises:
-            StateError: it belongs to other data or another order, or this number of ranks does not divide its samples.
+            StateError: it is damaged, belongs to other data or another order, or this number of ranks does not divide
+                its samples. The position is as it was.
         """
+        if not isinstance(state, Mapping):
+            raise StateError(f"a sampler's state: expected a dictionary, got {type(state).__name__}")
         expected = {"version": _VERSION, **self._rules}
         if set(state) != {*expected, "epoch", "consumed"}:
-            raise StateError(f"a sampler's state with the keys {', '.join(state)}: not a state of this version")
+            raise StateError(
+                f"a sampler's state with the keys {', '.join(map(str, state))}: not a state of this version"
+            )
         for name, value in expected.items():
             if state[name] != value:
                 raise StateError(f"the sampler's state has {name} {state[name]!r}, this sampler {value!r}")
-        self.iter = per_rank(state["consumed"], self.world_size)
-        self.epoch = state["epoch"]
+        # Without drop_last, repeated items fill the shares of any number of ranks, so any number is possible.
+        most = self._length if self._rules["drop_last"] else _MAX_CONSUMED
+        for name, high in (("epoch", _MAX_EPOCH), ("consumed", most)):
+            number = state[name]
+            if not isinstance(number, int | np.integer) or isinstance(number, bool) or not 0 <= number <= high:
+                raise StateError(
+                    f"the sampler's state has {name} {number!r}, expected a whole number from 0 to {high}: it is "
+                    "damaged, use another state"
+                )
+        self.iter = per_rank(int(state["consumed"]), self.world_size)
+        self.epoch = int(state["epoch"])
         self._start = self.iter
         self._finish_epoch()
         self._last_read = self.epoch
