@@ -1,8 +1,10 @@
 """Files on this machine: their records, their errors, and the position at which a resume continues."""
 
+import bz2
 import gzip
 import json
 import logging
+import lzma
 import os
 from pathlib import Path
 
@@ -207,6 +209,20 @@ def test_a_folder_is_no_file(tmp_path):
 def test_compressed_files_of_several_members(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines(1, 2)) + gzip.compress(b"") + gzip.compress(lines(3)))
     assert ids(check_resume(files(str(tmp_path / "a.jsonl.gz")))) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])
+def test_compressed_files_that_never_begin_are_named(tmp_path, kind):
+    path = tmp_path / f"a.jsonl.{kind}"
+    packed = {"gz": gzip, "bz2": bz2, "xz": lzma, "zst": zstandard}[kind].compress
+    path.write_bytes(packed(lines(1)) + bytes(5000) + packed(lines(2)) + bytes(5000))
+    assert ids(files(path)) == [1, 2]
+    path.write_bytes(packed(b""))
+    assert ids(files(path)) == []
+    for content, says in ((b"", "has no bytes"), (bytes(5000), "begins with zeros"), (b"\0" + packed(b""), "zeros")):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"a\.jsonl\.{kind}: .*{says}"):
+            ids(files(path))
 
 
 def test_a_resume_reads_on_at_the_byte_and_only_in_the_same_file(tmp_path):

@@ -44,16 +44,18 @@ class Decompressor:
         self._kind: Compression = kind
         self._url = url
         self._member: Any = None  # None between two members
+        self._begun = False  # a member has begun
 
     def feed(self, piece: bytes) -> bytes:
         out = []
         while piece:
             if self._member is None:
-                # Zeros may pad a file to whole tape blocks.
-                piece = piece.lstrip(b"\0")
-                if not piece:
+                # After a member zeros may pad a file to whole tape blocks.
+                if self._begun and not (piece := piece.lstrip(b"\0")):
                     break
-                self._member = _NEW[self._kind]()
+                if piece[0] == 0:  # of the libraries, one takes zeros for an empty file
+                    raise DataError(f"{self._url}: not valid {self._kind}: it begins with zeros")
+                self._member, self._begun = _NEW[self._kind](), True
             try:
                 out.append(self._member.decompress(piece))
             except (zlib.error, OSError, EOFError, lzma.LZMAError, zstandard.ZstdError) as error:
@@ -65,5 +67,7 @@ class Decompressor:
         return b"".join(out)
 
     def finish(self) -> None:
+        if not self._begun:
+            raise DataError(f"{self._url}: has no bytes, not even a {self._kind} header: write the file again")
         if self._member is not None:
             raise DataError(f"{self._url}: ends in the middle of its {self._kind} data: the file is truncated")
