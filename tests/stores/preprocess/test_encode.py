@@ -176,6 +176,9 @@ def test_batches_give_what_single_records_give(encode) -> None:
         ("group", {"r": ["x"], "v": [float("nan")]}, "field is not a finite number", "'v'"),
         ("group", {"r": ["x"], "v": [True]}, "field is not a finite number", "'v'"),
         ("group", {"r": ["x"], "v": []}, "field is not a finite number", "'v'"),
+        ("group", {"r": ["x", "y"], "v": [1]}, "responses and rewards differ in number", "2 and 1"),
+        ("group", {"r": ["x", "y"], "v": 1}, "responses and rewards differ in number", "2 and 1"),
+        ("group", {"r": ["x"], "v": [1, 0]}, "responses and rewards differ in number", "1 and 2"),
     ],
 )
 def test_records_that_can_not_be_used(encode, source: str, record, reason: str | None, detail: str) -> None:

@@ -142,6 +142,9 @@ class RecordEncoder:
         characters = sum(len(span.text) for span in own)
         if own and characters < self._config.preprocessing.min_chars and all(span.train for span in own):
             raise UnusableRecord("fewer characters than min_chars")
+        responses, rewards = draft.texts.get("responses"), draft.numbers.get("rewards")
+        if responses is not None and rewards is not None and len(responses) != len(rewards):  # GRPO needs a pair each
+            raise UnusableRecord("responses and rewards differ in number", f"{len(responses)} and {len(rewards)}")
         return draft
 
     def _spans(self, record: Any, sections: Sequence[Section], *, continues: bool = False) -> list[TextSpan]:
