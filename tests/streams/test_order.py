@@ -1,4 +1,5 @@
 import copy
+import pickle
 from fractions import Fraction
 from itertools import count, islice
 
@@ -32,6 +33,7 @@ TEN = Order.of(range(100, 110), "tens")
     ],
 )
 def test_orders_by_place_and_as_flows_from_any_place(order, items):
+    order = pickle.loads(pickle.dumps(order))  # as in a spawned worker
     assert len(order) == len(items)
     assert list(order) == [order[i] for i in range(len(items))] == items
     with pytest.raises(IndexError):

@@ -1,7 +1,8 @@
 """Order: a pure function from position to item, so one number is its whole state."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from tplr.permutation import Permutation
@@ -59,14 +60,13 @@ class Order(Generic[T]):
 
     def map(self, function: Callable[[T], U], name: str = "map") -> "Order[U]":
         """Apply ``function`` to each item, on request."""
-        at = self.at
-        return Order(self.length, lambda position: function(at(position)), f"{self.name}.{name}", self.shared)
+        return Order(self.length, partial(_mapped, function, self.at), f"{self.name}.{name}", self.shared)
 
     def permute(self, seed: int | str, epoch: int = 0) -> Self:
         """The same items in the order of ``Permutation(length, seed, epoch)``, in constant memory."""
         fixed = self._fixed()
         places = Permutation(len(fixed), seed, epoch)
-        return fixed._then(f"permute({seed!r}, {epoch})", at=lambda position: fixed.at(places[position]))
+        return fixed._then(f"permute({seed!r}, {epoch})", at=partial(_permuted, fixed.at, places))
 
     def repeat(self, seed: int | str | None = None) -> Self:
         """Endless epochs; with ``seed`` each in the order of ``Permutation(length, seed, epoch)``.
@@ -78,16 +78,7 @@ class Order(Generic[T]):
         length = len(fixed)
         if not length:
             raise ValueError(f"{fixed.name} is empty and can't be repeated")
-        current: list[tuple[int, Permutation]] = []  # cached, because its keys cost more than an index
-
-        def at(position: int) -> T:
-            epoch, index = divmod(position, length)
-            if seed is None:
-                return fixed.at(index)
-            if not current or current[0][0] != epoch:
-                current[:] = [(epoch, Permutation(length, seed, epoch))]
-            return fixed.at(current[0][1][index])
-
+        at = partial(_repeated, fixed.at, length) if seed is None else _Reshuffled(fixed.at, length, seed)
         return fixed._then(f"repeat({'' if seed is None else repr(seed)})", length=None, at=at)
 
     def take(self, count: int) -> Self:
@@ -104,7 +95,7 @@ class Order(Generic[T]):
         fixed = self._fixed()
         length = None if fixed.length is None else max(0, -((offset - fixed.length) // interval))
         return fixed._then(
-            f"stride({interval}, {offset})", length=length, at=lambda position: fixed.at(position * interval + offset)
+            f"stride({interval}, {offset})", length=length, at=partial(_strided, fixed.at, interval, offset)
         )
 
     def share(self, rank: int, world: int) -> Self:
@@ -116,7 +107,7 @@ class Order(Generic[T]):
         check_stride(world, rank)
         fixed = self._fixed()
         length = None if fixed.length is None else fixed.length // world
-        shared = fixed._then("share", length=length, at=lambda position: fixed.at(position * world + rank))
+        shared = fixed._then("share", length=length, at=partial(_strided, fixed.at, world, rank))
         return replace(shared, shared=(rank, world))
 
     @staticmethod
@@ -141,18 +132,13 @@ class Order(Generic[T]):
             places.append((index, counts[index]))
             counts[index] += 1
 
-        def at(position: int) -> T:
-            periods, place = divmod(position, len(places))
-            index, before = places[place]
-            return fixed[index].at(periods * counts[index] + before)
-
         ends = []  # positions at which an order would run out
         for index, order in enumerate(fixed):
             if order.length is not None and counts[index]:
                 periods, before = divmod(order.length, counts[index])
                 ends.append(periods * len(places) + places.index((index, before)))
         name = f"mix({', '.join(f'{order.name}: {weight!r}' for order, weight in zip(fixed, weights, strict=True))})"
-        return Order(min(ends, default=None), at, name)
+        return Order(min(ends, default=None), partial(_mixed, [order.at for order in fixed], places, counts), name)
 
     def iter(self, state: dict[str, Any] | None = None) -> "OrderIterator[T]":
         """Iterate from the beginning, or from a state of the iterator. Raises StateError if it does not fit."""
@@ -167,6 +153,49 @@ class Order(Generic[T]):
 
     def _then(self, name: str, **changes: Any) -> Self:
         return replace(self, **({"name": f"{self.name}.{name}"} | changes))
+
+
+# Functions from position to item: of the module, so that an order can be sent to a spawned worker.
+
+
+def _mapped(function: Callable[[T], U], at: Callable[[int], T], position: int) -> U:
+    return function(at(position))
+
+
+def _permuted(at: Callable[[int], T], places: Permutation, position: int) -> T:
+    return at(places[position])
+
+
+def _strided(at: Callable[[int], T], interval: int, offset: int, position: int) -> T:
+    return at(position * interval + offset)
+
+
+def _repeated(at: Callable[[int], T], length: int, position: int) -> T:
+    return at(position % length)
+
+
+def _mixed(ats: list[Callable[[int], T]], places: list[tuple[int, int]], counts: list[int], position: int) -> T:
+    """Return an item of a mix; ``places`` and ``counts`` are those of one period of its schedule."""
+    periods, place = divmod(position, len(places))
+    index, before = places[place]
+    return ats[index](periods * counts[index] + before)
+
+
+@dataclass(eq=False)
+class _Reshuffled(Generic[T]):
+    """Endless epochs, each in the order of ``Permutation(length, seed, epoch)``."""
+
+    at: Callable[[int], T]
+    length: int
+    seed: int | str
+    current: tuple[int, Permutation] | None = field(default=None, init=False)  # its keys cost more than an index
+
+    def __call__(self, position: int) -> T:
+        epoch, index = divmod(position, self.length)
+        current = self.current
+        if current is None or current[0] != epoch:
+            current = self.current = (epoch, Permutation(self.length, self.seed, epoch))
+        return self.at(current[1][index])
 
 
 class OrderIterator(StreamIterator[T]):

@@ -2,6 +2,7 @@
 
 import filecmp
 import json
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -319,8 +320,12 @@ def test_domains_as_folder_names() -> None:
 def test_raw_lines_are_tokenized_while_they_are_loaded(tokenizer_path: Path, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
     source = write_lines(tmp_path / "in.jsonl", [{"messages": chat}, "{half", {"messages": chat}])
-    item = DatasetFactory.load("sft", source, 12, tokenizer_path=tokenizer_path)[0]
+    dataset = DatasetFactory.load("sft", source, 12, tokenizer_path=tokenizer_path)
+    item = dataset[0]
     assert item["input_ids"].tolist()[0] == 1
+    spawned = pickle.loads(pickle.dumps(dataset))  # as in a spawned worker
+    assert (spawned[0]["input_ids"] == item["input_ids"]).all()
+    spawned.store.load(source)
     assert item["loss_mask"].tolist() == [False] * 8 + [True] * 4
     pair = write_lines(tmp_path / "pair.jsonl", [{"input": "Q", "chosen": chat[1:], "rejected": "no"}])
     item = DatasetFactory.load("dpo", pair, 0, tokenizer_path=tokenizer_path, max_len=11)[0]

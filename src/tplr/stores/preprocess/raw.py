@@ -1,6 +1,8 @@
 """Tokenizes raw JSON Lines while a store loads them, for data that fits into memory."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +61,37 @@ def raw_transform(
         raise ConfigError(
             f"{config_path}: packing_strategy: raw records are not packed while they are loaded; use simple"
         )
-    tokenizing = RecordTokenizer(tokenizer_path or config_path.parent)
-    tokenizing.check(config)
-    encoder = RecordEncoder(config, tokenizing)
+    transform = _RawTransform(config, tokenizer_path or config_path.parent)
+    transform.tokenizing.check(config)
+    return transform
 
-    def transform(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+
+@dataclass(frozen=True)
+class _RawTransform:
+    """Tokenizes one record. A pickled copy, as in a loader's worker, opens the tokenizer again when it is called."""
+
+    config: PipelineConfig
+    tokenizer_path: str | Path
+
+    @cached_property
+    def tokenizing(self) -> RecordTokenizer:
+        return RecordTokenizer(self.tokenizer_path)
+
+    @cached_property
+    def encoder(self) -> RecordEncoder:
+        return RecordEncoder(self.config, self.tokenizing)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _RawTransform, (self.config, self.tokenizer_path)
+
+    def __call__(self, record: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if "prompt" not in record and "input" in record:
             record = {**record, "prompt": record["input"]}
-        encoded = encoder.encode(Chunk("", 0, [record], [0], [0]))
+        encoded = self.encoder.encode(Chunk("", 0, [record], [0], [0]))
         if encoded.skipped:
             raise UnusableRecord(*encoded.skipped[0][1:])
-        columns, _ = shard_columns(encoded.columns, config)
+        columns, _ = shard_columns(encoded.columns, self.config)
         return next(records_of(columns))
-
-    return transform
 
 
 def default_config(train_type: str, **preprocessing: Any) -> PipelineConfig:
