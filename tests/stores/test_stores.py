@@ -1,5 +1,6 @@
 """All kinds of store against plain lists: every range, every record, every mismatch of files and meta."""
 
+import itertools
 import json
 import pickle
 import resource
@@ -287,6 +288,20 @@ def test_broken_lines_are_named(tmp_path: Path, line: str, says: str) -> None:
     (tmp_path / "shard_0000/data.jsonl").write_text(f'{{"a": [1]}}\n{line}\n')
     with pytest.raises(DataError, match=says):
         opened(tmp_path)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(["[true]", "[1, 0]", "[0.5, 9007199254740993]", "[]"], 2)])
+def test_lines_in_several_files_load_like_those_in_one(tmp_path: Path, order: tuple[str, ...]) -> None:
+    lines = [f'{{"a": {numbers}}}\n' for numbers in order]
+    (tmp_path / "several").mkdir()
+    for number, line in enumerate(lines):
+        (tmp_path / f"several/{number}.jsonl").write_text(line)
+    (tmp_path / "one.jsonl").write_text("".join(lines))
+    one, several = opened(tmp_path / "one.jsonl"), opened(tmp_path / "several")
+    assert several.stream("a").dtype == one.stream("a").dtype
+    assert (several.num_records, len(several)) == (one.num_records, len(one))
+    for record in range(2):
+        assert torch.equal(several.fetch_record(record, ["a"])["a"], one.fetch_record(record, ["a"])["a"])
 
 
 def test_numbers_that_do_not_fit_the_dtype_of_the_meta_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``JsonlStore`` reads records from JSON Lines into memory."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
@@ -38,14 +39,19 @@ class JsonlStore(TokenStore):
 
     def _shards(self, path: Path) -> list[StoreShard]:
         files = data_files(path, ".jsonl") if self._transform is None else files_of(path, ".jsonl")
-        shards = [self._shard(file) for file in files]
+        metas = [self._meta(file.parent) for file in files]
+        shards = [self._shard(file, meta) for file, meta in zip(files, metas, strict=True)]
         if self.skipped:
             logger.warning("%s: %d records left out: not usable", path, self.skipped)
+        dtypes = _widest([shard for shard, meta in zip(shards, metas, strict=True) if not meta])
+        shards = [shard if meta else _widened(shard, dtypes) for shard, meta in zip(shards, metas, strict=True)]
         # A file without a record has no keys.
         return [shard for shard in shards if shard.keys]
 
-    def _shard(self, path: Path) -> StoreShard:
-        meta = read_meta(path.parent).keys if self._transform is None and (path.parent / META).exists() else {}
+    def _meta(self, folder: Path) -> Mapping[str, KeyMeta]:
+        return read_meta(folder).keys if self._transform is None and (folder / META).exists() else {}
+
+    def _shard(self, path: Path, meta: Mapping[str, KeyMeta]) -> StoreShard:
         records = [*self._records_of(path)]
         names = [*meta] or [*(records[0][1] if records else ())]
         keys = {}
@@ -102,6 +108,26 @@ def _column(path: str, name: str, rows: list[tuple[int, Any]], meta: KeyMeta | N
     if meta and (len(values), offsets, groups if nested else None) != (meta.elements, meta.offsets, meta.groups):
         raise DataError(f"{path}: key {name!r} does not match its meta.json, it may be truncated: fetch it again")
     return ShardKey([values], offsets, groups if nested else None)
+
+
+def _widest(shards: list[StoreShard]) -> dict[str, np.dtype[Any]]:
+    """Return the dtype of each key that one file of all records would have, as files without a meta are one dataset."""
+    found: dict[str, list[np.dtype[Any]]] = {}
+    for shard in shards:
+        for name, key in shard.keys.items():
+            found.setdefault(name, []).extend(part.dtype for part in key.segments if len(part))
+    order = [*map(np.dtype, _DTYPES.values())]
+    return {name: max(dtypes, key=order.index) for name, dtypes in found.items() if dtypes}
+
+
+def _widened(shard: StoreShard, dtypes: Mapping[str, np.dtype[Any]]) -> StoreShard:
+    keys = {}
+    for name, key in shard.keys.items():
+        parts = [part[:] for part in key.segments]
+        if dtypes.get(name) == np.float32:  # ``np.array`` of a list with a float rounds its integers to float64 first
+            parts = [part.astype(np.float64) for part in parts]
+        keys[name] = replace(key, segments=[part.astype(dtypes.get(name, part.dtype)) for part in parts])
+    return replace(shard, keys=keys)
 
 
 def _as(flat: np.ndarray, dtype: str, where: str) -> np.ndarray:
