@@ -48,6 +48,12 @@ def test_the_largest_length_and_shapes():
     assert Permutation(0, 1).take([]).shape == (0,)
 
 
+def test_integers_of_numpy():
+    huge, ints = Permutation(np.int64(10**12), 7), Permutation(10**12, 7)
+    assert [huge[np.int64(place)] for place in (0, 5, -1)] == [ints[place] for place in (0, 5, -1)]
+    assert huge.take([0, 5]).tolist() == ints.take([0, 5]).tolist()
+
+
 def test_refusals():
     with pytest.raises(ValueError, match="2\\*\\*62"):
         Permutation(MAX_LENGTH + 1, 1)

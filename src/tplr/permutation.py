@@ -12,6 +12,7 @@ Sources: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002), meth
 """
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class Permutation:
     """
 
     def __init__(self, length: int, seed: int | str, epoch: int = 0) -> None:
+        length = operator.index(length)  # integers of numpy would overflow
         if not 0 <= length <= MAX_LENGTH:
             raise ValueError(f"a permutation's length: expected 0 to 2**62, got {length}")
         self._length = length
@@ -50,7 +52,7 @@ class Permutation:
         """Return the index at a position. Raises IndexError outside ``[-length, length)``."""
         if not -self._length <= place < self._length:
             raise IndexError(f"place {place} of a permutation of {self._length}")
-        index = place % self._length
+        index = operator.index(place) % self._length
         while True:
             right, left = divmod(index, self._a)
             for number in range(0, ROUNDS, 2):
