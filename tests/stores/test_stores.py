@@ -135,6 +135,15 @@ def test_hdf5_of_others_datasets_in_numeric_order_each_a_record(tmp_path: Path) 
     assert store.fetch_record(11, ["a"])["a"].tolist() == [11, 11, 11]
 
 
+def test_hdf5_of_machines_with_another_byte_order(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, dtype in (("ids", ">i4"), ("rewards", ">f8")):
+            file.create_group(name).create_dataset("data_0", data=np.array([1, 2, 300], dtype))
+    store = opened(tmp_path)
+    assert [store.stream(name).dtype.name for name in ("ids", "rewards")] == ["int32", "float64"]
+    assert [store.fetch(0, 3, name).tolist() for name in ("ids", "rewards")] == [[1, 2, 300]] * 2
+
+
 def test_a_mapped_store_has_more_files_than_a_process_may_open(tmp_path: Path) -> None:
     keys = {"a": column([[1, 2, 3]], "int32"), "b": column([[4, 5, 6]], "uint16"), "c": column([[1, 0, 1]], "bool")}
     write(tmp_path, "bin", *[keys] * 30)

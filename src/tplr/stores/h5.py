@@ -54,14 +54,15 @@ class H5Store(TokenStore):
         if not parts or not all(isinstance(part, h5py.Dataset) and part.dtype == parts[0].dtype for part in parts):
             raise DataError(f"{where}: expected one or more datasets of one dtype")
         sizes = [part.size for part in parts]
-        found = (str(parts[0].dtype), sum(sizes))
+        dtype = parts[0].dtype.newbyteorder("=")  # HDF5 converts while it reads
+        found = (str(dtype), sum(sizes))
         if meta and found != (meta.dtype, meta.elements):
             raise DataError(
                 f"{where}: {found[1]} elements of {found[0]}; its meta.json says {meta.elements} of {meta.dtype}"
             )
         if found[0] not in DTYPES:
             raise DataError(f"{where} holds {found[0]}; expected one of {', '.join(DTYPES)}")
-        whole = self._allocated(where, sum(sizes), parts[0].dtype)
+        whole = self._allocated(where, sum(sizes), dtype)
         offsets = [0, *np.cumsum(sizes).tolist()]
         for part, (begin, end) in zip(parts, pairwise(offsets), strict=True):
             if part.size:
