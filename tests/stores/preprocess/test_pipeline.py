@@ -314,6 +314,7 @@ def test_half_a_surrogate_pair_costs_its_record_alone(
 
 def test_domains_as_folder_names() -> None:
     assert [folder_name(name) for name in ("a", "a/b", "..", ".x", "ä b")] == ["a", "a%2Fb", "%2E.", "%2Ex", "%C3%A4 b"]
+    assert [folder_name(name) for name in (REPORT, f"{REPORT}2")] == ["%70repare.json", "prepare.json2"]
     assert len({folder_name("x" * 300), folder_name("x" * 300 + "y")}) == 2
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from tplr.config import Environment
 from tplr.errors import DataError
 from tplr.logging import logger
-from tplr.stores.detect import import_h5py
+from tplr.stores.detect import REPORT, import_h5py
 from tplr.stores.prepared import check_shards
 from tplr.stores.preprocess.columns import join, take
 from tplr.stores.preprocess.config import PipelineConfig
@@ -233,9 +233,9 @@ def token_keys(config: PipelineConfig) -> list[str]:
 
 
 def folder_name(domain: str) -> str:
-    """A domain as the name of a folder: percent-encoded, never hidden, never too long."""
+    """A domain as the name of a folder: percent-encoded, never hidden or the report's name, never too long."""
     name = quote(domain, safe=" ")
-    name = f"%2E{name[1:]}" if name.startswith(".") else name
+    name = f"%{ord(name[0]):02X}{name[1:]}" if name.startswith(".") or name == REPORT else name
     return name if len(name) <= 200 else f"{name[:150]}-{hashlib.sha256(domain.encode()).hexdigest()[:32]}"
 
 
