@@ -106,11 +106,16 @@ class Workers:
 
     Raises:
         TypeError: the function can't be sent to a process.
+        RuntimeError: this process may not start others.
     """
 
     def __init__(
         self, function: Callable[[Any], Any], count: int, kind: ExecutorType, *, preload: Sequence[str] = ()
     ) -> None:
+        if kind == "process" and multiprocessing.current_process().daemon:
+            raise RuntimeError(
+                'a DataLoader worker can\'t start processes: use executor_type="thread", or num_workers=0 in the loader'
+            )
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._remotes = [_Remote(function, preload) for _ in range(count)] if kind == "process" else []
         calls: list[Callable[[Any], Any]] = [*self._remotes] or [function] * count

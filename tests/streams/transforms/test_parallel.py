@@ -8,6 +8,7 @@ import traceback
 from itertools import islice
 
 import pytest
+from torch.utils.data import DataLoader
 
 from tplr.concurrency.workers import WorkerDied, Workers
 from tplr.data import CheckpointableDataset
@@ -54,6 +55,12 @@ def test_a_state_fits_other_workers_and_the_ordered_form():
         state = samples.state_dict()
     rest = list(SOURCE.parallel_map(uneven, 1, 1).iter(state_dict=state))
     assert sorted(s["id"] for s in first + rest) == [10 * i for i in range(N)]
+
+
+def test_processes_in_a_worker_of_a_data_loader_are_refused_with_a_remedy():
+    loader = DataLoader(SOURCE.parallel_map(dict, 1, executor_type="process"), batch_size=None, num_workers=1)
+    with pytest.raises(RuntimeError, match=r'use executor_type="thread", or num_workers=0'):
+        list(loader)
 
 
 def test_samples_that_a_state_holds_are_not_changed():
