@@ -103,6 +103,20 @@ def test_stateful_data_loader(batch_size):
             json.dumps(state, default=lambda tensor: tensor.tolist())
 
 
+def test_a_refused_state_leaves_the_iterator_where_it_is():
+    dataset = SOURCE.parallel_map(dict, 2, 2).shuffle(3)
+    with dataset.iter() as samples, dataset.iter() as other:
+        whole = list(SOURCE.shuffle(3))
+        found, _ = [next(samples)], next(other)
+        good = other.state_dict()
+        for bad in ({**good, "pipeline": []}, {**good, "position": {"source": 1}}):
+            with pytest.raises(StateError):
+                samples.load_state_dict(bad)
+        assert found + list(samples) == whole
+        samples.load_state_dict(good)
+        assert list(samples) == whole[1:]
+
+
 def test_workers_of_a_data_loader_would_double_everything(monkeypatch):
     assert tokens(DataLoader(CHUNKS, batch_size=None, num_workers=0)) == tokens(CHUNKS)
     monkeypatch.setattr("tplr.streams.dataset.get_worker_info", lambda: SimpleNamespace(num_workers=2))

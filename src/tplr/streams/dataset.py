@@ -48,17 +48,20 @@ class CheckpointableIterator(Iterator[Any], AbstractContextManager["Checkpointab
 
     def __init__(self, transform: Transform, share: Share | None = None, state_dict: States | None = None) -> None:
         self._transform, self._share = transform, share
-        self._open(state_dict)
+        self._begin(*self._opened(state_dict))
 
-    def _open(self, state_dict: States | None) -> None:
+    def _opened(self, state_dict: States | None) -> tuple[PipelineContext, StreamIterator[Any]]:
         position = None if state_dict is None else position_of(state_dict, self._transform, self._share or WHOLE)
-        self._context = PipelineContext(self._share)
-        self._samples = 0
+        context = PipelineContext(self._share)
         try:
-            self._iterator: StreamIterator[Any] = self._transform.open(self._context, position)
+            return context, self._transform.open(context, position)
         except BaseException:
-            self._context.close()
+            context.close()
             raise
+
+    def _begin(self, context: PipelineContext, iterator: StreamIterator[Any]) -> None:
+        self._context, self._iterator = context, iterator
+        self._samples = 0
         self._items = self._iterator.items()
         self._finalizer = weakref.finalize(self, _close, self._iterator, self._context)  # also without close()
         self._finalizer.atexit = False  # threads and processes are daemons: exit waits for none
@@ -92,10 +95,11 @@ class CheckpointableIterator(Iterator[Any], AbstractContextManager["Checkpointab
         """Continue at the position of ``state_dict``; torchdata's StatefulDataLoader calls it.
 
         Raises:
-            StateError: as ``CheckpointableDataset.iter``.
+            StateError: as ``CheckpointableDataset.iter``; this iterator continues where it is.
         """
+        opened = self._opened(state_dict)  # before the close, as the state may be refused
         self.close()
-        self._open(state_dict)
+        self._begin(*opened)
 
     def report(self) -> dict[str, int]:
         """Return progress and counts, by name.
