@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from blake3 import blake3
 from braceexpand import braceexpand
@@ -28,9 +28,16 @@ class StoreKey(NamedTuple):
 
 
 def expand_braces(urls: Url | Sequence[Url]) -> list[str]:
-    """Expand ``{00..99}`` and ``{a,b}`` in one or several URLs or paths, in the written order."""
+    """Expand ``{00..99}`` and ``{a,b}`` in one or several URLs or paths, in the written order.
+
+    Raises:
+        DataError: a brace has no partner.
+    """
     given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
-    return [expanded for url in given for expanded in braceexpand(os.fspath(url))]
+    try:
+        return [expanded for url in given for expanded in braceexpand(os.fspath(url))]
+    except ValueError as error:  # UnbalancedBracesError, which the type stubs lack
+        raise DataError(f"{error}: close the brace, or write \\{{ or \\}} for a brace of the name") from error
 
 
 def scheme_of(url: str) -> str:
@@ -41,7 +48,7 @@ def scheme_of(url: str) -> str:
 
 def local_path(url: str) -> Path:
     """Return the path of a plain path or a ``file://`` URL."""
-    return Path(url.removeprefix("file://")).expanduser()
+    return Path(unquote(url.removeprefix("file://")) if url.startswith("file://") else url).expanduser()
 
 
 def store_key(url: str) -> StoreKey:

@@ -201,6 +201,13 @@ def test_a_value_of_a_parquet_file_that_can_not_be_read_is_named_and_skips_no_ro
                 next(samples)
 
 
+def test_urls_of_files_are_percent_encoded(tmp_path):
+    for name in ("sp ace é.jsonl", "100%25.jsonl"):
+        (tmp_path / name).write_bytes(lines(len(name)))
+        assert ids(files((tmp_path / name).as_uri())) == ids(files(tmp_path / name)) == [len(name)]
+    assert ids(files(f"file://{tmp_path}/sp%20*.jsonl")) == [14]
+
+
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(DataError, match=r"is a folder: name its files, for instance .*/\*\.jsonl"):
         ids(files(tmp_path))
