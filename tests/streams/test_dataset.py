@@ -8,6 +8,7 @@ import warnings
 from itertools import islice
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -115,6 +116,24 @@ def test_a_refused_state_leaves_the_iterator_where_it_is():
         assert found + list(samples) == whole
         samples.load_state_dict(good)
         assert list(samples) == whole[1:]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: SOURCE.batch(2.5), "batch: expected a whole size above 0, got 2.5"),
+        (lambda: SOURCE.chunk(2.0), "chunk: expected a whole length above 0"),
+        (lambda: SOURCE.pad({"input_ids": 0}, 2.0), "pad: expected a whole length above 0"),
+        (lambda: SOURCE.shuffle(2.5), "shuffle: expected a whole buffer_size above 0"),
+        (lambda: CheckpointableDataset.from_sequence([1], shuffle=True, shuffle_seed=None), "needs a shuffle_seed"),
+        (lambda: CheckpointableDataset.from_files("a.jsonl", shuffle_shards=True, seed=None), "needs a seed"),
+        (lambda: CheckpointableDataset.from_files("a{b*.jsonl"), r"a\{b\*.jsonl.*: close the brace, or write"),
+    ],
+)
+def test_arguments_that_are_refused_at_once(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+    SOURCE.batch(np.int64(2)).chunk(np.int64(2))  # integers of numpy are numbers
 
 
 def test_workers_of_a_data_loader_would_double_everything(monkeypatch):

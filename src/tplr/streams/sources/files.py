@@ -71,6 +71,8 @@ class FromFiles(Transform):
             )
         if not 0 <= max_bad_fraction <= 1:
             raise ValueError(f"from_files: max_bad_fraction {max_bad_fraction}: expected a number from 0 to 1")
+        if shuffle_shards and seed is None:  # it would mean no shuffle
+            raise ValueError("from_files: shuffle_shards=True needs a seed, got None")
         self._given = expand_braces(urls)
         if repeat and not self._given:
             raise ValueError("from_files: no URL to repeat")

@@ -42,6 +42,8 @@ class FromSequence(Transform):
     def __init__(self, sequence: Sequence[Any], repeat: bool, shuffle: bool, seed: int) -> None:
         if not len(sequence) and repeat:
             raise ValueError("from_sequence: an empty sequence can't be repeated")
+        if shuffle and seed is None:  # it would mean no shuffle
+            raise ValueError("from_sequence: shuffle=True needs a shuffle_seed, got None")
         self.sequence, self.repeat, self.shuffle, self.seed = sequence, repeat, shuffle, seed
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:

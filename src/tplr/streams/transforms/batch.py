@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,8 @@ class Batch(Transform):
     def __init__(
         self, source: Transform, size: int, collate: Callable[[list[Any]], Any] | None, drop_last: bool
     ) -> None:
-        if size < 1:
-            raise ValueError(f"batch: expected a size above 0, got {size}")
+        if not isinstance(size, Integral) or size < 1:
+            raise ValueError(f"batch: expected a whole size above 0, got {size}")
         self.sources = (source,)
         self.size, self.collate, self.drop_last = size, collate, drop_last
 

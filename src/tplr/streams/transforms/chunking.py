@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -35,9 +36,9 @@ class Chunking(Transform):
         option: bool = False,
         document_ids: bool = False,
     ) -> None:
-        if length < 1 or isinstance(columns, str) or not columns:
+        if not isinstance(length, Integral) or length < 1 or isinstance(columns, str) or not columns:
             raise ValueError(
-                f"{name}: expected a length above 0 and a sequence of columns, got {length} and {columns!r}"
+                f"{name}: expected a whole length above 0 and a sequence of columns, got {length} and {columns!r}"
             )
         if document_ids and set(columns) & set(DOCUMENT_COLUMNS):
             raise ValueError(f"{name}: document_ids=True adds the columns {DOCUMENT_COLUMNS}; got {columns!r}")

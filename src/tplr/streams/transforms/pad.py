@@ -1,6 +1,7 @@
 """pad: fills token columns up to one length."""
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ class Pad(TokenTransform):
     """Appends ``pad_values[column]`` to each of these columns up to ``length`` tokens; other columns stay."""
 
     def __init__(self, source: Transform, pad_values: Mapping[str, int], length: int) -> None:
-        if length < 1 or not pad_values:
-            raise ValueError(f"pad: expected a length above 0 and columns to pad, got {length} and {dict(pad_values)}")
+        if not isinstance(length, Integral) or length < 1 or not pad_values:
+            raise ValueError(
+                f"pad: expected a whole length above 0 and columns to pad, got {length} and {dict(pad_values)}"
+            )
         self.sources = (source,)
         self.pad_values = dict(pad_values)
         self.length = length

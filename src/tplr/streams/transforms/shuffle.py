@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from itertools import islice
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -85,8 +86,8 @@ class Shuffle(Transform):
     iterator = _ShuffleIterator
 
     def __init__(self, source: Transform, buffer_size: int, seed: int) -> None:
-        if buffer_size < 1:
-            raise ValueError(f"shuffle: expected a buffer_size above 0, got {buffer_size}")
+        if not isinstance(buffer_size, Integral) or buffer_size < 1:
+            raise ValueError(f"shuffle: expected a whole buffer_size above 0, got {buffer_size}")
         self.sources = (source,)
         self.buffer_size, self.seed = buffer_size, seed
 
