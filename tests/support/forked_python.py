@@ -78,7 +78,9 @@ def serve(path: str, parent: int) -> None:
     from tplr.localnet.launch import die_with
 
     die_with(parent)
-    env, log = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, Path(f"{path}.log")
+    # Commands import the package from where the tests import it.
+    search = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    env, log = {**os.environ, "PYTHONPATH": search}, Path(f"{path}.log")
     forks = ForkServer(env=env, folder=Path(path).parent, log=log, preloaded=["all_imports"])
     with contextlib.closing(forks), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
