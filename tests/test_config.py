@@ -296,6 +296,8 @@ def test_the_cache_lies_in_the_home_folder_or_where_it_is_said(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     assert str(config.Environment({}).cache_folder) == "/home/somebody/.cache/tplr"
     assert str(config.Environment({"TPLR_CACHE_FOLDER": "~/elsewhere"}).cache_folder) == "/home/somebody/elsewhere"
+    with pytest.raises(ConfigError, match="TPLR_CACHE_FOLDER is ~no-such-user/x: no home folder is known for ~no-such"):
+        _ = config.Environment({"TPLR_CACHE_FOLDER": "~no-such-user/x"}).cache_folder
 
 
 def test_settings_of_tls_connections() -> None:

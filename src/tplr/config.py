@@ -337,7 +337,7 @@ class Environment:
     @property
     def cache_folder(self) -> Path:
         """``TPLR_CACHE_FOLDER``: the folder for data that can be fetched again; default: ``~/.cache/tplr``."""
-        return Path(self._get("TPLR_CACHE_FOLDER") or "~/.cache/tplr").expanduser()
+        return expanded(Path(self._get("TPLR_CACHE_FOLDER") or "~/.cache/tplr"), "TPLR_CACHE_FOLDER")
 
     def node_buckets(self) -> "NodeBuckets":
         """Return the buckets that a node opens; one ConfigError lists the problems of all of them."""
@@ -390,6 +390,19 @@ class Environment:
 
     def _get(self, name: str) -> str:
         return self.variables.get(name, "")
+
+
+def expanded(path: Path, name: str = "") -> Path:
+    """Return ``path`` with the home folder for ``~`` or ``~USER``.
+
+    Raises:
+        ConfigError: the user or the home folder is unknown; the text names the setting ``name``.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        label = f"{name} is " if name else ""
+        raise ConfigError(f"{label}{path}: no home folder is known for {path.parts[0]}: give the whole path") from None
 
 
 def process_variables() -> dict[str, str]:

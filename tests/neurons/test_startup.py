@@ -102,7 +102,7 @@ async def test_all_problems_are_listed_at_once(world: World, tmp_path: Path) -> 
     (tmp_path / "hparams.json").write_text(json.dumps(raw))
     env = {name: value for name, value in world.env.items() if not name.startswith("R2_GRADIENTS_WRITE")}
     del env["R2_DATASET_BUCKET_NAME"]
-    env["TPLR_TRANSFERS"] = "many"
+    env |= {"TPLR_TRANSFERS": "many", "TPLR_CACHE_FOLDER": "~no-such-user/cache"}
     status, text = await world.check(
         *("--hparams", str(tmp_path / "hparams.json")),
         *("--wallet.hotkey", "nobody", "--device", "cuda:77"),
@@ -116,6 +116,7 @@ async def test_all_problems_are_listed_at_once(world: World, tmp_path: Path) -> 
         "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY is missing",
         "R2_DATASET_BUCKET_NAME is missing",
         "TPLR_TRANSFERS is 'many': expected a whole number from 1 on",
+        "TPLR_CACHE_FOLDER is ~no-such-user/cache",
         "check --wallet.path, --wallet.name, --wallet.hotkey",
         "--device cuda:77",
         "--device cpu",

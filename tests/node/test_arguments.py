@@ -1,4 +1,4 @@
-"""Command-line arguments of a neuron that select the chain."""
+"""Command-line arguments of a node: those that select the chain and the device, and wrong values."""
 
 import pytest
 
@@ -32,8 +32,32 @@ def test_settings_of_the_device_are_given_one_by_one():
     validator = node_arguments(parse_arguments(["validator", "--gather-bfloat16"])).device_settings
     assert validator == DeviceSettings.of("cuda", gather_bfloat16=False)
     assert node_arguments(parse_arguments(["miner", "--device", "cpu"])).device_settings == DeviceSettings()
-    with pytest.raises(SystemExit):
-        parse_arguments(["miner", "--loss-rows", "0"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--events-max-mb", "nan"),
+        ("--events-max-mb", "0"),
+        ("--rank-timeout", "nan"),
+        ("--metrics-port", "99999"),
+        ("--loss-rows", "0"),
+        ("--wallet.path", "~no-such-user/wallets"),
+        ("--state", "~no-such-user/state"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_parser(option, value, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse_arguments(["miner", option, value])
+    assert end.value.code == 2
+    assert f"argument {option}: {value}: " in capsys.readouterr().err
+
+
+def test_the_home_folder_stands_for_the_tilde(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    args = node_arguments(parse_arguments(["miner", "--state", "~/here"]))
+    assert str(args.wallet_path) == "/home/somebody/.bittensor/wallets"
+    assert str(args.state_folder) == "/home/somebody/here/3-default-default-miner"
 
 
 async def test_an_archive_on_the_command_line_shows_old_state(tmp_path):

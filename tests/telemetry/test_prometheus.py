@@ -145,6 +145,9 @@ def test_used_port_is_a_configuration_error() -> None:
         pytest.raises(ConfigError, match=f"--metrics-port {listener.port} on 127.0.0.1: .*give another port"),
     ):
         PrometheusListener(listener.port, address="127.0.0.1")
+    for port, address in ((99999, "127.0.0.1"), (0, "a..b")):
+        with pytest.raises(ConfigError, match=f"--metrics-port {port} on {address}: .*give another port"):
+            PrometheusListener(port, address=address)
 
 
 # Boards and rules

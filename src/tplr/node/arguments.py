@@ -7,6 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from tplr.config import expanded
+from tplr.errors import ConfigError
+from tplr.number_arguments import port, positive_count, positive_number
+
 if TYPE_CHECKING:
     from tplr.training.device import DeviceSettings
 
@@ -49,7 +53,7 @@ class Arguments:
     @property
     def state_folder(self) -> Path:
         """The folder of this neuron's state, unique for each role and hotkey."""
-        return self.state.expanduser() / f"{self.netuid}-{self.wallet_name}-{self.wallet_hotkey}-{self.role}"
+        return self.state / f"{self.netuid}-{self.wallet_name}-{self.wallet_hotkey}-{self.role}"
 
     @property
     def device_settings(self) -> DeviceSettings:
@@ -71,7 +75,7 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     add("--netuid", type=int, default=3, help="subnet (default: %(default)s)")
     add("--wallet.name", dest="wallet_name", default="default", help="coldkey's name (default: %(default)s)")
     add("--wallet.hotkey", dest="wallet_hotkey", default="default", help="hotkey's name (default: %(default)s)")
-    add("--wallet.path", dest="wallet_path", type=Path, default=Path("~/.bittensor/wallets"), help="wallets' folder")
+    add("--wallet.path", dest="wallet_path", type=_home_path, default="~/.bittensor/wallets", help="wallets' folder")
     add("--subtensor.network", dest="network", default="finney", help="name, endpoint, or local:FILE of a localnet")
     add(
         "--subtensor.archive",
@@ -85,7 +89,7 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     _add_device_arguments(parser)
     add(
         "--rank-timeout",
-        type=float,
+        type=positive_number,
         default=120.0,
         metavar="SECONDS",
         help="under torchrun, restart all ranks if one does not answer within this time (default: %(default)s)",
@@ -105,17 +109,17 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         help=f"use hparams and chain of the localnet in this folder (default: {NEWEST_LOCALNET}); commands that read "
         "a network also start its storage",
     )
-    add("--state", type=Path, default=Path("~/.cache/tplr/state"), help="folder of saved state (default: %(default)s)")
+    add("--state", type=_home_path, default="~/.cache/tplr/state", help="folder of saved state (default: %(default)s)")
     add("--events", type=Path, default=None, help="append events as JSON lines to this file; watch: show them")
     add(
         "--events-max-mb",
-        type=float,
+        type=positive_number,
         default=100.0,
         metavar="MB",
         help="size at which the file is renamed to FILE.1, replacing an older FILE.1 (default: %(default)s)",
     )
     add("--log-format", choices=("text", "json"), default="text", help="format of the log (default: %(default)s)")
-    add("--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus (needs the extra 'metrics')")
+    add("--metrics-port", type=port, metavar="PORT", help="serve metrics for Prometheus (needs the extra 'metrics')")
     add(
         "--metrics-address",
         default="127.0.0.1",
@@ -137,7 +141,7 @@ def _add_device_arguments(parser: argparse._ActionsContainer) -> None:
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
     add("--compile", action=switch, help="compile the decoder layer, and a miner's loss")
     add("--checkpointing", choices=("none", "selective", "full"), help="activations to recompute in the backward pass")
-    add("--loss-rows", type=_positive, metavar="N", help="predictions whose logits are in memory at a time")
+    add("--loss-rows", type=positive_count, metavar="N", help="predictions whose logits are in memory at a time")
     add("--fused-adamw", action=switch, help="miner: fused AdamW kernel")
     add("--copy-ahead", action=switch, help="miner: copy the next batch to the GPU during computation")
     add("--gather-bfloat16", action=switch, help="miner under torchrun: gather layers' weights in bfloat16")
@@ -151,20 +155,20 @@ def _add_device_arguments(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not positive")
-    return number
-
-
 def node_arguments(args: argparse.Namespace) -> Arguments:
     """Convert a parsed command line to the arguments of ``add_arguments``; ``args.command`` is the role."""
     given = {field.name: getattr(args, field.name) for field in fields(Arguments) if field.name != "role"}
     if args.local:
         given |= {"hparams": args.local / "hparams.json", "network": f"local:{args.local / 'chain.sqlite'}"}
-    given["wallet_path"] = given["wallet_path"].expanduser()
     return Arguments(role=args.command, **given)
 
 
 def _comma_separated(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _home_path(text: str) -> Path:
+    try:
+        return expanded(Path(text))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -14,6 +14,7 @@ from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.concurrency.prefetch import Prefetch
+from tplr.config import expanded
 from tplr.errors import ConfigError, PayloadError, StateError, WindowLost
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
@@ -54,7 +55,7 @@ def reading_state(
         scratch: an empty folder for fetched files.
         model: default: a model with the first weights of ``init_seed``, on ``device``.
     """
-    folder = scratch if source in PUBLISHED else Path(source).expanduser()
+    folder = scratch if source in PUBLISHED else expanded(Path(source))
     model = build_model(network.hparams, device) if model is None else model
     train_state = TrainState(model, network.hparams, folder)
     train_state.start_window = start

@@ -170,6 +170,7 @@ async def _reach_services(
     readable = checks.take("environment", env.bucket, "gradients", "read")
     writable = checks.take("environment", env.bucket, "gradients", "write")
     location = checks.take("environment", env.dataset)
+    states = checks.take("environment", env.states_folder, args.netuid)
     aggregator = checks.take("environment", env.optional_bucket, "aggregator")
     common = checks.take("environment", env.optional_bucket, "checkpoints")
     if connections:
@@ -181,7 +182,7 @@ async def _reach_services(
 
     async def open_source() -> PageDataSource | StoreDataSource | None:
         tokenizer = await asyncio.shield(loading)  # loading is a check of its own
-        if not (hparams and tokenizer and connections and location and resources):
+        if not (hparams and tokenizer and connections and location and resources and states):
             return None
         opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder, resources=resources)
         return await checks.wait("dataset", opening)
@@ -201,7 +202,7 @@ async def _reach_services(
         if connections and location:
             group.create_task(reach("dataset", check_answers([*map(connections.store, location.replicas)])))
         chain = await _checked_chain(args, stack, checks, until)
-        if chain and checks.neuron and hparams and connections and writable:
+        if chain and checks.neuron and hparams and connections and writable and states:
             comms = Comms(
                 chain,
                 hparams,
@@ -209,7 +210,7 @@ async def _reach_services(
                 own_bucket=writable,
                 aggregator_bucket=aggregator,
                 checkpoints_bucket=common,
-                folder=env.states_folder(args.netuid),
+                folder=states,
                 resources=resources,
             )
             await checks.wait("chain", twice(comms.refresh), until=until)
@@ -268,6 +269,7 @@ async def _prepare_aggregator(
     hparams = checks.take("hparams", load_hparams, args.hparams)
     connections = checks.take("environment", S3Connections.of, env)
     bucket = checks.take("environment", env.bucket, "aggregator", "write")
+    states = checks.take("environment", env.states_folder, args.netuid)
     if connections:
         await stack.enter_async_context(connections)
     import_libraries(args)
@@ -278,14 +280,14 @@ async def _prepare_aggregator(
             access = check_access(store, store, variables="R2_AGGREGATOR", published=False)
             group.create_task(checks.wait("bucket", access, until=until))
         chain = await _checked_chain(args, stack, checks, until)
-        if chain and checks.neuron and hparams and connections and bucket:
+        if chain and checks.neuron and hparams and connections and bucket and states:
             comms = Comms(
                 chain,
                 hparams,
                 connections,
                 own_bucket=bucket,
                 aggregator_bucket=bucket,
-                folder=env.states_folder(args.netuid),
+                folder=states,
                 resources=resources,
             )
             await checks.wait("chain", twice(comms.refresh), until=until)

@@ -40,9 +40,10 @@ class PrometheusListener:
         registry.register(self)
         try:
             self._server, self._thread = start_http_server(port, addr=address, registry=registry)
-        except OSError as error:
+        except (OSError, OverflowError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"--metrics-port {port} on {address}: {error.strerror}; give another port, or 0 for any free one"
+                f"--metrics-port {port} on {address}: {reason}; give another port, or 0 for any free one"
             ) from error
         self.port: int = self._server.server_port
 
