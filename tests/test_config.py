@@ -312,6 +312,9 @@ def test_number_of_ranks() -> None:
     assert Environment({"WORLD_SIZE": "3"}).world_size == 3
     with pytest.raises(ConfigError, match="WORLD_SIZE is 'many'"):
         _ = Environment({"WORLD_SIZE": "many"}).world_size
+    with pytest.raises(ConfigError, match="WORLD_SIZE is '0'"):
+        _ = Environment({"WORLD_SIZE": "0"}).world_size
+    assert Environment({"LOCAL_WORLD_SIZE": "4"}).local_world_size == 4
 
 
 def test_names_that_nothing_reads_are_found() -> None:

@@ -34,6 +34,7 @@ KINDS: tuple[Kind, ...] = ("gradients", "aggregator", "dataset", "checkpoints", 
 MUST_WRITE: tuple[Kind, ...] = ("gradients", "page")
 
 KILL_AT = "TPLR_LOCALNET_KILL_AT"
+LAUNCHED = "tplr-"  # how the run id of ranks begins that ``tplr ROLE --ranks`` started
 # All variables with this project's prefix that are read.
 TPLR_NAMES = (
     "TPLR_CACHE_FOLDER",
@@ -290,23 +291,27 @@ class Environment:
     @property
     def world_size(self) -> int:
         """``WORLD_SIZE``: number of processes that ``torchrun`` started; 1 without it."""
-        value = self._get("WORLD_SIZE") or "1"
-        if not value.isdecimal():
-            raise ConfigError(f"WORLD_SIZE is {value!r}: expected the number of processes, as torchrun sets it")
-        return int(value)
+        return self._torchrun_number("WORLD_SIZE", "1", "the number of processes", least=1)
+
+    @property
+    def local_world_size(self) -> int:
+        """``LOCAL_WORLD_SIZE``: number of these processes on this machine; 1 without ``torchrun``."""
+        return self._torchrun_number("LOCAL_WORLD_SIZE", "1", "the number of processes on this machine", least=1)
 
     @property
     def rank(self) -> int:
         """``RANK``: number of this process among all of ``WORLD_SIZE``, set by ``torchrun``; 0 for a single process."""
-        value = self._get("RANK") or ("0" if self.world_size == 1 else "")
-        if not value.isdecimal():
-            raise ConfigError(f"RANK is {value!r}: expected the number of this process, as torchrun sets it")
-        return int(value)
+        return self._torchrun_number("RANK", "0" if self.world_size == 1 else "", "the number of this process")
 
     @property
     def max_restarts(self) -> str:
         """``TORCHELASTIC_MAX_RESTARTS``: how often ``torchrun`` restarts failed ranks; "" without it."""
         return self._get("TORCHELASTIC_MAX_RESTARTS")
+
+    @property
+    def launched(self) -> bool:
+        """Whether ``tplr ROLE --ranks``, which itself restarts failed ranks, started this one."""
+        return self._get("TORCHELASTIC_RUN_ID").startswith(LAUNCHED)
 
     @property
     def restart_count(self) -> str:
@@ -387,6 +392,12 @@ class Environment:
             if named:
                 return BucketLocation(named[0], self.endpoint, self.region)
         return None
+
+    def _torchrun_number(self, name: str, default: str, meaning: str, *, least: int = 0) -> int:
+        value = self._get(name) or default
+        if not value.isdecimal() or int(value) < least:
+            raise ConfigError(f"{name} is {value!r}: expected {meaning}, as torchrun sets it")
+        return int(value)
 
     def _get(self, name: str) -> str:
         return self.variables.get(name, "")

@@ -44,6 +44,15 @@ def test_what_is_down_outside_is_another_status_than_what_is_wrong_here(error: T
     assert [problem.text for problem in checks.problems] == [str(error), "a is missing", "b is missing"]
 
 
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", lambda *_, device: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert checks_module.check_device("cuda:0", 2) == torch.device("cuda:0")
+    with pytest.raises(ConfigError, match="--device cuda: 2 GPUs for 4 ranks"):
+        checks_module.check_device("cuda:0", 4)
+    assert checks_module.check_device("cpu", 4) == torch.device("cpu")
+
+
 async def test_what_does_not_answer_is_given_up() -> None:
     checks = Checks()
     assert await checks.wait("bucket", asyncio.sleep(3600), until=asyncio.get_running_loop().time() + 0.05) is None

@@ -6,9 +6,10 @@ import contextlib
 import pytest
 from overlap import CONSTANTS, BusyMiner, began_before_it_held, many_steps
 
+from tplr.errors import ConfigError
 from tplr.keys import parse_window_key
 from tplr.node.aggregator import Aggregator
-from tplr.node.failpoints import FAILPOINTS, FailpointName, hook
+from tplr.node.failpoints import FAILPOINTS, FailpointName, KillAt, hook
 from tplr.node.miner import Miner
 from tplr.node.replica import Replica
 from tplr.node.validator import Validator
@@ -35,6 +36,13 @@ EXPECTING: tuple[FailpointName, ...] = ("gathered",)
 TRAINING: tuple[FailpointName, ...] = ("reported", "saved")
 RECOVERY_WINDOWS = 3
 THREADS_SECONDS = 0.3  # until a dead node's threads have finished their work; a real process would end them
+
+
+@pytest.mark.parametrize("text", ["packed:x", "packed:0", "paked:3", ":3"])
+def test_a_kill_at_no_failpoint_is_refused(text) -> None:
+    with pytest.raises(ConfigError, match=f"TPLR_LOCALNET_KILL_AT is '{text}': expected one of data_loaded, trained"):
+        KillAt(text)
+    assert (KillAt("packed").left, KillAt("packed:3").left) == (1, 3)
 
 
 class Mortal:

@@ -6,7 +6,31 @@ import pytest
 from forked import unframed
 from guides import from_guide
 
-from tplr.node.checks import MISCONFIGURED
+from tplr.node import launch
+from tplr.node.checks import MISCONFIGURED, OUTDATED, OUTSIDE_DOWN
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "runs"),
+    [
+        ([launch.OK], launch.OK, 1),
+        ([MISCONFIGURED], MISCONFIGURED, 1),
+        ([OUTSIDE_DOWN], OUTSIDE_DOWN, 1),
+        ([OUTDATED], OUTDATED, 1),
+        ([launch.CRASHED, launch.OK], launch.OK, 2),
+        ([launch.CRASHED, launch.CRASHED], launch.CRASHED, 2),
+    ],
+)
+def test_only_a_crash_is_restarted_and_once(statuses, status, runs, monkeypatch) -> None:
+    given = []
+
+    def run_once(ranks: int, arguments: list[str]) -> int:
+        given.append((ranks, arguments))
+        return statuses[len(given) - 1]
+
+    monkeypatch.setattr(launch, "run_once", run_once)
+    assert launch.launch(2, ["miner"]) == status
+    assert given == [(2, ["miner"])] * runs
 
 
 @pytest.mark.long

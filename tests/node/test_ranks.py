@@ -13,9 +13,9 @@ from tplr.errors import ConfigError
 from tplr.exchange.snapshot import MANIFEST
 from tplr.localnet.plan import scheme_constants
 from tplr.node.arguments import node_arguments
-from tplr.node.checks import MISCONFIGURED
+from tplr.node.checks import MISCONFIGURED, Checks
 from tplr.node.main import main
-from tplr.node.ranks import joined_ranks, with_rank_device
+from tplr.node.ranks import CHECKS_SECONDS, joined_ranks, with_rank_device
 from tplr.node.train_state import TrainState
 from tplr.training.commands import command
 
@@ -61,7 +61,7 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own(device, local_rank, own)
 
 @pytest.mark.parametrize(("role", "size"), [("miner", None), ("miner", "1"), ("validator", "1"), ("aggregator", None)])
 def test_a_single_process_joins_no_group(role, size) -> None:
-    with joined_ranks(arguments(role), Environment({"WORLD_SIZE": size} if size else {})) as commands:
+    with joined_ranks(arguments(role), Environment({"WORLD_SIZE": size} if size else {}), Checks()) as commands:
         assert commands is None
 
 
@@ -69,10 +69,47 @@ def test_a_role_that_has_no_use_for_ranks_is_refused_at_start(monkeypatch) -> No
     monkeypatch.setenv("WORLD_SIZE", "2")
     with (
         pytest.raises(ConfigError, match="WORLD_SIZE is 2: an aggregator is one process"),
-        joined_ranks(arguments("aggregator"), Environment({"WORLD_SIZE": "2"})),
+        joined_ranks(arguments("aggregator"), Environment({"WORLD_SIZE": "2"}), Checks()),
     ):
         pass
     assert main(arguments("aggregator")) == MISCONFIGURED
+
+
+def test_a_rank_without_a_device_is_reported_with_all_other_problems(monkeypatch) -> None:
+    """By the start-up checks of rank 0; another rank leaves it the time to report its problems first."""
+    waits: list[float] = []
+    monkeypatch.setattr("tplr.node.ranks.time.sleep", waits.append)
+    args, env = node_arguments(parse_arguments(["miner", "--device", "cuda:77"])), {"WORLD_SIZE": "2"}
+    checks = Checks()
+    with joined_ranks(args, Environment(env | {"RANK": "0"}), checks) as commands:
+        assert commands is None
+    assert [(one.check, one.text[:16]) for one in checks.problems] == [("device", "--device cuda:77")]
+    assert waits == []
+    with (
+        pytest.raises(ConfigError, match="--device cuda:77"),
+        joined_ranks(args, Environment(env | {"RANK": "1"}), Checks()),
+    ):
+        pass
+    assert waits == [CHECKS_SECONDS]
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK is ''"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR expected, but not set: start the ranks with torchrun"),
+        ({"WORLD_SIZE": "1", "TPLR_LOCALNET_KILL_AT": "packed:x"}, "TPLR_LOCALNET_KILL_AT is 'packed:x'"),
+    ],
+)
+def test_wrong_variables_are_a_wrong_configuration(variables, problem, monkeypatch, caplog) -> None:
+    for name in ("RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tplr.node.main.setup_logging", lambda **_: None)  # it would outlive the test
+    assert main(arguments("miner")) == MISCONFIGURED
+    assert problem in caplog.text
 
 
 @pytest.fixture(scope="module")

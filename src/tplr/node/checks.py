@@ -119,8 +119,12 @@ class Checks:
         Console(stderr=True).print(table)
 
 
-def check_device(name: str) -> torch.device:
-    """Return the torch device of that name. Raises ConfigError if this machine has no such device."""
+def check_device(name: str, ranks: int = 1) -> torch.device:
+    """Return the torch device of that name.
+
+    Raises:
+        ConfigError: this machine has no such device, or fewer GPUs than it has ``ranks``.
+    """
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -128,4 +132,6 @@ def check_device(name: str) -> torch.device:
         raise ConfigError(
             f"--device {name}: {str(error).splitlines()[0]}; give a device of this machine, for instance --device cpu"
         ) from error
+    if device.type == "cuda" and (found := torch.cuda.device_count()) < ranks:
+        raise ConfigError(f"--device cuda: {found} GPUs for {ranks} ranks: start at most {found}")
     return device

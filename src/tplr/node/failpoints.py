@@ -6,6 +6,9 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Literal, get_args
 
+from tplr.config import KILL_AT
+from tplr.errors import ConfigError
+
 FailpointName = Literal[
     # miner
     "data_loaded",
@@ -40,7 +43,12 @@ class KillAt:
     """A hook that kills this process when it passes one failpoint for the given time, as ``packed:3``."""
 
     def __init__(self, text: str) -> None:
+        """Raises ConfigError if ``text`` is not a failpoint and, optionally, a number from 1 on."""
         self.name, _, count = text.partition(":")
+        if self.name not in FAILPOINTS or not (count or "1").isdecimal() or not int(count or 1):
+            raise ConfigError(
+                f"{KILL_AT} is {text!r}: expected one of {', '.join(FAILPOINTS)}, and how often, as packed:3"
+            )
         self.left = int(count or 1)
 
     async def __call__(self, name: FailpointName) -> None:

@@ -4,20 +4,32 @@ import sys
 import uuid
 from collections.abc import Sequence
 
-# One crash is restarted at once, and a wrong configuration is not retried for long. Then the service manager decides.
-MAX_RESTARTS = 1
-CRASHED = 1
+from tplr.config import LAUNCHED
+from tplr.node.checks import MISCONFIGURED, OUTDATED, OUTSIDE_DOWN
+
+MAX_RESTARTS = 1  # one crash is restarted at once; then the service manager decides
+OK, CRASHED = 0, 1
 
 
 def launch(ranks: int, arguments: Sequence[str]) -> int:
-    """Run ``tplr ARGUMENTS`` in ``ranks`` processes until they end.
+    """Run ``tplr ARGUMENTS`` in ``ranks`` processes until they end; after a crash, once more.
 
     ``torchrun`` itself always exits with 1 if a rank fails, so a service manager could not distinguish a wrong
-    configuration from a crash.
+    configuration from a crash, and it restarts both.
 
     Returns:
         Exit status: 0 after a signal, else that of the first rank that ended by itself.
     """
+    status = OK
+    for _ in range(1 + MAX_RESTARTS):
+        status = run_once(ranks, arguments)
+        if status in (OK, MISCONFIGURED, OUTSIDE_DOWN, OUTDATED):
+            break
+    return status
+
+
+def run_once(ranks: int, arguments: Sequence[str]) -> int:
+    """As ``launch``, without a restart."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -26,10 +38,10 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
-        run_id=str(uuid.uuid4()),
+        run_id=f"{LAUNCHED}{uuid.uuid4()}",
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        max_restarts=MAX_RESTARTS,
+        max_restarts=0,
     )
     try:
         elastic_launch(config, sys.executable)("-m", "tplr.cli", *arguments)
@@ -37,5 +49,5 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
         codes = [failure.exitcode for _, failure in sorted(error.failures.items())]
         return next((code for code in codes if code > 0), CRASHED)  # negative: ended by a signal
     except SignalException:
-        return 0
-    return 0
+        return OK
+    return OK

@@ -41,24 +41,24 @@ def main(args: Arguments) -> int:
         args = with_rank_device(args, environment)
         if environment.kill_at:
             failpoints.hook.set(failpoints.KillAt(environment.kill_at))
-        with joined_ranks(args, environment) as commands:
+        checks = Checks()
+        with joined_ranks(args, environment, checks) as commands:
             if commands and commands.parallel.rank != 0:
                 serve_rank_0(args, commands)
                 return OK
-            return asyncio.run(_main(args, environment, commands))
+            return asyncio.run(_main(args, environment, checks, commands))
     except ConfigError as error:
         logger.critical("%s", error)
         return MISCONFIGURED
 
 
-async def _main(args: Arguments, environment: Environment, commands: Commands | None) -> int:
+async def _main(args: Arguments, environment: Environment, checks: Checks, commands: Commands | None) -> int:
     # Some checks block. Before the node runs, nothing needs a clean shutdown, so a signal exits at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(OK))
     stopped = asyncio.Event()
     try:
         async with AsyncExitStack() as stack:
-            checks = Checks()
             node = await prepare(args, environment, stack, checks, commands)
             if node and args.check:
                 print(f"{args.role}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - the output of --check

@@ -4,6 +4,7 @@ import ctypes
 import datetime
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
 from tplr.logging import logger, name_node
 from tplr.node.arguments import Arguments
-from tplr.node.checks import check_device
+from tplr.node.checks import Checks, check_device
 from tplr.node.train_state import TrainState
 from tplr.training.commands import Commands
 from tplr.training.model import build_model
@@ -30,11 +31,15 @@ def with_rank_device(args: Arguments, environment: Environment) -> Arguments:
 
 
 @contextmanager
-def joined_ranks(args: Arguments, environment: Environment) -> Iterator[Commands | None]:
+def joined_ranks(args: Arguments, environment: Environment, checks: Checks) -> Iterator[Commands | None]:
     """Join the process group that ``torchrun`` started; yields None if this is the only process.
 
+    If rank 0 can't use its device, it adds that to ``checks`` and joins nothing: the start-up checks report it together
+    with all other problems.
+
     Raises:
-        ConfigError: ``--device`` is not a device of this machine, or the role does not support ranks.
+        ConfigError: the variables of ``torchrun`` are wrong, the role does not support ranks, or another rank than 0
+            can't use its device.
     """
     size = environment.world_size
     if size == 1:
@@ -44,11 +49,19 @@ def joined_ranks(args: Arguments, environment: Environment) -> Iterator[Commands
         raise ConfigError(f"WORLD_SIZE is {size}: an aggregator is one process; start it without torchrun")
     if environment.max_restarts:
         _end_with_torchrun()
+    rank, local_size = environment.rank, environment.local_world_size
+    device = checks.take("device", check_device, args.device, local_size)
+    if device is None:
+        if rank == 0:
+            yield None
+            return
+        time.sleep(CHECKS_SECONDS)  # torchrun ends all ranks when the first one ends: rank 0 reports its problems first
+        raise ConfigError([problem.text for problem in checks.problems])
     timeout = datetime.timedelta(seconds=args.rank_timeout)
-    device, restart = check_device(args.device), environment.restart_count
+    restart = environment.restart_count
     with joined_process_group(device, timeout, restart=restart) as parallel:
         commands = Commands(parallel, timeout)
-        if parallel.rank == 0 and environment.max_restarts == "0":
+        if parallel.rank == 0 and environment.max_restarts == "0" and not environment.launched:
             logger.warning("torchrun does not restart a failed rank: give it --max-restarts, for example 1000")
         try:
             yield commands

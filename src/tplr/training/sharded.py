@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 
+from tplr.errors import ConfigError
 from tplr.training.layers import decoder_layers
 from tplr.training.parallel import local_rows, rank_rows
 
@@ -116,7 +117,10 @@ def joined_process_group(
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+    except ValueError as error:  # a variable is missing or is not a number
+        raise ConfigError(f"{error}: start the ranks with torchrun, or with tplr ROLE --ranks N") from error
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=dist.PrefixStore(f"restart-{restart}", store),  # pyright: ignore[reportPrivateImportUsage] - documented
