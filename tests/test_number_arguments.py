@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from tplr.number_arguments import port, positive_count, positive_number
+from tplr.number_arguments import number_problems, port, positive_count, positive_number
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,12 @@ def test_other_numbers_are_refused_with_the_range(kind, texts):
             kind(text)
     with pytest.raises(ValueError, match="many"):  # argparse reports it
         kind("many")
+
+
+def test_all_numbers_that_are_out_of_range_are_listed():
+    given = argparse.Namespace(ranks=1025, down=float("nan"), host_memory=-1.0, up=1e9, disk=None)
+    assert number_problems(given, ["ranks", "down", "host_memory", "up", "disk"]) == [
+        "--ranks 1025: expected a number above 0, at most 1024",
+        "--down nan: expected a number above 0, at most 1e+09",
+        "--host-memory -1.0: expected a number above 0, at most 1e+09",
+    ]

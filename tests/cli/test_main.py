@@ -1,5 +1,6 @@
 """The command line: its subcommands, their usage, and the exit status of a wrong command line."""
 
+import json
 import os
 import signal
 import socket
@@ -86,6 +87,59 @@ def test_help_imports_nothing_heavy(command):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_error_that_needs_no_library_imports_none(tmp_path):
+    """Imports of PyTorch and transformers take ten seconds and more; here they fail."""
+    hparams = str(Path(__file__).parents[2] / "hparams-demo.json")
+    cases = [
+        (["localnet", "--miners", "0"], "--miners 0: expected"),
+        (["join", "nofile.toml", "--ranks", "0", "--down", "nan"], "--ranks 0: expected"),
+        (["join", "nofile.toml", "--ranks", "0", "--down", "nan"], "nofile.toml: No such file"),
+        (["join", "nofile.toml", "--ranks", "0", "--down", "nan"], "--down nan: expected"),
+        (["plan"], "no file hparams.json"),
+        (["plan", "--mfu", "0", "--hparams", hparams], "--mfu 0.0: expected"),
+        (["plan", "--loss-rows", "-5", "--hparams", hparams], "argument --loss-rows: -5: expected"),
+        (["miner", "--ranks", "0"], "argument --ranks: 0: expected"),
+        (["data", "peek", "a.jsonl", "--records", "-1"], "argument --records: -1: expected"),
+        *((words, "nofile.toml: No such file") for words in readers("--run", "nofile.toml")),
+        *((words, "has no localnet with kept buckets") for words in readers("--local", "nofolder")),
+    ]
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "import json, tplr.cli\n"
+        "for words in json.load(sys.stdin):\n"
+        "    print('----', file=sys.stderr, flush=True)\n"
+        "    try: status = tplr.cli.main(words)\n"
+        "    except SystemExit as end: status = end.code\n"
+        "    print('status', status, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps([words for words, _ in cases]),
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    said = done.stderr.split("----\n")[1:]
+    assert len(said) == len(cases), done.stderr
+    for (words, problem), told in zip(cases, said, strict=True):
+        assert problem in told, words
+        assert told.endswith("status 2\n"), words
+        assert "Traceback" not in told
+
+
+def readers(option, value):
+    """Command lines of all commands that read a network."""
+    words = (["explain", "--uid", "1"], ["audit", "--window", "1"], ["watch", "--once"], ["page"], ["eval"])
+    words = (
+        *words,
+        ["export", "--out", "out"],
+        ["generate", "prompt"],
+        ["replay", "--from", "1", "--without-uid", "1"],
+    )
+    return [[*one, option, value] for one in words]
 
 
 def test_the_list_of_commands_imports_no_other_package():

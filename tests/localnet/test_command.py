@@ -3,7 +3,9 @@
 import argparse
 import json
 
-from tplr.localnet.command import CAN_NOT_START, _write_results, main
+from tplr.cli.localnet import CAN_NOT_START
+from tplr.cli.localnet import run as run_command
+from tplr.localnet.command import _write_results
 from tplr.localnet.plan import add_arguments, make_plan
 from tplr.localnet.summary import summarize
 
@@ -13,7 +15,7 @@ def test_every_problem_of_a_plan_is_shown_and_nothing_is_started(tmp_path, capsy
     add_arguments(parser)
     run_dir = tmp_path / "run"
     arguments = parser.parse_args(["--miners", "0", "--windows", "0", "--run-dir", str(run_dir)])
-    assert main(arguments) == CAN_NOT_START
+    assert run_command(arguments) == CAN_NOT_START
     shown = capsys.readouterr().err
     assert "miners" in shown
     assert "windows" in shown

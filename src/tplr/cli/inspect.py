@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    network, surroundings = network_of(args)
     from tplr.node.inspect_cli import Request, main
 
-    network, surroundings = network_of(args)
     request = Request(
         window=args.window,
         uid=getattr(args, "uid", -1),

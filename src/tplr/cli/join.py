@@ -5,6 +5,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from tplr.number_arguments import number_problems
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -28,13 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tplr.config import process_variables
-    from tplr.errors import TplrError
-    from tplr.join.steps import Answers, Questions, join
+    from tplr.errors import ConfigError, TplrError
+    from tplr.join.description import load_description
     from tplr.logging import setup_logging
 
     setup_logging()
-    given = {name: getattr(args, name) for name in Answers.__dataclass_fields__}
+    problems = number_problems(args, ("ranks", "down", "up"))
     try:
+        load_description(args.description)
+    except ConfigError as error:
+        problems = [*error.problems, *problems]
+    try:
+        if problems:
+            raise ConfigError(problems)
+        from tplr.join.steps import Answers, Questions, join  # imports PyTorch, which takes seconds
+
+        given = {name: getattr(args, name) for name in Answers.__dataclass_fields__}
         asked = Questions(silent=args.no_input or not sys.stdin.isatty())
         return join(args.description, Answers(**given), asked, process_variables())
     except TplrError as error:

@@ -74,6 +74,9 @@ def network_of(args: argparse.Namespace) -> tuple[Arguments, Surroundings | None
 
             return reader_arguments(network, args.description), partial(described, args.description)
         if args.local:
+            from tplr.localnet.kept import check_kept
+
+            check_kept(args.local)  # before the imports of PyTorch, which take seconds
             from tplr.localnet import reopen
 
             return reopen.reader_arguments(network, args.local), partial(reopen.reopened, args.local)
@@ -93,9 +96,8 @@ def run_on_network(args: argparse.Namespace, work: Work, *, publishes: bool = Fa
     """
     import asyncio
 
-    from tplr.node.network_reader import open_network, this_environment
-
     arguments, surroundings = network_of(args)
+    from tplr.node.network_reader import open_network, this_environment
 
     async def connected() -> int:
         async with (

@@ -4,12 +4,13 @@ import argparse
 
 from tplr.node.arguments import add_arguments as add_node_arguments
 from tplr.node.arguments import node_arguments
+from tplr.number_arguments import positive_count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks",
-        type=int,
+        type=positive_count,
         default=1,
         metavar="N",
         help="run the node as N processes, one for each GPU (default: %(default)s)",

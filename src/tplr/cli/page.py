@@ -31,11 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tplr.page.command import PageRequest, main
-
     if args.follow and args.local:
         args.parser.error("--follow is for a running network; the run of --local is over")
     network, surroundings = network_of(args)
+    from tplr.page.command import PageRequest, main
+
     request = PageRequest(
         network=network,
         out=args.out or Path("page.html"),

@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tplr.number_arguments import number_problems, positive_count
+
 if TYPE_CHECKING:
+    from tplr.hparams import HParams
     from tplr.planner import Host
 
-MAX_RANKS, MAX_NUMBER = 1024, 1e9
+NUMBERS = ("ranks", "host_memory", "disk", "down", "up", "mfu", "readers", "page_tokens", "block_time")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--up", type=float, default=110.0, metavar="MBIT/S", help="of the link (default: %(default)s)")
     add("--mfu", type=float, default=0.4, help="model FLOPs utilisation to assume (default: %(default)s)")
     add("--checkpointing", choices=("none", "selective", "full"), default="none", help="of activations")
-    add("--loss-rows", type=int, metavar="N", help="predictions whose logits exist at a time (default: the device's)")
+    add(
+        "--loss-rows",
+        type=positive_count,
+        metavar="N",
+        help="predictions whose logits exist at a time (default: the device's)",
+    )
     add("--offload", action="store_true", help="error feedback and the weights before are in host memory")
     add("--readers", type=int, default=20, help="nodes that gather a miner's update (default: %(default)s)")
     add("--page-tokens", type=int, default=60_000, help="mean tokens of a page (default: %(default)s)")
@@ -33,21 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    hparams = _checked(args)  # before the imports of PyTorch, which take seconds
     from tplr.console import Console
-    from tplr.errors import ConfigError, StateError
+    from tplr.errors import StateError
     from tplr.files import atomic_write
-    from tplr.hparams import load_hparams
     from tplr.planner import make_plan
     from tplr.planner.memory import device_memory
     from tplr.planner.picture import draw
     from tplr.planner.report import MODES, report
     from tplr.training.device import DeviceSettings
 
-    try:
-        hparams, host = load_hparams(args.hparams), _host(args)
-    except ConfigError as error:
-        args.parser.error(str(error))  # exits with status 2
-        raise
+    host = _host(args)
     settings = DeviceSettings.of(
         "cuda" if host.accelerator else "cpu",
         checkpointing=args.checkpointing,
@@ -82,23 +86,32 @@ def run(args: argparse.Namespace) -> int:
     return 1 if plan.problems else 0
 
 
+def _checked(args: argparse.Namespace) -> "HParams":
+    """Return the run's constants; if they or arguments are wrong, end the process with status 2 and all problems."""
+    from tplr.errors import ConfigError
+    from tplr.hparams import load_hparams
+
+    hparams, problems = None, number_problems(args, NUMBERS)
+    try:
+        hparams = load_hparams(args.hparams)
+    except ConfigError as error:
+        problems = [*error.problems, *problems]
+    if args.gpu not in ("here", "cpu"):
+        from tplr.planner.host import ACCELERATORS
+
+        if args.gpu not in ACCELERATORS:
+            problems.append(f"--gpu {args.gpu}: expected here, cpu, {', '.join(ACCELERATORS)}")
+    if hparams is None or problems:
+        args.parser.error("\n".join(problems))
+    return hparams
+
+
 def _host(args: argparse.Namespace) -> "Host":
-    """Return the machine that the arguments describe. Raises ConfigError."""
+    """Return the machine that the checked arguments describe."""
     import torch
 
-    from tplr.errors import ConfigError
     from tplr.planner.host import ACCELERATORS, GIB, Host
 
-    problems = [
-        f"--{name.replace('_', '-')} {value}: expected a number above 0, at most {most:g}"
-        for name in ("ranks", "host_memory", "disk", "down", "up", "mfu", "readers", "page_tokens", "block_time")
-        for value, most in [(getattr(args, name), MAX_RANKS if name == "ranks" else MAX_NUMBER)]
-        if value is not None and not 0 < value <= most
-    ]
-    if args.gpu not in ("here", "cpu", *ACCELERATORS):
-        problems.append(f"--gpu {args.gpu}: expected here, cpu, {', '.join(ACCELERATORS)}")
-    if problems:
-        raise ConfigError(problems)
     device = torch.device("cuda" if args.gpu == "here" and torch.cuda.is_available() else "cpu")
     host = Host.here(device, Path(), ranks=args.ranks, down=args.down * 1e6, up=args.up * 1e6)
     if args.gpu in ACCELERATORS:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tplr.cli.network import add_network_arguments, run_on_network
 from tplr.cli.reported import run_reported
+from tplr.number_arguments import positive_count
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--once", action="store_true", help="print one frame and exit")
     add("--validator", type=int, metavar="UID", help="whose scores are shown (default: the leading validator's)")
-    add("--windows", type=_positive, default=8, metavar="N", help="how many of the newest are read (default: 8)")
+    add("--windows", type=positive_count, default=8, metavar="N", help="how many of the newest are read (default: 8)")
     add_network_arguments(parser)
     parser.epilog = (
         "With --events FILE it shows the node that writes this file, and reads neither buckets nor chain; "
@@ -29,23 +30,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import asyncio
 
-    from tplr.console import Console
-    from tplr.watch.command import watch
-
     if args.events and (args.local or args.validator is not None):
         args.parser.error("--events shows one node from its file: leave out --local and --validator")
-    console = Console()
     if args.events:
+        from tplr.console import Console
+        from tplr.watch.command import watch
         from tplr.watch.own_events import EventsSource
 
+        console = Console()
         return run_reported(lambda: asyncio.run(_done(watch(EventsSource(args.events), console, once=args.once))))
 
     async def work(network: NetworkReader, _: str) -> int:
+        from tplr.console import Console
+        from tplr.watch.command import watch
         from tplr.watch.published import PublishedSource
 
         await network.start_window()
         source = PublishedSource(network, validator=args.validator, windows=args.windows)
-        return await _done(watch(source, console, once=args.once))
+        return await _done(watch(source, Console(), once=args.once))
 
     return run_on_network(args, work)
 
@@ -53,9 +55,3 @@ def run(args: argparse.Namespace) -> int:
 async def _done(watching: Coroutine[None, None, None]) -> int:
     await watching
     return 0
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not positive")
-    return number

@@ -8,7 +8,6 @@ from pathlib import Path
 from tplr.config import Environment
 from tplr.join.description import load_description
 from tplr.node.arguments import Arguments
-from tplr.node.network_reader import this_environment
 
 
 def reader_arguments(args: Arguments, path: Path) -> Arguments:
@@ -20,5 +19,7 @@ def reader_arguments(args: Arguments, path: Path) -> Arguments:
 @asynccontextmanager
 async def described(path: Path) -> AsyncIterator[Environment]:
     """Yield this process's environment with the run's buckets from its description."""
+    from tplr.node.network_reader import this_environment
+
     async with this_environment() as here:
         yield Environment({**here.variables, **load_description(path).variables()})

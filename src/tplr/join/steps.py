@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from tplr.config import Environment, Kind
+from tplr.config import Environment, Kind, expanded
 from tplr.console import Console
 from tplr.doctor import main as run_doctor
 from tplr.errors import ConfigError
@@ -128,7 +128,7 @@ def _show_costs(run: RunDescription, path: Path, answers: Answers, folder: Path,
 
 def _node_options(run: RunDescription, path: Path, answers: Answers, folder: Path, questions: Questions) -> list[str]:
     """Return the node's command line, without program and role."""
-    wallets = answers.wallet_path.expanduser().absolute()
+    wallets = expanded(answers.wallet_path, "--wallet.path").absolute()
     found = sorted(f"{one.parent.parent.name}/{one.name}" for one in wallets.glob("*/hotkeys/*") if one.is_file())
     there = f"in {wallets} are {', '.join(found[:9]) or 'none'}"
     name = answers.wallet_name or questions.value("--wallet.name", f"a coldkey's name; {there}")

@@ -1,6 +1,5 @@
 """``tplr localnet``: start a network, show it, report its results."""
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -12,9 +11,6 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 
-from rich.markup import escape
-from rich.table import Table
-
 from tplr.console import Console
 from tplr.errors import ConfigError, TplrError
 from tplr.files import atomic_write
@@ -22,7 +18,8 @@ from tplr.localnet.chaos import Chaos, write_script
 from tplr.localnet.live import open_display, render_summary, render_view
 from tplr.localnet.network import forget_working_files, windows_in_all
 from tplr.localnet.picture import draw_losses
-from tplr.localnet.plan import NetworkPlan, make_plan
+from tplr.localnet.plan import NetworkPlan
+from tplr.localnet.problems import show_problems
 from tplr.localnet.reopen import own_page, reopened
 from tplr.localnet.summary import Summary, rows_of, summarize
 from tplr.localnet.supervisor import POLL_SECONDS, Localnet
@@ -40,8 +37,8 @@ SLACK = 2.0
 SVG_WIDTH = 100
 
 
-def main(args: argparse.Namespace) -> int:
-    """Run a localnet from the arguments that ``plan.add_arguments`` declared.
+def main(plan: NetworkPlan) -> int:
+    """Run a localnet.
 
     Returns:
         Exit status: 0 if every outcome passed, 1 if one failed or a process ended, 2 if it could not start, 130
@@ -49,12 +46,10 @@ def main(args: argparse.Namespace) -> int:
     """
     setup_logging()
     name_node("localnet")
-    of_the_parser = ("command", "run", "parser", "command_line")
-    given = {name: value for name, value in vars(args).items() if name not in of_the_parser}
     try:
-        return asyncio.run(_main(make_plan(**given)))
+        return asyncio.run(_main(plan))
     except ConfigError as error:
-        _show_problems(error)
+        show_problems(error)
         return CAN_NOT_START
     except (TplrError, OSError) as error:  # OSError: the disk ran full, most likely
         logger.critical("%s", error)
@@ -151,14 +146,6 @@ async def _write_page(plan: NetworkPlan) -> Path | None:
         logger.warning("no page of this run: %s", error)
         return None
     return request.out
-
-
-def _show_problems(error: ConfigError) -> None:
-    table = Table(title="This localnet can't start", title_justify="left", show_header=False, show_lines=True)
-    table.add_column(overflow="fold")
-    for problem in error.problems:
-        table.add_row(escape(problem))
-    Console(stderr=True).print(table)
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ from typing import Any
 from tplr.config import Environment, process_variables
 from tplr.errors import ConfigError
 from tplr.localnet.dataset import SUBFOLDER
+from tplr.localnet.kept import check_kept
 from tplr.localnet.network import HOTKEY, READY_FILE, base_environment
 from tplr.node.arguments import Arguments, add_arguments, node_arguments
 from tplr.node.network_reader import NetworkReader, open_network
@@ -29,12 +30,7 @@ def reader_arguments(args: Arguments, run: Path) -> Arguments:
     Raises:
         ConfigError: the folder holds no run, or one whose buckets were deleted.
     """
-    for name in ("hparams.json", "chain.sqlite", "keys.json", "storage", "wallets"):
-        if not (run / name).exists():
-            raise ConfigError(
-                f"{run}: no {name}, so it has no localnet with kept buckets (--keep results deletes them): give "
-                "--local FOLDER of another run"
-            )
+    check_kept(run)
     return replace(
         args,
         hparams=run / "hparams.json",

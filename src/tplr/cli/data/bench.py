@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tplr.cli.data.print_line import print_line
 from tplr.logging import logger
+from tplr.number_arguments import positive_count, positive_number
 from tplr.resources import available_cores
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", default="auto", choices=("auto", "jsonl", "json", "cbor", "parquet"), help="default: from the names"
     )
     add("--column", default="text", metavar="NAME", help="column of the text (default: text)")
-    add("--length", type=int, default=2048, metavar="N", help="tokens per sequence (default: 2048)")
-    add("--batch", type=int, default=8, metavar="N", help="sequences per batch (default: 8)")
-    add("--seconds", type=float, default=10.0, metavar="S", help="seconds to measure (default: 10)")
+    add("--length", type=positive_count, default=2048, metavar="N", help="tokens per sequence (default: 2048)")
+    add("--batch", type=positive_count, default=8, metavar="N", help="sequences per batch (default: 8)")
+    add("--seconds", type=positive_number, default=10.0, metavar="S", help="seconds to measure (default: 10)")
 
 
 def run(args: argparse.Namespace) -> int:

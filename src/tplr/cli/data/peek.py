@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from tplr.cli.data.print_line import print_line
+from tplr.number_arguments import positive_count
 
 _SHOWN = 100  # characters of a value
 
@@ -17,7 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", default="auto", choices=("auto", "jsonl", "json", "cbor", "parquet"), help="default: from the names"
     )
     add("--samples", type=int, default=3, metavar="N", help="records to show (default: 3)")
-    add("--records", type=int, default=1000, metavar="N", help="records to compute statistics of (default: 1000)")
+    add(
+        "--records",
+        type=positive_count,
+        default=1000,
+        metavar="N",
+        help="records to compute statistics of (default: 1000)",
+    )
     add("--column", default="text", metavar="NAME", help="column of the text (default: text)")
     add("--tokenizer", metavar="NAME", help="folder or Hugging Face name; adds statistics of tokens")
 
