@@ -1,6 +1,7 @@
 """Disk failures of an aggregator: a later attempt repairs all of them; and an aggregator decides nothing."""
 
 import hashlib
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -118,3 +119,27 @@ async def test_what_was_never_published_does_not_stay_for_ever(node, decided, tm
     node._tried[WINDOW] = 3
     node._due(0, newest=WINDOW + node._hparams.gradient_retention_windows)
     assert WINDOW not in node._tried
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_updates_are_joined_outside_the_event_loop(kept: bool, tmp_path: Path, monkeypatch) -> None:
+    """They may have gigabytes."""
+    threads = []
+
+    def joined(included: IncludedSet, bodies: list[bytes]) -> bytes:
+        threads.append(threading.current_thread())
+        return assemble(included, bodies)
+
+    async def from_set(*_: Any) -> Any:
+        return SimpleNamespace(updates=[SimpleNamespace(update=SimpleNamespace(body=b"update"))])
+
+    monkeypatch.setattr(own_aggregates, "assemble", joined)
+    aggregates = own_aggregates.OwnAggregates(cast(Any, None), cast(Any, SimpleNamespace(from_set=from_set)), tmp_path)
+    included = IncludedSet(window=7, version="1", included=(), skipped={}, success_rate=0.0)
+    if kept:
+        await aggregates.keep(GatherResult(window=7, updates=(), skipped={}))
+    body = await aggregates._body(included, None)
+    assert body.endswith(b"update")
+    assert aggregates.path(included).exists() != kept
+    assert threading.main_thread() not in threads
+    assert len(threads) == 1

@@ -118,11 +118,11 @@ class OwnAggregates:
         bodies = [one.update.body for one in found.updates]
         if included.window in self._kept:
             return await asyncio.to_thread(assemble, included, bodies)
-        return await self._store(included, bodies)
+        return await asyncio.to_thread(self._store, included, bodies)
 
-    async def _store(self, included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
+    def _store(self, included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
         body = assemble(included, bodies)
-        await asyncio.to_thread(atomic_write, self.path(included), body)
+        atomic_write(self.path(included), body)
         return body
 
     def path(self, included: IncludedSet) -> Path:
