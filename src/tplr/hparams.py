@@ -461,24 +461,33 @@ class HParams(_Strict):
             ConfigError: not found, or larger than ``model.vocab_size``.
             HubUnavailable: it is not on this machine, and the hub can't be reached.
         """
-        from transformers import AutoTokenizer
-
-        local = (folder or Path()) / self.tokenizer_name
-        source = str(local) if local.exists() else self.tokenizer_name
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
-        except (OSError, ValueError) as error:
-            kind = HubUnavailable if "couldn't connect" in str(error) else ConfigError
-            raise kind(
-                f"tokenizer_name {self.tokenizer_name!r}: neither a local folder nor available from the hub "
-                f"({str(error).splitlines()[0]}); download it once, or give the path of a tokenizer folder"
-            ) from error
+        tokenizer = pretrained_tokenizer(self.tokenizer_name, "tokenizer_name", folder)
         if len(tokenizer) > self.model.vocab_size:
             raise ConfigError(
                 f"tokenizer {self.tokenizer_name!r} has {len(tokenizer)} tokens, model.vocab_size is "
                 f"{self.model.vocab_size}: raise it to at least that"
             )
         return tokenizer
+
+
+def pretrained_tokenizer(name: str, setting: str, folder: Path | None = None) -> PreTrainedTokenizerFast:
+    """Load a tokenizer from a local path (relative to ``folder``) or by its hub name; ``setting`` holds the name.
+
+    Raises:
+        ConfigError: not found.
+        HubUnavailable: it is not on this machine, and the hub can't be reached.
+    """
+    from transformers import AutoTokenizer
+
+    local = (folder or Path()) / name
+    try:
+        return AutoTokenizer.from_pretrained(str(local) if local.exists() else name, use_fast=True)
+    except (OSError, ValueError) as error:
+        kind = HubUnavailable if "couldn't connect" in str(error) else ConfigError
+        raise kind(
+            f"{setting} {name!r}: neither a local folder nor available from the hub "
+            f"({str(error).splitlines()[0]}); download it once, or give the path of a tokenizer folder"
+        ) from error
 
 
 def load_hparams(path: Path | str = "hparams.json") -> HParams:

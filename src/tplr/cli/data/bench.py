@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tplr.cli.data.print_line import print_line
+from tplr.cli.data.tokenizer import load as load_tokenizer
 from tplr.logging import logger
 from tplr.number_arguments import positive_count, positive_number
 from tplr.resources import available_cores
@@ -29,11 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from transformers import AutoTokenizer
-
     from tplr.data import CheckpointableDataset
 
-    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    tokenizer = load_tokenizer(args.tokenizer)
     dataset = (
         CheckpointableDataset.from_files(args.urls, format=args.format)
         .tokenize(tokenizer, target_column=args.column)

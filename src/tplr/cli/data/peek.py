@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from tplr.cli.data.print_line import print_line
+from tplr.cli.data.tokenizer import load as load_tokenizer
 from tplr.number_arguments import positive_count
 
 _SHOWN = 100  # characters of a value
@@ -34,9 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
     dataset = CheckpointableDataset.from_files(args.urls, format=args.format).take(args.records)
     if args.tokenizer:
-        from transformers import AutoTokenizer
-
-        dataset = dataset.tokenize(AutoTokenizer.from_pretrained(args.tokenizer), target_column=args.column)
+        dataset = dataset.tokenize(load_tokenizer(args.tokenizer), target_column=args.column)
     types: dict[str, Counter[str]] = {}
     characters: list[int] = []
     tokens: list[int] = []
