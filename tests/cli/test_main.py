@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from forked_python import interpreter
 
 from tplr.cli import COMMANDS, main
 from tplr.cli.data import VERBS
+from tplr.config import KINDS
 
 SUBCOMMANDS = [[name] for name in COMMANDS] + [["data", verb] for verb in VERBS] + [["run", "init"]]
 
@@ -27,6 +29,18 @@ def ended(arguments, capsys):
 
 def test_the_version_is_the_packages(capsys):
     assert ended(["--version"], capsys) == (0, "tplr 0.1.0\n", "")
+
+
+def test_the_package_runs_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tplr", "--version"])
+    monkeypatch.delitem(sys.modules, "tplr.cli.__main__", raising=False)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("tplr", run_name="__main__")
+    assert (end.value.code, capsys.readouterr().out) == (0, "tplr 0.1.0\n")
+
+
+def test_the_help_of_doctor_names_every_kind_of_bucket(capsys):
+    assert ", ".join(KINDS) in " ".join(ended(["doctor", "--help"], capsys)[1].split())
 
 
 def test_help_lists_every_subcommand(capsys):

@@ -1,6 +1,7 @@
 """``tplr data peek`` and ``tplr data bench`` on a small corpus."""
 
 import json
+import threading
 
 import pytest
 from guides import from_guide
@@ -35,7 +36,25 @@ def test_peek(corpus, capsys):
 def test_a_file_that_does_not_exist_is_named_without_a_traceback(corpus, capsys):
     missing = corpus / "missing.jsonl"
     assert main(["data", "peek", str(missing)]) == 2
-    assert capsys.readouterr().err == f"tplr data peek: [Errno 2] No such file or directory: '{missing}'\n"
+    assert capsys.readouterr().err == f"tplr data peek: {missing}: No such file or directory\n"
+
+
+@pytest.mark.parametrize("verb", ["peek", "bench"])
+def test_an_unknown_tokenizer_is_named(verb, corpus, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert main(["data", verb, str(corpus / "0.jsonl"), "--tokenizer", "no-such-folder"]) == 2
+    told = capsys.readouterr().err
+    assert "--tokenizer 'no-such-folder': neither a local folder nor available from the hub" in told
+    assert len(told.splitlines()) == 1
+
+
+def test_a_hub_that_does_not_answer_is_given_up(corpus, monkeypatch, capsys):
+    release = threading.Event()
+    monkeypatch.setattr("tplr.hparams.pretrained_tokenizer", lambda *_: release.wait())
+    monkeypatch.setattr("tplr.node.checks.ANSWER_SECONDS", 0.1)
+    assert main(["data", "peek", str(corpus / "0.jsonl"), "--tokenizer", "somebody/elsewhere"]) == 2
+    release.set()
+    assert "--tokenizer 'somebody/elsewhere': not a local folder, and no answer" in capsys.readouterr().err
 
 
 def test_bench(corpus, capsys):

@@ -53,6 +53,11 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert checks_module.check_device("cpu", 4) == torch.device("cpu")
 
 
+def test_a_device_without_values_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--device meta: it holds no values; give a device of this machine"):
+        checks_module.check_device("meta")
+
+
 async def test_what_does_not_answer_is_given_up() -> None:
     checks = Checks()
     assert await checks.wait("bucket", asyncio.sleep(3600), until=asyncio.get_running_loop().time() + 0.05) is None

@@ -107,8 +107,14 @@ async def test_a_damaged_event_is_refused(run: Recording, tmp_path: Path) -> Non
     await source.look()
     with path.open("a") as file:
         file.write('{"event": "applied", "role": "miner", "uid": 1, "time": 1}\n')
-    with pytest.raises(ConfigError, match="a damaged event"):
+    line = len(path.read_text().splitlines())
+    with pytest.raises(ConfigError, match=f"--events {path} line {line}: a damaged event: no field 'window'"):
         await source.look()
+
+
+def test_a_folder_is_no_event_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a file"):
+        EventsSource(tmp_path)
 
 
 def test_a_file_and_a_network_at_once_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

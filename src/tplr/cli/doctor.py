@@ -4,6 +4,7 @@ import argparse
 from dataclasses import replace
 from functools import partial
 
+from tplr.config import KINDS
 from tplr.node.arguments import add_arguments as add_node_arguments
 from tplr.node.arguments import node_arguments
 
@@ -13,8 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "kinds",
         nargs="*",
         metavar="KIND",
-        help="test these buckets alone: gradients, aggregator, dataset or checkpoints (default: the node's own, every "
-        "other that is configured, and the node)",
+        help=f"test these buckets alone: {', '.join(KINDS)} (default: the node's own, every other that is configured, "
+        "and the node)",
     )
     parser.add_argument("--role", choices=("miner", "validator", "aggregator"), default="miner", help="of the node")
     add_node_arguments(parser.add_argument_group("the node"))

@@ -32,8 +32,15 @@ def run_reported(
             raise
         if isinstance(error, BrokenPipeError) and output_unread():
             raise error from None
-        report(str(error))
+        report(_text(error))
         return FAILED
+
+
+def _text(error: Exception) -> str:
+    """Return the text of an error, without the number of an error of the system that names a file."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def output_unread() -> bool:

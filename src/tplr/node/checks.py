@@ -128,6 +128,8 @@ def check_device(name: str, ranks: int = 1) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
+        if device.type == "meta":
+            raise RuntimeError("it holds no values")
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"--device {name}: {str(error).splitlines()[0]}; give a device of this machine, for instance --device cpu"

@@ -111,6 +111,16 @@ def read_events(path: Path, position: Position = START) -> tuple[list[dict[str, 
     return before + events, end
 
 
+def find_event(path: Path, event: dict[str, Any]) -> str:
+    """Return ``PATH line N`` of an event in a file or in its rotated one, or ``PATH`` if it is no longer there."""
+    for one in (path, rotated(path)):
+        with contextlib.suppress(FileNotFoundError), one.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if _parse(line) == event:
+                    return f"{one} line {number}"
+    return str(path)
+
+
 def _read_from(path: Path, position: Position) -> tuple[list[dict[str, Any]], Position]:
     """Read from ``position``, or from the beginning if it is another file."""
     with path.open("rb") as file:

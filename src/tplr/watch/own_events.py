@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from tplr.errors import ConfigError
-from tplr.telemetry.jsonl import START, Position, read_events, rotated
+from tplr.telemetry.jsonl import START, Position, find_event, read_events, rotated
 from tplr.watch.frame import Frame, loss_fact
 from tplr.watch.view import NetworkView
 
@@ -24,7 +24,8 @@ class EventsSource:
     def __init__(self, path: Path) -> None:
         """Create a source. Raises ConfigError if there is no such file."""
         if not path.is_file():
-            raise ConfigError(f"--events {path}: no such file; a node writes it if it is started with --events")
+            found = "expected a file" if path.exists() else "no such file"
+            raise ConfigError(f"--events {path}: {found}; a node writes it if it is started with --events")
         self._path = path
         self._name = path.stem
         self._view = NetworkView({})
@@ -41,11 +42,13 @@ class EventsSource:
                 raise ConfigError(f"--events {self._path}: not the events of a node") from None
             self._view = NetworkView(roles)
             self._view.nodes[self._name].running = True
-        try:
-            if events:
-                self._view.update(self._name, events)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"--events {self._path}: a damaged event: {error!r}") from None
+        for event in events:
+            try:
+                self._view.update(self._name, [event])
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                reason = f"no field {error}" if isinstance(error, KeyError) else repr(error)
+                place = await asyncio.to_thread(find_event, self._path, event)
+                raise ConfigError(f"--events {place}: a damaged event: {reason}") from None
         notes = () if self._view.nodes else (f"{self._path} holds no events yet",)
         return Frame(f"templar: {self._name}", self._view, COLUMNS, loss_fact(self._view), notes)
 

@@ -1,0 +1,3 @@
+"""``python -m tplr``."""
+
+import tplr.cli.__main__  # noqa: F401 - runs the command line
