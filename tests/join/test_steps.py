@@ -24,6 +24,7 @@ from forked import ForkedCommands, forked_commands, unframed
 from guides import GuideCommand, from_guide
 from rich.console import Console
 
+from tplr.cli import main
 from tplr.hparams import load_hparams
 from tplr.join import steps
 from tplr.join.description import load_description
@@ -269,9 +270,37 @@ async def test_a_key_that_everybody_gets_must_not_write(world: World, tmp_path: 
     assert "run.toml exists: give --replace" in said
     status, said = await world.init("--replace", "--link", "chat=http://example.org")
     assert status == 2
-    assert "links.chat" in said
+    assert "--link chat=http://example.org: expected NAME=https://" in said
     status, said = await world.init("--replace", env=world.owner | {"R2_AGGREGATOR_READ_SECRET_ACCESS_KEY": "to%ken"})
     assert status == 2
-    assert "aggregator.read_secret_access_key: String should match" in said
+    assert "R2_AGGREGATOR_READ_SECRET_ACCESS_KEY: expected" in said
     assert "Traceback" not in said
     assert "to%ken" not in said
+
+
+async def test_all_problems_of_a_description_are_listed_at_once(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Before a key is tested: no bucket is asked."""
+    (tmp_path / "run.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(("R2_", "TPLR_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TPLR_S3_ENDPOINT", "ftp://x")
+    monkeypatch.setenv("R2_AGGREGATOR_BUCKET_NAME", "a")
+    command = ["run", "init", "--name", "My Run", "--netuid", "70000", "--network", "a b", "--first-window", "-1"]
+    assert main([*command, "--link", "chat", "--link", "a b=https://example.org"]) == 2
+    said = capsys.readouterr().err
+    for expected in (
+        "run.toml exists: give --replace",
+        "no file hparams.json",
+        "R2_DATASET_BUCKET_NAME is missing",
+        "R2_AGGREGATOR_BUCKET_NAME: expected",
+        "TPLR_S3_ENDPOINT: expected http(s)://",
+        "--name My Run: expected",
+        "--netuid 70000: expected",
+        "--network a b: expected",
+        "--first-window -1: expected",
+        "--link chat=: expected NAME=https://",
+        "--link a b",
+    ):
+        assert said.count(expected) == 1, (expected, said)
+    assert "String should" not in said

@@ -25,6 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from tplr.errors import TplrError
     from tplr.join.init import describe, write
 
+    path = args.out or args.hparams.with_name("run.toml")
     try:
         description = describe(
             name=args.name,
@@ -33,9 +34,10 @@ def run(args: argparse.Namespace) -> int:
             hparams=args.hparams,
             first_window=args.first_window,
             links=dict(one.partition("=")[::2] for one in args.link),
+            out=path,
+            replace=args.replace,
         )
-        path = args.out or args.hparams.with_name("run.toml")
-        write(description, path, hparams=args.hparams, replace=args.replace)
+        write(description, path, replace=args.replace)
     except TplrError as error:
         sys.stderr.write(f"tplr run init: {error}\n")
         return 2

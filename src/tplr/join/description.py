@@ -16,7 +16,8 @@ MAX_BYTES = 2**16  # maximum size of the description
 MAX_HPARAMS_BYTES = 2**20
 
 # Printable ASCII without quotes, so that a value is harmless on a terminal, in a file of variables and in a unit.
-_Plain = Annotated[str, Field(pattern=r"^[A-Za-z0-9._~:/?#@!&()*+,;=-]{1,512}$")]
+PLAIN_SIGNS = "._~:/?#@!&()*+,;=-"
+_Plain = Annotated[str, Field(pattern=rf"^[A-Za-z0-9{PLAIN_SIGNS}]{{1,512}}$")]
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")]
 _Url = Annotated[str, Field(pattern=r"^https://[A-Za-z0-9._~:/?#@!&()*+,;=%-]{1,500}$")]
