@@ -91,6 +91,7 @@ def _checked(args: argparse.Namespace) -> "HParams":
     from tplr.errors import ConfigError
     from tplr.hparams import load_hparams
 
+    parser: argparse.ArgumentParser = args.parser
     hparams, problems = None, number_problems(args, NUMBERS)
     try:
         hparams = load_hparams(args.hparams)
@@ -102,7 +103,7 @@ def _checked(args: argparse.Namespace) -> "HParams":
         if args.gpu not in ACCELERATORS:
             problems.append(f"--gpu {args.gpu}: expected here, cpu, {', '.join(ACCELERATORS)}")
     if hparams is None or problems:
-        args.parser.error("\n".join(problems))
+        parser.error("\n".join(problems))
     return hparams
 
 
