@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from faulty import FaultyChain
 
 from tplr.chain.hotkeys import new_hotkey
