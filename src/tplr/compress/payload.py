@@ -4,9 +4,11 @@ Every update has exactly one encoding: padding is zero, and headers are compared
 parsed, and the spec determines all memory that is allocated.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -46,6 +48,11 @@ class Update:
     batches: int
     body: bytes = field(repr=False)
     _norms: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the whole object, hex."""
+        return hashlib.sha256(self.body).hexdigest()
 
     def coefficients(self, name: str, device: torch.device | str = "cpu") -> Coefficients:
         """Return the finite coefficients of one tensor, on ``device``; every machine gets the same bits.

@@ -13,7 +13,9 @@ from tplr.compress.payload import Update, build, parse
 from tplr.errors import EmptyUpdate, StateError, TrainingError
 from tplr.hparams import LearningRate
 from tplr.training.fingerprint import digest
+from tplr.training.outer import demo
 from tplr.training.outer.demo import DemoOuter
+from tplr.training.outer.signs import zero_limit
 from tplr.training.schedule import learning_rate
 
 SCHEDULE = LearningRate(peak=1e-2, warmup_steps=3, t_max=5, start_factor=0.1, floor_factor=0.1)  # of conftest
@@ -57,6 +59,15 @@ def reference_step(momentum, gradient, lr, decay, k):
 def reference_sign(sent_by_peer, shape):
     mean = sum(sent / (np.linalg.norm(sent) + 1e-8) for sent in sent_by_peer) / len(sent_by_peer)
     return np.sign(from_blocks(scipy.fft.idctn(mean, axes=(2, 3), norm="ortho"), shape))
+
+
+def test_the_limit_of_zero_of_a_step_follows_from_all_its_updates(monkeypatch, hparams, tensors):
+    scheme, limits = DemoOuter(tensors(0), hparams()), []
+    updates = [packed(DemoOuter(tensors(0), hparams()), tensors(uid), uid=uid) for uid in (1, 2)]
+    real = demo.signs_of_sum
+    monkeypatch.setattr(demo, "signs_of_sum", lambda *args: limits.append(args[2]) or real(*args))
+    scheme.apply(updates[::-1], step=0)
+    assert {*limits} == {zero_limit(updates)}
 
 
 def test_several_steps_against_the_reference(hparams, tensors):

@@ -1,12 +1,14 @@
 """Signs equal those of a float64 result for any rounding of float32, number of threads and device."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import inverse
 from tplr.training.outer import signs
-from tplr.training.outer.signs import below, signs_of_sum
+from tplr.training.outer.signs import below, signs_of_sum, zero_limit
 
 GRID = ChunkGrid.of((512, 320), 64)
 
@@ -99,6 +101,25 @@ def test_what_two_peers_leave_of_each_other_is_not_lost_in_float32():
     made = torch.cat([indices, other, indices]), torch.cat([values, small, -values])
     limit = 1e-10 * made[1].abs().amax(dim=2).double().sum(dim=0)[:, None]
     assert torch.equal(all_signs(made), float64_signs(made, zero=limit))
+
+
+def test_the_limit_of_zero_follows_from_all_updates():
+    one, two = SimpleNamespace(sha256="aa" * 32), SimpleNamespace(sha256="bb" * 32)
+    limits = {zero_limit(updates) for updates in ([one], [two], [one, two], [two, one])}
+    assert len(limits) == 4
+    assert all(1e-10 <= limit < 2e-10 for limit in limits)
+    assert zero_limit([one, two]) == zero_limit([one, two])
+
+
+def test_entries_below_the_limit_are_zero():
+    """Two peers cancel each other, and a third is as small as the limits."""
+    (indices, values), (other, small) = peers(1), peers(1, seed=5)
+    small *= 2.0**-24
+    made = torch.cat([indices, other, indices]), torch.cat([values, small, -values])
+    for limit in (1e-10, 1e-8, 1e-7):
+        found = torch.cat([GRID.join(chunks) for _, chunks in signs_of_sum(made, GRID, limit)])
+        bound = limit * made[1].abs().amax(dim=2).double().sum(dim=0)[:, None]
+        assert torch.equal(found, float64_signs(made, zero=bound))
 
 
 def test_values_too_small_for_float32s_digits_have_the_signs_of_float64():

@@ -19,7 +19,7 @@ from tplr.compress.tensor_groups import TensorGroup
 from tplr.compress.topk import select
 from tplr.hparams import HParams
 from tplr.training.outer.base import OuterScheme
-from tplr.training.outer.signs import signs_of_sum
+from tplr.training.outer.signs import signs_of_sum, zero_limit
 from tplr.training.schedule import learning_rate
 
 NORM_EPSILON = 1e-8
@@ -84,7 +84,7 @@ class DemoOuter(OuterScheme):
         indices, values = decode_all(updates, group.tensors, self._device)
         per_tensor = values.unflatten(1, (len(group.tensors), -1))
         per_tensor /= _divisors(norms(per_tensor))[..., None, None]
-        for rows, signs in signs_of_sum((indices, values), group.grid):
+        for rows, signs in signs_of_sum((indices, values), group.grid, zero_limit(updates)):
             if self._constants.weight_decay:
                 for parameter in group.row_views(parameters, rows):
                     parameter.mul_(1 - lr * self._constants.weight_decay)

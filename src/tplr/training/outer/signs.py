@@ -2,11 +2,12 @@
 
 Matrix products round differently on different processors and numbers of threads. An entry so near to zero that float32
 rounding could change its sign is computed again in float64. An entry that float64 rounding could change counts as zero.
-Machines can still differ for an entry right at that limit: in one of about 1e15 entries, instead of 1e7.
+Machines can still differ for an entry right at that limit: in one of about 1e15 entries, instead of 1e7. A sender that
+knew the limit could place an entry there, so it depends on all updates of the step (``zero_limit``).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,10 +15,11 @@ import torch
 from tplr.compress.aggregate import scatter_sum
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import inverse, inverse_at, inverse_sparse, working_dtype
-from tplr.compress.payload import Coefficients
+from tplr.compress.payload import Coefficients, Update
+from tplr.seeds import derive
 
-# An entry below this share of the summed peers' largest coefficients counts as zero. Quantized values often cancel, and
-# float64 then leaves about 1e-16 of them, with either sign.
+# An entry below this share of the summed peers' largest coefficients, or up to twice it, counts as zero. Quantized
+# values often cancel, and float64 then leaves about 1e-16 of them, with either sign.
 CANCELLED = 1e-10
 # An entry below this share of the bound on a chunk's root mean square is computed in float64. The bound comes from the
 # sum of the peers' norms, as if nothing cancelled. The share is at least fifty standard deviations of float32's error,
@@ -27,18 +29,30 @@ UNCERTAIN = 2.0**-17
 SMALLEST = 2.0**-100
 
 
-def signs_of_sum(peers: Coefficients, grid: ChunkGrid) -> Iterator[tuple[slice, torch.Tensor]]:
+def zero_limit(updates: Sequence[Update]) -> float:
+    """Return the share of the largest coefficients below which an entry of their sum counts as zero.
+
+    It is between ``CANCELLED`` and twice that, by a seed of all updates in uid order: no sender knows it before the
+    others' updates are committed.
+    """
+    return CANCELLED * (1 + derive("cancelled", *(update.sha256 for update in updates)) / 2**64)
+
+
+def signs_of_sum(
+    peers: Coefficients, grid: ChunkGrid, limit: float = CANCELLED
+) -> Iterator[tuple[slice, torch.Tensor]]:
     """Compute the signs of the inverse DCT of the sum over peers, by row block.
 
     Args:
         peers: indices int64 and values float32, [peers, chunks, k] each.
+        limit: an entry below this share of the peers' largest coefficients counts as zero.
 
     Yields:
         Rows of the matrix, and the signs of their entries (-1, 0 or 1) as float32 [chunks, entries].
     """
     indices, values = peers
     largest = values.abs().amax(dim=2).sum(dim=0, dtype=torch.float64)
-    cancelled = CANCELLED * largest
+    cancelled = limit * largest
     # norm <= sqrt(k) * largest, and the root mean square of n entries is the coefficients' norm / sqrt(n).
     uncertain = largest * (UNCERTAIN * math.sqrt(values.shape[2] / grid.entries))
     uncertain = uncertain.clamp_(min=SMALLEST).where(largest > 0, 0).float()
