@@ -97,6 +97,18 @@ def test_products_are_those_of_whole_tensors(model, outer, updates, batches):
     assert found.norms[1] == pytest.approx(2 * found.norms[3], rel=1e-6)
 
 
+def test_a_large_gradient_s_norm_is_exact(tiny):
+    """A CPU's float32 sum of squares loses each small one beside the large ones before it."""
+    outer = outer_scheme({"w": torch.nn.Parameter(torch.zeros(2048, 2048))}, tiny("sparseloco"))
+    body = outer.pack({"w": torch.randn(2048, 2048)}, step=1, window=3, uid=2, pages_digest="0" * 64, batches=4)
+    update = parse(body, outer.spec, window=3, uid=2)
+    gradient = torch.ones(2048, 2048)
+    gradient[0, :16] = 4096.0
+    found = align(outer, {"w": gradient}, [update], step=1, seed=0)
+    twice = align(outer, {"w": gradient.double()}, [update], step=1, seed=0)
+    np.testing.assert_allclose(found.products, twice.products, rtol=1e-5)
+
+
 @pytest.mark.parametrize("size", [1e-6, 1e6])
 def test_updates_that_are_only_measured_change_no_scale(model, outer, updates, batches, size):
     """A majority on probation, of any norm, leaves the products of applied updates as they are."""

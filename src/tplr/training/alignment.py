@@ -129,7 +129,8 @@ def align(
     sums = _Sums.zeros(len(updates))
     for tensor, whole in outer.whole(gradient):
         chunks = sample[tensor.name]
-        sums.gradient += float(torch.linalg.vector_norm(whole)) ** 2
+        # A CPU's float32 sum of squares is a fifth too small for half a billion entries.
+        sums.gradient += float(torch.linalg.vector_norm(whole, dtype=torch.float64)) ** 2
         if not updates:
             continue
         lengths = [update.norm(tensor.name) for update in updates]
