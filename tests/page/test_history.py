@@ -23,6 +23,23 @@ def test_a_later_look_adds_and_takes_nothing_away() -> None:
     assert sealed.completed_by(later).unread == "deleted"
 
 
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        ({"probation": (1, 2)}, {"included": (), "probation": (1, 2), "tokens": 0, "decided": "c"}),
+        (
+            {"included": (1, 2), "tokens": 900},
+            {"included": (), "skipped": {1: "unavailable"}, "tokens": 0, "decided": "v"},
+        ),
+        ({"included": (1,), "skipped": {2: "missing"}}, {"included": (1, 2), "tokens": 900, "decided": "c"}),
+    ],
+)
+def test_the_included_set_is_that_of_one_read_also_if_it_is_empty(first: dict, later: dict) -> None:
+    undecided, decided = WindowRecord(window=7, **first), WindowRecord(window=7, **later)
+    assert undecided.completed_by(decided) == decided
+    assert decided.completed_by(undecided) == decided
+
+
 def test_a_history_is_kept_in_its_file(tmp_path) -> None:
     path = tmp_path / "folder" / "history.jsonl"
     history = History("run 1", path)

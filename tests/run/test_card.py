@@ -49,7 +49,7 @@ def test_facts_are_in_the_card() -> None:
     )
     assert "| 1 | `5Key` | 100 | 204,800 | 0.500000 |" in card
     assert "| 2 | unknown | 100 | 0 | unknown |" in card
-    assert "tplr export --window 102 --dtype float32 --hparams hparams.json --netuid 3 --out model" in card
+    assert "tplr export --window 102 --dtype float32 --hparams hparams.json --netuid 3 --out ../recomputed" in card
     assert '"target_chunk": 64' in card
 
 

@@ -77,6 +77,11 @@ def test_a_window_without_a_batch_has_no_loss(recording):
     assert recording.view().nodes["miner-1"].training_loss == {}
 
 
+def test_a_window_of_no_time_has_no_utilisation(recording):
+    recording.emit("miner-1", "window_time", window=7, seconds=0.0, training=0.0, waiting={})
+    assert recording.view().nodes["miner-1"].utilisation == {}
+
+
 def test_losses_of_windows_and_problems_are_kept_as_the_last_problem(recording):
     recording.emit("miner-1", "missed", window=9, reason="the upload came 3 s too late")
     assert recording.view().nodes["miner-1"].missed == {9: "the upload came 3 s too late"}

@@ -25,6 +25,10 @@ class MinerScore(Record):
     rows: tuple[Row, ...]
 
 
+EMPTY = (None, {}, (), "")
+SET = ("included", "skipped", "probation", "tokens", "decided")
+
+
 class WindowRecord(Record):
     """All records that were read of one window.
 
@@ -59,13 +63,17 @@ class WindowRecord(Record):
     commitments: dict[int, bool] = Field(default_factory=dict)
 
     def completed_by(self, later: "WindowRecord") -> "WindowRecord":
-        """Return this record updated with a later read; values that the later read lacks are kept."""
+        """Return this record updated with a later read; values that the later read lacks are kept.
+
+        The included set is one fact of several fields (``SET``), which may be empty: they are all of one read, and not
+        of an undecided one if another was decided.
+        """
+        known = {name: value for name in WindowRecord.model_fields if (value := getattr(later, name)) not in EMPTY}
+        if self.included is not None or later.included is not None:
+            newer = later.included is not None and (later.decided or not self.decided)
+            known |= {name: getattr(later if newer else self, name) for name in SET}
         return self.model_copy(
-            update={
-                name: value
-                for name in WindowRecord.model_fields
-                if (value := getattr(later, name)) not in (None, {}, (), "")
-            }
+            update=known
             | {
                 "models": {**self.models, **later.models},
                 "commitments": {**self.commitments, **later.commitments},

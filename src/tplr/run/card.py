@@ -128,7 +128,7 @@ def _commands(record: ExportRecord) -> str:
             "With the read keys of the run's buckets in the environment (for a localnet: `--local RUN` instead):",
             "",
             "```",
-            f"tplr export --window {record.window} --dtype {record.dtype} {run} --out model",
+            f"tplr export --window {record.window} --dtype {record.dtype} {run} --out ../recomputed",
             f"tplr export --verify . {run}",
             f"tplr audit --window {record.window} {run}",
             "```",

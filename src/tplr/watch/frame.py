@@ -15,6 +15,8 @@ from tplr.watch.view import NetworkView, NodeView
 # Lines of a terminal that are not rows of nodes, including a few problems.
 OTHER_LINES = 16
 MAX_NOTE = 300  # characters
+# Windows without a block until the chain counts as silent: an event file names one block of each window.
+LATE = 1.2
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def render_frame(frame: Frame, *, now: float | None = None, lines: int | None = 
     table = node_table(view, frame.columns, shown)
     models = [models_text(view)] if len(view.nodes) > 1 else []  # a single node has no other model to compare with
     parts = (*head, *models, Text(), table, *more, *problem_lines(view), *notes)
-    return Panel(Group(*parts), title=frame.title, title_align="left", expand=False)
+    return Panel(Group(*parts), title=Text(frame.title), title_align="left", expand=False)
 
 
 def _rows(view: NetworkView) -> list[NodeView]:
@@ -73,7 +75,7 @@ def _clock_text(view: NetworkView, now: float) -> Text:
         return Text("no window is known yet", "dim")
     text = f"window {clock.window}, block {clock.block}"
     age = clock.block_age + now - clock.at
-    if age > clock.window_seconds:
+    if age > LATE * clock.window_seconds:
         return Text(
             f"{text}: no newer block for {age:.0f} s, longer than a window ({clock.window_seconds:.0f} s)", "red"
         )

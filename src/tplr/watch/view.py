@@ -138,7 +138,7 @@ class NodeView:
             case "missed":
                 self.missed[event["window"]] = event["reason"]
                 self.problem = f"window {event['window']} missed: {event['reason']}"
-            case "window_time" if self.role == "miner":
+            case "window_time" if self.role == "miner" and event["seconds"]:
                 self.utilisation[event["window"]] = event["training"] / event["seconds"]
             case "baseline":
                 self.held_out_loss[event["window"]] = event["held_out_loss"]
