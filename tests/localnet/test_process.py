@@ -61,7 +61,8 @@ async def test_stop_lets_it_finish(make):
     child = make(
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('bye', flush=True), sys.exit(0)))\n"
-        "print('up', flush=True); time.sleep(60)"
+        "print('up', flush=True)\n"
+        "for _ in range(600): time.sleep(0.1)"  # a signal just before one long sleep would be handled only after it
     )
     child.start()
     await until(lambda: child.log.read_text() == "up\n")  # text and line end may be two writes
