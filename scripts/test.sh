@@ -29,10 +29,12 @@ if [ -z "${TMPDIR:-}" ] && [ "${free:-0}" -ge 12 ] && [ "${room:-0}" -ge 6 ]; th
 fi
 running=
 server=
+compiling=
 sockets=$(mktemp -d /tmp/tplr-tests-XXXXXX) # a path of a socket must be short
 # shellcheck disable=SC2329 # the trap calls it
 finish() {
     [ -z "$running" ] || kill "$running" 2>/dev/null # a background job ignores Ctrl-C
+    [ -z "$compiling" ] || kill "$compiling" 2>/dev/null
     [ -z "$server" ] || kill "$server" 2>/dev/null
     rm -rf "$sockets"
     if [ -n "$own" ] && [ "$status" = 0 ]; then
@@ -63,9 +65,17 @@ running=$!
 # Each process has one tensor thread, and runs a file as a whole, so that its fixtures are made once.
 export OMP_NUM_THREADS=1
 parallel=(-m "not localnet and not long" --dist loadfile --no-loadscope-reorder)
+# pytest compiles the others once: six processes that begin together would each compile all of them.
+if [ -n "$server" ]; then
+    nice -n 19 .venv/bin/python tests/support/forked_python.py --at "$FORKED_PYTHON" -m pytest --collect-only \
+        "${computing[@]/#/--ignore=}" >/dev/null 2>&1 & # what is wrong with it, the last run says
+    compiling=$!
+fi
 nice -n 19 "${pytest[@]}" "${parallel[@]}" --tx "2*$forked" "${computing[@]}" || status=1
 wait "$running" || status=1
 running=
+[ -z "$compiling" ] || wait "$compiling"
+compiling=
 cat "$networks"
 rm -f "$networks"
 # Many of the others wait: six processes keep two cores busy, and four do not.
