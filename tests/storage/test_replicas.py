@@ -94,6 +94,17 @@ async def test_what_contradicts_the_manifest_in_one_store_may_be_right_in_anothe
     assert asked == ["a", "b"]
 
 
+async def test_what_is_truncated_or_too_large_in_one_store_is_read_from_another():
+    stores = [MemoryStore(name) for name in "abc"]
+    for store, body in zip(stores, (b"ab", b"abcd", b"abcdefgh"), strict=True):
+        await store.put("file", body)
+    three = Replicas(stores)
+    for _ in stores:  # each comes first once
+        assert await three.ask(lambda store: store.get("file", max_bytes=8, byte_range=(0, 4))) == b"abcd"
+    for _ in stores:
+        assert await three.ask(lambda store: store.get("file", max_bytes=4)) in (b"ab", b"abcd")
+
+
 async def test_patience_ends_with_the_last_failure():
     question, asked = scripted(a=[DOWN])
     with pytest.raises(StoreUnavailable, match="down"):

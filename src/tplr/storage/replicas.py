@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tplr.errors import AccessDenied, DataError, ObjectNotFound, StoreUnavailable
+from tplr.errors import DataError, StoreError, StoreUnavailable
 from tplr.storage.base import ObjectStore
 from tplr.storage.retry import with_retry
 
@@ -50,7 +50,8 @@ class Replicas:
         self._rests_until = dict.fromkeys(range(len(stores)), 0.0)  # in the event loop's time
 
     async def ask(self, question: Callable[[ObjectStore], Awaitable[T]]) -> T:
-        """Return the first result. A store that lacks the object, denies it or contradicts the manifest is not retried.
+        """Return the first result. Only an unavailable store is retried, not one that lacks or denies the object, has
+        another one, or contradicts the manifest.
 
         Raises:
             StoreError, DataError: the last failure, when the deadline has passed or no store is left. Other
@@ -68,12 +69,12 @@ class Replicas:
         for number in turn:
             try:
                 return await self._attempt(number, question, None if number == turn[-1] else self._patience)
-            except (ObjectNotFound, AccessDenied, DataError):
+            except StoreUnavailable as error:
+                failure = error
+            except (StoreError, DataError):  # also a truncated copy, or an endpoint that refuses the request
                 hopeless.add(number)
                 if len(hopeless) == len(self.stores):
                     raise
-            except StoreUnavailable as error:
-                failure = error
         assert failure is not None
         raise failure
 
