@@ -44,6 +44,19 @@ def test_what_was_there_is_kept_beside_it(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / ".env.old").stat().st_mode) == 0o600
 
 
+def test_what_a_link_points_to_is_not_copied(tmp_path: Path) -> None:
+    """Root may write the file, in a folder whose owner may not read what the link points to."""
+    path, secret = tmp_path / "node/.env", tmp_path / "shadow"
+    path.parent.mkdir()
+    secret.write_text("root:secret\n")
+    path.symlink_to(secret)
+    write_env_file(path, {"A": "2"}, comment="of a test")
+    assert read_env_file(path) == {"A": "2"}
+    assert not path.is_symlink()
+    assert (path.parent / ".env.old").readlink() == secret
+    assert secret.read_text() == "root:secret\n"
+
+
 @pytest.mark.parametrize("value", ["it's", "a\nB=1", "back\\slash", "${HOME}"])
 def test_a_value_that_readers_see_differently_is_refused_without_showing_it(tmp_path: Path, value: str) -> None:
     with pytest.raises(ConfigError, match=r"^A: ") as raised:

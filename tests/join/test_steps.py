@@ -104,6 +104,7 @@ async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -
     folder, units = tmp_path / "node", tmp_path / "units"
     folder.mkdir()
     (folder / ".env").write_text("HF_TOKEN=mine\nR2_DATASET_BUCKET_NAME=of-another-run\n")
+    (folder / "dotenv.py").write_text("raise SystemExit('a module from the folder was imported')\n")
     given = ("--folder", folder, "--wallet.name", "miner-1", "--wallet.hotkey", HOTKEY, "--node-options=--no-compile")
     given = (*given, "--unit-folder", units)
     status, said = await world.join(*given, command=INSTALL)
@@ -129,7 +130,7 @@ async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -
     unit = (units / "tplr-toy-miner.service").read_text()
     [command], [where] = re.findall("^ExecStart=(.*)$", unit, re.M), re.findall("^WorkingDirectory=(.*)$", unit, re.M)
     assert where == str(folder)
-    assert shlex.split(command)[1:4] == ["-m", "tplr.cli", "miner"]
+    assert shlex.split(command)[1:5] == ["-P", "-m", "tplr.cli", "miner"]
     assert "--no-compile" in command
     # Without --install the same unit is printed, and nothing is written.
     run, given = load_description(world.description), {"wallet_path": folder, "device": "cpu", "down": 1.0, "up": 1.0}

@@ -122,3 +122,19 @@ def test_what_root_wrote_belongs_to_whom_the_unit_runs_as(tmp_path: Path) -> Non
     hand_over(tmp_path, (".env", "state", "none"))
     owners = {str(path.relative_to(tmp_path)): path.stat().st_uid for path in tmp_path.rglob("*")}
     assert owners == {".env": 1, "state": 1, "state/deep": 1, "state/deep/file": 1, "other": 0}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_root_gives_away_nothing_behind_a_link(tmp_path: Path) -> None:
+    """The service's account owns the folder, and could replace what is in it by links to files of the system."""
+    system, folder = tmp_path / "system", tmp_path / "folder"
+    for path in (system / "deep", folder / "cache"):
+        path.mkdir(parents=True)
+    (system / "deep/file").touch()
+    for link in ("state", "cache/link"):
+        (folder / link).symlink_to(system)
+    (folder / ".env").symlink_to(system / "deep/file")
+    os.chown(folder, 1, 1)
+    hand_over(folder, (".env", "state", "cache"))
+    assert {path.lstat().st_uid for path in (system, *system.rglob("*"))} == {0}
+    assert {path.lstat().st_uid for path in folder.rglob("*")} == {1}

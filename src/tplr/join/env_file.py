@@ -27,19 +27,34 @@ def read_env_file(path: Path) -> dict[str, str]:
 def write_env_file(path: Path, variables: Mapping[str, str], *, comment: str) -> None:
     """Write ``variables`` with mode 600, atomically; an existing file with other content is kept as ``PATH.old``.
 
+    A link is kept as a link: root may write here, in a folder whose owner may not read what the link points to.
+
     Raises:
         ConfigError: a name or a value can't be written so that every reader reads the same value.
         StateError: the folder can't be written; the file is unchanged.
     """
     lines = [f"# {comment}", *(f"{name}={_value(name, value)}" for name, value in variables.items())]
     body = ("\n".join(lines) + "\n").encode()
+    kept = path.with_name(f"{path.name}.old")
     try:
-        old = path.read_bytes() if path.exists() else None
+        if path.is_symlink():
+            path.replace(kept)
+        old = _read(path)
     except OSError as error:
         raise write_error(path, error) from error
     if old is not None and old != body:
-        _write(path.with_name(f"{path.name}.old"), old)
+        _write(kept, old)
     _write(path, body)
+
+
+def _read(path: Path) -> bytes | None:
+    """Read a file that is not a link; None if there is none. Raises OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
 
 
 def _write(path: Path, body: bytes) -> None:

@@ -25,6 +25,7 @@ from tplr.join.unit import Unit, hand_over, install, service_user, start, units_
 from tplr.node.arguments import Arguments, add_arguments, node_arguments
 from tplr.node.checks import MISCONFIGURED, check_device
 from tplr.node.health import examine_node
+from tplr.node.launch import PROGRAM
 from tplr.node.state import StateFolder
 from tplr.planner import Host, make_plan
 
@@ -229,7 +230,7 @@ def _events(role: str) -> str:
 
 def _command(answers: Answers, options: list[str]) -> list[str]:
     ranks = ["--ranks", str(answers.ranks)] if answers.ranks > 1 else []
-    return [sys.executable, "-m", "tplr.cli", answers.role, *options, *ranks]
+    return [sys.executable, *PROGRAM, answers.role, *options, *ranks]
 
 
 def _parsed(role: str, options: list[str]) -> Arguments:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tplr.errors import ConfigError
@@ -159,14 +160,19 @@ def service_user(folder: Path) -> str | None:
 
 
 def hand_over(folder: Path, names: Sequence[str]) -> None:
-    """Make the owner of ``folder`` the owner of ``names`` in it, which root may have written."""
+    """Make the owner of ``folder`` the owner of ``names`` in it, which root may have written.
+
+    What links point to keeps its owner: the owner of ``folder`` could link to files of the system.
+    """
     if os.geteuid() != 0:
         return
     owner = folder.stat()
-    for name in names:
-        for path in (folder / name, *(folder / name).rglob("*")):
-            if path.exists():
-                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    give = partial(os.chown, uid=owner.st_uid, gid=owner.st_gid, follow_symlinks=False)
+    for path in (folder / name for name in names if os.path.lexists(folder / name)):
+        give(path)
+        for _, folders, files, here in os.fwalk(path):  # through descriptors: no folder can become a link meanwhile
+            for one in (*folders, *files):
+                give(one, dir_fd=here)
 
 
 def _argument(part: str) -> str:

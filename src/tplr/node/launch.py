@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from tplr.config import LAUNCHED
 from tplr.node.checks import MISCONFIGURED, OUTDATED, OUTSIDE_DOWN
 
+# Arguments of the interpreter. Without -P it would import modules from the working directory, a node's folder, where
+# strangers' files may be.
+PROGRAM = ("-P", "-m", "tplr.cli")
 MAX_RESTARTS = 1  # one crash is restarted at once; then the service manager decides
 OK, CRASHED = 0, 1
 
@@ -44,7 +47,7 @@ def run_once(ranks: int, arguments: Sequence[str]) -> int:
         max_restarts=0,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "tplr.cli", *arguments)
+        elastic_launch(config, sys.executable)(*PROGRAM, *arguments)
     except ChildFailedError as error:
         codes = [failure.exitcode for _, failure in sorted(error.failures.items())]
         return next((code for code in codes if code > 0), CRASHED)  # negative: ended by a signal
