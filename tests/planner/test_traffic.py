@@ -6,8 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tplr.planner.traffic import ELECTION_READS, ELECTION_RECEIVED, ELECTION_SENT, ELECTION_WRITES, traffic
+from tplr.exchange.retention import AGGREGATES, delete_stale
+from tplr.planner.traffic import (
+    ELECTION_READS,
+    ELECTION_RECEIVED,
+    ELECTION_SENT,
+    ELECTION_WRITES,
+    aggregator_traffic,
+    traffic,
+)
 from tplr.planner.workload import Workload
+from tplr.schemas import ObjectInfo
+from tplr.storage import MemoryStore
+from tplr.storage.parts import count_parts
 
 TABLE = Path(__file__).parents[2] / "docs" / "benchmarks" / "trust.csv"
 
@@ -25,6 +36,30 @@ def test_readers_pay_only_in_reads(sparseloco):
     load = Workload.of(sparseloco)
     few, many = (traffic(load, "miner", readers=n) for n in (1, 100))
     assert (many.class_a, many.class_b) == (few.class_a, 100 * few.class_b)
+
+
+class CountingStore(MemoryStore):
+    """Counts its listings."""
+
+    lists = 0
+
+    async def list(self, prefix: str = "", *, start_after: str = "", limit: int | None = None) -> list[ObjectInfo]:
+        self.lists += 1
+        return await super().list(prefix, start_after=start_after, limit=limit)
+
+
+async def test_old_objects_take_as_many_lists_as_nodes_send(sparseloco):
+    own, aggregates = CountingStore("own"), CountingStore("aggregates")
+    await delete_stale(own, uid=1, before=9, version="1")
+    await delete_stale(aggregates, uid=None, before=9, version="1", kinds=AGGREGATES)
+    load = Workload.of(sparseloco)
+    parts = count_parts(load.update_bytes * sparseloco.max_topk_peers)
+    checkpoint = round(count_parts(4 * load.parameters) / sparseloco.checkpoint_frequency)
+    miner, validator = (traffic(load, role, readers=0) for role in ("miner", "validator"))
+    assert miner.class_a == own.lists + 3  # commit, update, report
+    # Report, seal, scores, a peer list at intervals; and what an election and its aggregate take.
+    assert validator.class_a == own.lists + aggregates.lists + 4 + ELECTION_WRITES + parts + checkpoint
+    assert aggregator_traffic(load, readers=0).class_a == aggregates.lists + parts
 
 
 def measured() -> dict[str, float]:

@@ -8,6 +8,7 @@ from tplr.comms.decisions import Decisions
 from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable
 from tplr.exchange import aggregates, first_answer, updates
 from tplr.exchange.aggregates import IncludedSet
+from tplr.exchange.retention import AGGREGATES
 from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.keys import gradient_key
 from tplr.logging import logger
@@ -119,4 +120,4 @@ class IncludedUpdates(Decisions):
         """Delete decisions, aggregates and witnessed updates of windows before the kept checkpoints."""
         kept = self._hparams.checkpoint_frequency * (self._hparams.checkpoints_kept + 1)
         before = current_window - max(kept, self._hparams.gradient_retention_windows)
-        await self._cleanup(self.own_store, None, before, ["aggregator", "gradient"])
+        await self._cleanup(self.own_store, None, before, AGGREGATES)

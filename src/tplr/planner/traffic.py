@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tplr.exchange.retention import AGGREGATES, EACH_WINDOW
 from tplr.hparams import HParams
 from tplr.planner.memory import Role
 from tplr.planner.workload import Workload
@@ -19,10 +20,8 @@ DOLLARS_PER_CLASS_A = 4.50e-6
 DOLLARS_PER_CLASS_B = 0.36e-6
 SECONDS_PER_MONTH = 30 * 86400.0
 
-# A miner writes commit, update and report; a leading validator writes report, scores and, at intervals, a peer list.
-WRITES = 3
-# A node lists each kind of its own objects that expires.
-CLEANUP_LISTS = 4
+# A miner writes commit, update and report; a leading validator report, seal, scores and, at intervals, a peer list.
+WRITES = {"miner": 3, "validator": 4}
 # A reader of an update requests the commit once, and the update about every half second until it is available.
 HEADS_PER_READER = 4
 # Requests by a reader of the leading validator's documents: start window, peer lists, reports and decisions.
@@ -74,12 +73,13 @@ def traffic(load: Workload, role: Role, *, readers: int) -> Traffic:
     aggregate = size * hparams.max_topk_peers
     sent = size if miner else aggregate
     kept = hparams.gradient_retention_windows if miner else aggregates_kept(hparams)
-    lists = CLEANUP_LISTS + (0 if miner else readers * LISTS_PER_FOLLOWER)
+    # A node lists each kind of its own objects that expires, one after another.
+    lists = len(EACH_WINDOW) + (0 if miner else len(AGGREGATES) + readers * LISTS_PER_FOLLOWER)
     reads = HEADS_PER_READER + count_parts(size) if miner else READS_PER_FOLLOWER
     return Traffic(
         uploaded=sent + checkpoint // hparams.checkpoint_frequency + (0 if miner else ELECTION_SENT),
         downloaded=aggregate + (0 if miner else ELECTION_RECEIVED),
-        class_a=WRITES + lists + round(parts) + (0 if miner else ELECTION_WRITES + count_parts(aggregate)),
+        class_a=WRITES[role] + lists + round(parts) + (0 if miner else ELECTION_WRITES + count_parts(aggregate)),
         class_b=readers * reads + (0 if miner else ELECTION_READS),
         stored=sent * kept + checkpoint * hparams.checkpoints_kept,
         readers=readers,
@@ -95,7 +95,7 @@ def aggregator_traffic(load: Workload, *, readers: int) -> Traffic:
     return Traffic(
         uploaded=aggregate,
         downloaded=aggregate + load.update_bytes * hparams.reserve_peers + ELECTION_RECEIVED,
-        class_a=CLEANUP_LISTS + count_parts(aggregate),
+        class_a=len(AGGREGATES) + count_parts(aggregate),
         class_b=readers * READS_OF_AGGREGATE,
         stored=aggregate * aggregates_kept(hparams),
         readers=readers,
