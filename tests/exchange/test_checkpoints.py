@@ -197,8 +197,9 @@ def another_shape(manifest: dict) -> None:
 
 
 def smuggled(manifest: dict) -> None:
-    manifest["tensors"]["junk"] = {"dtype": "F32", "shape": [2**40]}
-    manifest["shards"][0]["pieces"].append({"tensor": "junk", "start": 0, "rows": 2**40})
+    name = "junk\n\x1b[31m"
+    manifest["tensors"][name] = {"dtype": "F32", "shape": [2**40]}
+    manifest["shards"][0]["pieces"].append({"tensor": name, "start": 0, "rows": 2**40})
 
 
 def a_gap(manifest: dict) -> None:
@@ -237,6 +238,7 @@ async def test_a_lie_is_refused_and_nothing_large_is_fetched(tmp_path: Path, lie
     with pytest.raises((StateError, StoreError)) as refused:
         await take(store, tmp_path / "got")
     assert not isinstance(refused.value, StoreUnavailable)
+    assert str(refused.value).isprintable()  # it is logged
     assert not (tmp_path / "got" / MANIFEST).exists()
 
 

@@ -168,6 +168,8 @@ def test_pieces_that_leave_a_gap_or_overlap_are_refused(tmp_path):
     assert "have a gap or overlap" in make_manifest(manifest.tensors, [*shards, shards[1]]).covers(["t"])
     assert "8 rows" in make_manifest(manifest.tensors, shards[:2]).covers(["t"])
     assert "a piece of an unknown tensor" in make_manifest({}, shards).covers([])
+    strange = shards[0].model_copy(update={"pieces": [Piece(tensor="t\n\x1b[31m", start=0, rows=4)]})
+    assert make_manifest(manifest.tensors, [strange]).covers(["t"]).isprintable()
 
 
 def test_a_tensor_in_one_piece_for_each_row_is_read_in_linear_time(tmp_path, monkeypatch):

@@ -141,6 +141,20 @@ def test_numbers_of_every_kind_must_be_finite(dtype: torch.dtype) -> None:
         parse_state(encode_state({"a": bad}, 0))
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        encode_state({"a\n\x1b[31m": torch.tensor([float("nan")])}, 0),
+        spelt({"__metadata__": META, "a\n\x1b[31m": {"dtype": "U8", "shape": [1] * 9, "data_offsets": [0, 1]}}, b"x"),
+        spelt({"__metadata__": META, "a\n\x1b[31m": {"dtype": "U8", "shape": [9], "data_offsets": [0, 1]}}, b"x"),
+    ],
+)
+def test_a_strangers_name_can_not_forge_a_log_line(body: bytes) -> None:
+    with pytest.raises(PayloadError) as raised:
+        parse_state(body)
+    assert str(raised.value).isprintable()
+
+
 def assert_sparse(state: dict[str, Any]) -> None:
     assert {name for name in state if isinstance(state[name], torch.Tensor)} == sparse().keys() - {"metadata"}
     for parameter, totalk in TOTALKS.items():

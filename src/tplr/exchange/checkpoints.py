@@ -28,6 +28,7 @@ from tplr.storage import ObjectStore, discard_download, download_file, etag_of, 
 from tplr.storage.many import delete_many, list_objects
 from tplr.storage.retry import with_retry
 from tplr.storage.upload import CONCURRENCY as PARTS_AT_ONCE
+from tplr.untrusted import printable
 
 HEAD_SECONDS = 60.0
 # A header names its shard's pieces, a few hundred bytes each.
@@ -202,7 +203,8 @@ def needed_shards(manifest: SnapshotManifest, wanted: Mapping[str, TensorLayout]
     for shard in shards:
         others = [piece.tensor for piece in shard.pieces if piece.tensor not in wanted]
         if others:
-            raise StateError(f"checkpoint of window {manifest.window}: {shard.name} also holds {others[0][:80]}")
+            name = printable(others[0][:80])
+            raise StateError(f"checkpoint of window {manifest.window}: {shard.name} also holds {name}")
         head = len(shard_head(manifest.tensors, shard.pieces))
         data = sum(piece.rows * manifest.tensors[piece.tensor].row_bytes for piece in shard.pieces)
         if head > MAX_HEAD_BYTES or shard.size != head + data:

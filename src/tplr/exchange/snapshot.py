@@ -26,7 +26,7 @@ from tplr.errors import PayloadError, StateError
 from tplr.files import atomic_write, atomic_writer, sync_folder, write_error
 from tplr.schemas import Blake3, Items, Sealed, Sha256, Window, Wire
 from tplr.storage.parts import MAX_PARTS, PartHashes, count_parts
-from tplr.untrusted import parse_untrusted
+from tplr.untrusted import parse_untrusted, printable
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -149,7 +149,7 @@ class SnapshotManifest(Sealed):
         for shard in self.shards:
             for piece in shard.pieces:
                 if piece.tensor not in self.tensors:
-                    return f"{piece.tensor[:80]}: a piece of an unknown tensor"
+                    return f"{printable(piece.tensor[:80])}: a piece of an unknown tensor"
                 if piece.tensor in wanted:
                     rows[piece.tensor].append((piece.start, piece.rows))
         for name in sorted(wanted):

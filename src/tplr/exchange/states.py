@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
 
 from tplr.errors import PayloadError
-from tplr.untrusted import load_json
+from tplr.untrusted import load_json, printable
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_DIMENSIONS = 8  # torch can't read all tensors of more than 64
@@ -94,7 +94,7 @@ def decode_state(body: bytes) -> State:
     except RecursionError as error:
         raise PayloadError("header: nested too deep") from error
     except _UNREADABLE as error:
-        raise PayloadError(f"no state: {str(error)[:200]}") from error
+        raise PayloadError(f"no state: {printable(str(error)[:200])}") from error
     if type(step) is not int or not 0 <= step < 2**53 or not isinstance(values, dict) or values.keys() & tensors.keys():
         raise PayloadError("header: expected a global_step, and values under other names than the tensors'")
     return State({**values, **tensors}, step)
@@ -111,7 +111,7 @@ def parse_state(body: bytes) -> State:
         # torch lacks isfinite for some 8-bit floats.
         numbers = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
         if not numbers.isfinite().all():
-            raise PayloadError(f"{name[:80]}: not finite")
+            raise PayloadError(f"{printable(name[:80])}: not finite")
     return state
 
 
