@@ -317,6 +317,21 @@ async def test_the_exit_status_of_health(world, run) -> None:
         assert found in output
 
 
+async def test_a_file_of_keys_that_other_users_can_read_is_a_warning(world, run, tmp_path: Path) -> None:
+    _, env = world
+    file = tmp_path / ".env"
+    file.write_text("".join(f"{name}={value}\n" for name, value in env.items()))
+    file.chmod(0o644)  # as ``cp .env.example .env`` leaves it
+    status, output = await asyncio.to_thread(run, {}, "dataset")
+    assert status == 0
+    assert f"chmod 600 {file}" in output.replace("\n", "")
+    file.chmod(0o600)
+    assert "chmod" not in (await asyncio.to_thread(run, {}, "dataset"))[1]
+    file.write_text("TPLR_TRANSFERS=4\n")
+    file.chmod(0o644)
+    assert "chmod" not in (await asyncio.to_thread(run, {}, "dataset"))[1]
+
+
 async def test_a_bucket_that_can_t_be_committed_on_chain_is_a_problem(world) -> None:
     _, env = world
     long = env | {f"R2_GRADIENTS_READ_{half}": "k" * 100 for half in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}

@@ -197,9 +197,13 @@ class Environment:
     """The variables of this process, read once by ``Environment.read`` and passed on.
 
     Every method raises ConfigError if a variable that it needs is missing or malformed.
+
+    Attributes:
+        exposed: the ``.env`` file, if it holds a secret that other users of this machine can read.
     """
 
     variables: Mapping[str, str] = field(repr=False)
+    exposed: Path | None = None
 
     @classmethod
     def read(cls) -> "Environment":
@@ -211,9 +215,11 @@ class Environment:
         path = find_dotenv(usecwd=True)
         try:
             dotenv = {name: value for name, value in dotenv_values(path).items() if value is not None}
+            secret = any(value and name.endswith("_SECRET_ACCESS_KEY") for name, value in dotenv.items())
+            exposed = Path(path) if secret and Path(path).stat().st_mode & 0o044 else None
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"{path}: expected a readable file in UTF-8, got {type(error).__name__}") from None
-        return cls({**dotenv, **process_variables()})
+        return cls({**dotenv, **process_variables()}, exposed)
 
     def configured(self, kind: Kind) -> bool:
         """Return whether any ``R2_{KIND}_*`` has a value; empty ones, as in ``.env.example``, do not count."""

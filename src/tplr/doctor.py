@@ -72,6 +72,9 @@ async def _examine_all(kinds: Sequence[Kind], environment: Environment, more: Mo
         reports = await examine(kinds, environment)
     except ConfigError as error:  # in settings shared by all buckets: it must not hide other problems
         reports = [Report("buckets", _settings(error), configured=False)]
+    if environment.exposed:
+        found, remedy = "other users of this machine can read its keys", f"chmod 600 {environment.exposed}"
+        reports.append(Report("file .env", [Finding("permissions", ProbeResult.WARNING, found, remedy)]))
     if more is None:
         return reports
     last, said = await more(environment), {finding.found for report in reports for finding in report.findings}

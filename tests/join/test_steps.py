@@ -140,6 +140,9 @@ async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -
     assert "--install installs this unit as tplr-toy-miner.service" in " ".join(said_unit.split())
     assert f"WorkingDirectory={folder}" in said_unit
     assert re.search(r"^ExecStart=.*-m tplr\.cli miner --device cpu$", said_unit, re.M)
+    (folder / ".env").chmod(0o644)
+    assert steps._write_env(folder / ".env", variables, run, steps.Questions(silent=True), replace=False)
+    assert stat.S_IMODE((folder / ".env").stat().st_mode) == 0o600  # although it has these variables already
     secret = variables["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"]
     assert secret == world.newcomer["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"]
     assert secret not in said + unit

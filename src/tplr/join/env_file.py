@@ -1,5 +1,6 @@
 """Reads and writes a ``.env`` file that node, systemd and Docker read in the same way; only its owner can read it."""
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -45,6 +46,16 @@ def write_env_file(path: Path, variables: Mapping[str, str], *, comment: str) ->
     if old is not None and old != body:
         _write(kept, old)
     _write(path, body)
+
+
+def make_private(path: Path) -> None:
+    """Set the mode of a file to 600, unless it is a link, which may lead to somebody else's file."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
 
 
 def _read(path: Path) -> bytes | None:

@@ -19,7 +19,7 @@ from tplr.doctor import main as run_doctor
 from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
 from tplr.join.description import RunDescription, load_description
-from tplr.join.env_file import read_env_file, write_env_file
+from tplr.join.env_file import make_private, read_env_file, write_env_file
 from tplr.join.requirements import show_costs, show_run
 from tplr.join.unit import Unit, hand_over, install, service_user, start, units_folder
 from tplr.node.arguments import Arguments, add_arguments, node_arguments
@@ -179,6 +179,7 @@ def _write_env(
 ) -> bool:
     """Write the file unless it has these variables already; return False if it has others and must not be replaced."""
     if (old := read_env_file(path)) == dict(variables):
+        make_private(path)
         return True
     if old and not replace and not questions.confirms(f"{path} has other variables. Replace it, keeping {path}.old?"):
         raise ConfigError(f"{path} has other variables: give --replace-env (the old file is kept), or another --folder")
