@@ -87,6 +87,16 @@ async def test_a_silent_elector_is_named_if_its_answer_could_decide() -> None:
     assert await agreed(ELECTORS, Answers("x", "y", "z", "z", silent)) is None
 
 
+async def test_who_cannot_decide_any_more_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node looks at each window without a report, so a silent elector would delay each of them."""
+    monkeypatch.setattr(agreed_module, "ANSWER_SECONDS", 1e6)
+    missing = ObjectNotFound("not written yet")
+    async with asyncio.timeout(20):
+        with pytest.raises(ObjectNotFound):
+            await agreed(ELECTORS, Answers(None, missing, missing, missing, missing))
+        assert await agreed(ELECTORS, Answers("x", "y", "z", "z", None)) is None
+
+
 async def test_answers_are_compared_by_what_matters() -> None:
     ask = Answers((1, "a"), (1, "b"), (2, "c"), (2, "d"), (2, "e"))
     assert await agreed(ELECTORS, ask, key=lambda one: one[0]) == (1, "a")

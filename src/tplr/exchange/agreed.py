@@ -37,7 +37,8 @@ async def agreed(
 ) -> T | None:
     """Return the answer that electors with more than half of the stake give, or None if there is none.
 
-    Electors are asked in rank order, at first only as many as a majority needs.
+    Electors are asked in rank order, at first only as many as a majority needs. Electors that do not answer are waited
+    for only while their answers could still decide.
 
     Args:
         ask: reads the answer of an elector.
@@ -61,6 +62,11 @@ async def agreed(
     def majority() -> T | None:
         return next((answers[who[0]] for who in groups() if electors.outweighs(who)), None)
 
+    def undecided() -> bool:
+        """Return whether electors without an answer could give a majority, now or in a later attempt."""
+        silent = [uid for uid in electors.uids if uid not in answers and not _refused(problems.get(uid))]
+        return any(electors.outweighs([*who, *silent]) for who in [[], *groups()])
+
     async def note(uid: int) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -76,24 +82,29 @@ async def agreed(
         for uids, patience in ((first, PATIENCE_SECONDS), (electors.uids, None)):
             tasks += [asyncio.create_task(note(uid)) for uid in uids if uid not in first or not tasks]
             until = patience and asyncio.get_running_loop().time() + patience
-            while pending := {task for task in tasks if not task.done()}:
+            while undecided() and (pending := {task for task in tasks if not task.done()}):
                 left = until and max(0.0, until - asyncio.get_running_loop().time())
                 await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if (found := majority()) is not None or left == 0.0:
                     break
             if (found := majority()) is not None:
                 return found
+            if not undecided():
+                break
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    silent = {uid: one for uid, one in problems.items() if isinstance(one, StoreUnavailable)}
-    if silent and any(electors.outweighs([*who, *silent]) for who in [[], *groups()]):
-        raise next(iter(silent.values()))
-    others = [one for uid, one in problems.items() if uid not in silent]
-    if others:
+    if undecided() and (silent := [one for one in problems.values() if not _refused(one)]):
+        raise silent[0]
+    if others := [one for one in problems.values() if _refused(one)]:
         raise next((one for one in others if isinstance(one, StoreError)), others[0])
     return None
+
+
+def _refused(problem: StoreError | PayloadError | None) -> bool:
+    """Return whether an elector has answered that it has no valid answer."""
+    return problem is not None and not isinstance(problem, StoreUnavailable)
 
 
 class ElectionResult(NamedTuple):
