@@ -18,8 +18,9 @@ from tplr.chain.hotkeys import new_hotkey, save_hotkey
 from tplr.chain.local import LocalChain
 from tplr.errors import ChainUnavailable
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
-from tplr.localnet.network import HOTKEY, Network, create_chain, lay_out, node_command, node_environment
+from tplr.localnet.network import HOTKEY, NETUID, Network, create_chain, lay_out, node_command, node_environment
 from tplr.localnet.plan import make_plan
+from tplr.node.start_checks import sole_node
 from tplr.testing.s3server import Server, Status, serve
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
@@ -40,6 +41,10 @@ class World:
     async def check(self, *more: str, env: dict[str, str] | None = None) -> tuple[int, str]:
         """Run a miner's start-up checks; return exit status and the text of its table without frame and line breaks."""
         return await self._run([*self.command, "--check", *more], env)
+
+    async def start(self) -> tuple[int, str]:
+        """Run a miner until it ends."""
+        return await self._run(self.command, None)
 
     async def doctor(self, *more: str, env: dict[str, str] | None = None) -> tuple[int, str]:
         """Run ``tplr doctor`` with the miner's arguments."""
@@ -227,6 +232,15 @@ async def test_doctor_says_all_of_a_node_at_once(world: World) -> None:
         "did you mean R2_GRADIENTS_READ_ACCESS_KEY_ID?",
     ):
         assert found in text
+
+
+async def test_a_second_node_of_one_hotkey_is_refused_and_checks_are_not(world: World) -> None:
+    with sole_node(world.network.folder / "state" / f"{NETUID}-{world.node.name}-{HOTKEY}-miner"):
+        async with asyncio.timeout(60):
+            status, text = await world.start()
+        assert status == 2
+        assert re.search(r"state \S+-miner: process \d+ on \S+ uses it; stop that node: two nodes of one hotkey", text)
+        assert (await world.check())[0] == 0
 
 
 async def test_unregistered_hotkey(world: World) -> None:

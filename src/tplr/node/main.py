@@ -17,6 +17,7 @@ from tplr.node.pulse import beat
 from tplr.node.ranks import joined_ranks, serve_rank_0, with_rank_device
 from tplr.node.software import SoftwareWatch
 from tplr.node.stale_uploads import abort_stale_uploads
+from tplr.node.start_checks import sole_node
 from tplr.node.startup import Node, prepare
 from tplr.training.commands import Commands
 
@@ -59,6 +60,8 @@ async def _main(args: Arguments, environment: Environment, checks: Checks, comma
     stopped = asyncio.Event()
     try:
         async with AsyncExitStack() as stack:
+            if not args.check:  # checks may run beside the node
+                checks.take("state", stack.enter_context, sole_node(args.state_folder))
             node = await prepare(args, environment, stack, checks, commands)
             if node and args.check:
                 print(f"{args.role}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - the output of --check

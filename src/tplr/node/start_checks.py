@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +19,7 @@ from tplr.chain.commitment import encode_commitment
 from tplr.errors import ChainUnavailable, ConfigError, NotRegistered, StoreError, StoreUnavailable
 from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.files import atomic_write
+from tplr.folder_lock import sole_user
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.arguments import Arguments
@@ -39,6 +41,15 @@ T = TypeVar("T")
 def check_state_folder(folder: Path) -> None:
     """Raise StateError if ``folder`` can't be written."""
     atomic_write(folder / "writable", b"")
+
+
+def sole_node(folder: Path) -> AbstractContextManager[None]:
+    """Return a context in which no other process runs a node with this state; it raises ConfigError if one does.
+
+    Two nodes of one hotkey would replace each other's commits, updates and snapshots.
+    """
+    remedy = "stop that node: two nodes of one hotkey overwrite each other's updates and saved states"
+    return sole_user(folder, ".lock", what="state", remedy=remedy)
 
 
 def check_fits(hparams: HParams, args: Arguments, device: torch.device, ranks: int = 1) -> Plan:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tplr.config import process_variables
-from tplr.errors import ConfigError, DataError
+from tplr.errors import DataError
 from tplr.localnet.fork_server import Forked, ForkServer
 from tplr.localnet.network import base_environment
 from tplr.stores.datasets import DatasetFactory
 from tplr.stores.preprocess.config import PipelineConfig
-from tplr.stores.preprocess.output_lock import LOCK, sole_writer
+from tplr.stores.preprocess.journal import LOCK
 from tplr.stores.preprocess.pipeline import prepare
 
 pytestmark = pytest.mark.timeout(120)
@@ -151,30 +151,3 @@ def test_a_shard_that_vanishes_meanwhile_is_noticed(writers: Writers) -> None:
     os.kill(first.pid, signal.SIGCONT)
     assert first.wait() != 0
     assert not (writers.out / "prepare.json").exists()
-
-
-def test_the_lock_survives_its_removal_by_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that opened the file just before its holder removed it locks a new file, not the removed one."""
-    import fcntl
-
-    flock, removed = fcntl.flock, []
-
-    def late(file, operation) -> None:
-        flock(file, operation)
-        if not removed:
-            removed.append(os.fstat(file.fileno()).st_ino)
-            (tmp_path / "out" / LOCK).unlink()
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with (
-        sole_writer(tmp_path / "out"),
-        pytest.raises(ConfigError, match="is writing to it"),
-        sole_writer(tmp_path / "out"),
-    ):
-        pass
-
-
-def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("a file")
-    with pytest.raises(ConfigError, match="out can't be locked: File exists"), sole_writer(tmp_path / "out"):
-        pass

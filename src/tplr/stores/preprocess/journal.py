@@ -10,9 +10,10 @@ from typing import Any, Self
 from tplr.errors import ConfigError
 from tplr.files import atomic_write
 from tplr.stores.detect import JOURNAL, REPORT
-from tplr.stores.preprocess.output_lock import LOCK
 from tplr.stores.preprocess.records import RecordPosition
 from tplr.stores.preprocess.sources import difference
+
+LOCK = ".prepare.lock"  # in a folder that is being written
 
 
 @dataclass

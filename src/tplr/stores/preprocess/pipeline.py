@@ -20,6 +20,7 @@ import numpy as np
 
 from tplr.config import Environment
 from tplr.errors import DataError
+from tplr.folder_lock import sole_user
 from tplr.logging import logger
 from tplr.stores.detect import REPORT, import_h5py
 from tplr.stores.prepared import check_shards
@@ -27,8 +28,7 @@ from tplr.stores.preprocess.columns import join, take
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.stores.preprocess.encode import Encoded
 from tplr.stores.preprocess.engines import Engine, EngineName, open_engine
-from tplr.stores.preprocess.journal import Counts, Journal, Progress
-from tplr.stores.preprocess.output_lock import sole_writer
+from tplr.stores.preprocess.journal import LOCK, Counts, Journal, Progress
 from tplr.stores.preprocess.records import Chunk, chunks, input_files
 from tplr.stores.preprocess.shards import shard_columns
 from tplr.stores.preprocess.sources import Sources
@@ -101,7 +101,7 @@ def prepare(
             logger.info("%s is already prepared", folder)
             check_shards(folder, progress.shards)
             return Prepared(folder, progress.counts, progress.shards)
-        with sole_writer(folder):
+        with sole_user(folder, LOCK, what="output", remedy="wait until it ends, or choose another folder"):
             progress = journal.finished() or journal.begin()
             check_shards(folder, progress.shards)
             run = _Run(folder, config, journal, progress)
