@@ -14,6 +14,7 @@ from forked_python import interpreter
 from snapshots import save as save_snapshot
 
 from tplr.errors import StateError
+from tplr.exchange import snapshot
 from tplr.exchange.snapshot import MANIFEST, ShardWriter
 from tplr.node.state import SavedState, StateFolder
 
@@ -223,6 +224,22 @@ def test_a_snapshot_without_all_rows_is_not_finished(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="pieces of 0 rows"):  # ``write`` was not called
         folder.finish(draft)
     assert names(tmp_path) == ["window-8"]
+
+
+def test_a_manifest_that_no_start_would_read_replaces_no_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "MAX_MANIFEST_BYTES", 2**13)
+    folder = StateFolder(tmp_path)
+    for window in (7, 8):
+        save(folder, window)
+    for window in (9, 10):
+        with pytest.raises(StateError, match="bytes, a manifest has at most 8192"):
+            save(folder, window, evidence="x" * 2**13)
+    assert names(tmp_path) == ["window-7", "window-8"]
+    found = folder.load()
+    assert found is not None
+    assert found.window == 8
 
 
 def test_a_manifest_that_cannot_be_read_is_passed_over_and_stays(

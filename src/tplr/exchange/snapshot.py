@@ -223,7 +223,10 @@ class ShardWriter:
 
 def write_manifest(folder: Path, manifest: SnapshotManifest) -> None:
     """Write the manifest, which makes the shards in ``folder`` a snapshot. Raises StateError."""
-    atomic_write(folder / MANIFEST, manifest.sealed().model_dump_json().encode())
+    body = manifest.sealed().model_dump_json().encode()
+    if len(body) > MAX_MANIFEST_BYTES:  # no reader would accept the snapshot, and its author may delete older ones
+        raise StateError(f"{folder}: a manifest of {len(body)} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
+    atomic_write(folder / MANIFEST, body)
 
 
 def read_manifest(folder: Path) -> SnapshotManifest:
