@@ -5,6 +5,8 @@ Weights are drawn module by module, each module with its own seed. No process ev
 
 from __future__ import annotations
 
+import hashlib
+import platform
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ import torch
 
 from tplr.errors import ConfigError
 from tplr.hparams import HParams
+from tplr.logging import logger
 from tplr.seeds import derive
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.layers import prepare_layers
@@ -19,6 +22,10 @@ from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+# SHA-256 of 1024 normal numbers of seed 0 on an x86-64 processor with AVX2. PyTorch computes their logarithms and sines
+# by its own polynomials there, and by the C library elsewhere.
+NORMAL_NUMBERS = "443a9fa4ffb0e2221dbc5b56bec0b8ccb4510a8a94a903e8321dfa3b2d99d55b"
 
 
 def build_model(
@@ -69,11 +76,18 @@ def set_first_weights(places: Mapping[str, torch.Tensor], hparams: HParams) -> N
     """Set parameters and buffers, or this rank's shards of them, to the run's initial values; one module at a time.
 
     A module draws its weights by the model's own rule, with a generator seeded by ``init_seed`` and the module's name.
-    They are drawn on the CPU for every device, because generators of different devices differ.
+    They are drawn on the CPU for every device, because generators of different devices differ. Processors without AVX2,
+    such as ARM, draw other numbers, which is logged.
 
     Raises:
         ConfigError: the model's class leaves a weight without an initial value.
     """
+    if any(isinstance(place, torch.nn.Parameter) for place in places.values()) and not draws_like_most():
+        logger.warning(
+            "first weights: this processor (%s) draws other numbers than x86-64 with AVX2, so this model differs from "
+            "those of nodes on such machines until a checkpoint is loaded",
+            platform.machine(),
+        )
     model = meta_model(hparams)
     for path, module in model.named_modules():
         wanted = {key: f"{path}.{key}".lstrip(".") for key in (*module._parameters, *module._buffers)}
@@ -89,6 +103,12 @@ def set_first_weights(places: Mapping[str, torch.Tensor], hparams: HParams) -> N
                 part.copy_(whole[rows] if whole.dim() else whole)
                 del whole  # free this module before the next one is created
             module.to_empty(device="meta", recurse=False)
+
+
+def draws_like_most() -> bool:
+    """Return whether this machine's normal numbers are those of x86-64 processors with AVX2."""
+    numbers = torch.empty(1024).normal_(generator=torch.Generator().manual_seed(0))
+    return hashlib.sha256(numbers.numpy().tobytes()).hexdigest() == NORMAL_NUMBERS
 
 
 def _draw(model: PreTrainedModel, path: str, module: torch.nn.Module, init_seed: int) -> None:
