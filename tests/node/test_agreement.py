@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tplr.errors import StoreUnavailable
 from tplr.exchange.aggregates import Included, IncludedSet
 from tplr.exchange.gather import GatheredUpdate
 from tplr.node import agreement
@@ -46,10 +47,10 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
     """Return the reports of most electors, by window."""
     fingerprints: dict[int, str] = {}
 
-    async def majority_report(_: object, window: int) -> SimpleNamespace | None:
+    async def agreed_report(_: object, window: int) -> SimpleNamespace | None:
         return report(fingerprints[window]) if window in fingerprints else None
 
-    monkeypatch.setattr(agreement, "majority_report", majority_report)
+    monkeypatch.setattr(agreement, "agreed_report", agreed_report)
     return fingerprints
 
 
@@ -97,6 +98,24 @@ async def test_equal_weights_with_other_norm_caps_are_rolled_back(reported) -> N
     assert await divergence(one) == (5, False)
     note(one, w5="five")
     assert await divergence(one) is None
+
+
+async def test_electors_that_do_not_answer_are_not_asked_for_every_window(monkeypatch, reported) -> None:
+    """Each request may take ten seconds, and up to 32 windows wait: a node would miss its next windows."""
+    asked: list[int] = []
+
+    async def silent(_: object, window: int) -> None:
+        asked.append(window)
+        raise StoreUnavailable("no answer")
+
+    one = new()
+    note(one, w5="five", w6="another", w7="seven", w8="eight")
+    with monkeypatch.context() as outage:
+        outage.setattr(agreement, "agreed_report", silent)
+        assert await divergence(one) is None
+    assert asked == [5, 6]
+    reported.update({5: "five", 6: "six"})
+    assert await divergence(one) == (6, False)
 
 
 async def test_a_set_that_only_reports_name_is_compared_when_it_is_decided(reported) -> None:

@@ -5,15 +5,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from tplr.comms import Comms
-from tplr.errors import StateError
+from tplr.errors import StateError, StoreUnavailable
 from tplr.exchange.gather import GatherResult
 from tplr.logging import logger
-from tplr.node.windows import WindowUpdates, majority_report
+from tplr.node.windows import WindowUpdates, agreed_report
 from tplr.schemas import DebugReport
 
 # Reports and sets of older windows are no longer awaited.
 REMEMBERED_WINDOWS = 32
 MAX_REPAIRS = 2
+# If electors do not answer for so many windows, they are asked again with the next window: each request may take
+# seconds, and the next window waits for them.
+MAX_SILENT = 2
 
 
 class Divergence(NamedTuple):
@@ -79,14 +82,23 @@ class Agreement:
         row: to this node's own state, then to a checkpoint. If the model still differs, the node continues and logs an
         error, because the same updates give different numbers on a different kind of device.
         """
+        silent = 0
         for window, mine in sorted(self._applied.items()):
             if mine.included and self._comms.is_voided(window):
                 logger.warning("window %d was voided after this node applied it; rolling back", window)
                 return self._forget(Divergence(window, local_state_failed=False))
+            if silent == MAX_SILENT:
+                continue
             if not mine.set_known and await self._other_set(window, mine):
                 self._redone.add(window)
                 return self._forget(Divergence(window, local_state_failed=False))
-            if not mine.report_known and await self._other_model(window, mine):
+            try:
+                other = not mine.report_known and await self._other_model(window, mine)
+            except StoreUnavailable as error:
+                logger.info("model after window %d not compared: %s", window, error)
+                silent += 1
+                continue
+            if other:
                 self._repairs += 1
                 self._repaired = window
                 return self._forget(Divergence(window, local_state_failed=self._repairs > 1))
@@ -128,7 +140,8 @@ class Agreement:
         return True
 
     async def _other_model(self, window: int, mine: _Applied) -> bool:
-        report = None if self._comms.alone else await majority_report(self._comms, window)
+        """Return whether most electors report another model. Raises StoreUnavailable if they do not answer."""
+        report = None if self._comms.alone else await agreed_report(self._comms, window)
         if report is None:
             return False
         mine.report_known = True

@@ -251,7 +251,7 @@ async def majority_report(comms: Comms, window: int) -> DebugReport | None:
     None if there is none, or the reports can't be read now.
     """
     try:
-        return await _agreed_report(comms, window)
+        return await agreed_report(comms, window)
     except StoreUnavailable as error:
         logger.info("the electors' reports of window %d not read: %s", window, error)
         return None
@@ -263,10 +263,10 @@ async def published_report(comms: Comms, window: int) -> DebugReport | None:
     Raises:
         StoreUnavailable: reports that may be published can't be read now.
     """
-    return await with_retry(lambda: _agreed_report(comms, window), deadline_seconds=REPORT_SECONDS)
+    return await with_retry(lambda: agreed_report(comms, window), deadline_seconds=REPORT_SECONDS)
 
 
-async def _agreed_report(comms: Comms, window: int) -> DebugReport | None:
+async def agreed_report(comms: Comms, window: int) -> DebugReport | None:
     """As ``majority_report``. Raises StoreUnavailable if the reports can't be read now."""
     ask = partial(comms.get_report, window=window)
     try:
