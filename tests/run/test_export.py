@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,21 @@ def weights_digest(folder: Path) -> str:
 
 def faulty(monkeypatch: pytest.MonkeyPatch, pattern: str, fault: Action, *, times: int | None = None) -> None:
     """Add a fault to the run's storage: for the next ``times`` matching requests, or for all."""
+    serve_with(monkeypatch, prepare=lambda server: server.faults.add(pattern, fault, times=times))
+
+
+def serve_with(
+    monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Server], object] = lambda _: None, **more: Any
+) -> None:
+    """Serve the run's storage with more options of ``serve``, prepared by ``prepare``."""
 
     @contextlib.asynccontextmanager
-    async def serve_faulty(*arguments: Any, **options: Any) -> AsyncIterator[Server]:
-        async with serve(*arguments, **options) as server:
-            server.faults.add(pattern, fault, times=times)
+    async def serve_prepared(*arguments: Any, **options: Any) -> AsyncIterator[Server]:
+        async with serve(*arguments, **options, **more) as server:
+            prepare(server)
             yield server
 
-    monkeypatch.setattr(reopen, "serve", serve_faulty)
+    monkeypatch.setattr(reopen, "serve", serve_prepared)
 
 
 def test_the_newest_window_is_replayed_and_exported(newest, tplr, tmp_path, capsys):
@@ -109,6 +116,21 @@ def test_deleted_updates_are_one_error(own_run, tplr, tmp_path, caplog):
     assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
     assert "(updates of 1 windows are deleted, and not counted)" in (tmp_path / "model" / "README.md").read_text()
     assert read_record(tmp_path / "model").windows[1].batches == {"1": None, "2": None}
+
+
+def test_windows_of_which_nothing_is_published_cost_no_request(own_run, tplr, tmp_path, monkeypatch):
+    """A run has thousands of windows whose objects are deleted."""
+    deleted = (own_run.start, own_run.start + 1)
+    for window in deleted:
+        for kind in ("debug", "scores", "aggregator", "gradient"):
+            own_run.forget(f"{kind}-{window}-")
+    serve_with(monkeypatch, requests=tmp_path / "requests.jsonl")
+    assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
+    found = [one.window for one in read_record(tmp_path / "model").windows]
+    assert found == [*range(own_run.start + 2, own_run.last + 1)]
+    paths = [json.loads(line)["path"] for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert any(f"/debug-{own_run.last}-" in path for path in paths)
+    assert [path for path in paths if any(f"-{window}-" in path for window in deleted)] == []
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,9 @@ async def _fingerprint_seed(network: NetworkReader, window: int) -> int:
 
 
 async def published_windows(network: NetworkReader, uid: int, kind: str) -> list[int]:
-    """List, ascending, the windows for which ``uid`` has published an object of ``kind``, as in ``WindowKey``.
+    """List, ascending, the windows for which the bucket of ``uid`` has an object of ``kind``, as in ``WindowKey``.
+
+    Objects of another uid are left out.
 
     Raises:
         StoreError: its bucket can't be listed.
@@ -231,7 +233,7 @@ async def published_windows(network: NetworkReader, uid: int, kind: str) -> list
     store = network.comms.store_of(uid)
     listed = [] if store is None else await list_objects(store, f"{kind}-")
     keys = (parse_window_key(info.key, network.hparams.version) for info in listed)
-    return sorted(key.window for key in keys if key and (key.kind, key.uid) == (kind, uid))
+    return sorted({key.window for key in keys if key and key.kind == kind and key.uid in (uid, None)})
 
 
 async def reported_windows(network: NetworkReader) -> list[int]:

@@ -1,6 +1,5 @@
 """Reads the history of a run's windows from public buckets: contributors, their tokens, and the loss."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,10 +7,13 @@ from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import read_prologue
 from tplr.errors import ObjectNotFound, ObjectTooLarge, PayloadError, StoreError, StoreUnavailable
 from tplr.exchange.aggregates import Included
+from tplr.logging import logger
 from tplr.node.network_reader import NetworkReader
+from tplr.node.replay import published_windows
 from tplr.node.windows import published_report
 from tplr.run.record import MAX_HOTKEY, Contributor, WindowFacts
 from tplr.schemas import PeerScore, ScoreReport
+from tplr.storage.many import for_each
 
 WINDOWS_AT_ONCE = 8
 
@@ -25,18 +27,19 @@ class RunHistory(NamedTuple):
 
 
 async def read_history(network: NetworkReader, spec: PayloadSpec, windows: range) -> RunHistory:
-    """Read the history of these windows. Raises ChainError, StoreError."""
-    slots = asyncio.Semaphore(WINDOWS_AT_ONCE)
+    """Read the history of these windows: requests only for those of which a validator's bucket has something.
 
-    async def of(window: int) -> tuple[WindowFacts | None, ScoreReport | None]:
-        async with slots:
-            return await _window(network, spec, window)
+    Raises:
+        ChainError, StoreError.
+    """
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(of(window)) for window in windows]
-    read = [task.result() for task in tasks]
-    facts = tuple(one for one, _ in read if one is not None)
-    reports = [report for _, report in read if report is not None]
+    async def read(window: int) -> tuple[WindowFacts | None, ScoreReport | None]:
+        return await _window(network, spec, window)
+
+    published = await _published_windows(network, windows)
+    found = await for_each(published, read, concurrency=WINDOWS_AT_ONCE)
+    facts = tuple(one for one, _ in found if one is not None)
+    reports = [report for _, report in found if report is not None]
     batch_tokens = network.hparams.batch_size * network.hparams.sequence_length
     return RunHistory(facts, contributors(facts, reports, batch_tokens), reports[-1].window if reports else None)
 
@@ -67,6 +70,32 @@ def contributors(
             )
         )
     return tuple(found)
+
+
+async def _published_windows(network: NetworkReader, windows: range) -> list[int]:
+    """List, ascending, those of ``windows`` of which validators' buckets have a report, a decision or scores.
+
+    Raises:
+        StoreError: the buckets of the leading validator, or of electors with half of the stake, can't be listed.
+    """
+    leader, electors = network.validator(), network.comms.electors
+    listed: dict[int, set[int]] = {}
+
+    async def list_windows(uid: int) -> StoreError | None:
+        kinds = ("debug", "aggregator", "scores") if uid == leader else ("debug", "aggregator")
+        try:
+            found = [await published_windows(network, uid, kind) for kind in kinds]
+        except StoreError as error:
+            logger.warning("the bucket of validator %d can't be listed: %s", uid, error)
+            return error
+        listed[uid] = set[int]().union(*found)
+        return None
+
+    problems = await for_each(network.comms.validators(), list_windows, concurrency=WINDOWS_AT_ONCE)
+    problem = next(filter(None, problems), None)
+    if problem and not (leader in listed and electors.outweighs(listed)):
+        raise problem
+    return sorted(window for window in set[int]().union(*listed.values()) if window in windows)
 
 
 async def _window(
