@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -83,6 +84,12 @@ class FinishedRun:
         keypair = load_hotkey(self.folder / "wallets", name, HOTKEY)
         return Signer.with_key(Run(NETUID, self.hparams.version), uid, keypair)
 
+    def hotkey(self, uid: int) -> str:
+        """Return the hotkey that has the uid since the run's start."""
+        with contextlib.closing(sqlite3.connect(self.folder / "chain.sqlite")) as chain:
+            [(found,)] = chain.execute("SELECT hotkey FROM neuron WHERE uid = ? ORDER BY block LIMIT 1", [uid])
+        return found
+
     def write_variables(self, bucket: Bucket) -> dict[str, str]:
         """Return the variables of the node with this gradients bucket, with its write keys."""
         table = json.loads((self.folder / "keys.json").read_text())
@@ -99,9 +106,10 @@ class FinishedRun:
         self.change(part, lambda _: None)
 
 
-def score_report(window: int, uid: int, loss: float) -> ScoreReport:
+def score_report(window: int, uid: int, loss: float, hotkeys: Mapping[int, str]) -> ScoreReport:
+    """``hotkeys``: of the miners 1 and 2."""
     held_out = LossChange(before=loss + 1, after=loss + 0.9, error=0.01, sequences=8)  # of a calibration
-    observations = {str(one): PeerObservation(hotkey=f"hotkey-{one}", included=True) for one in (1, 2)}
+    observations = {str(one): PeerObservation(hotkey=hotkeys[one], included=True) for one in (1, 2)}
     observations["1"] = observations["1"].model_copy(
         update={"evaluation": Evaluation(assigned=None, held_out=held_out)}
     )
@@ -114,7 +122,7 @@ def score_report(window: int, uid: int, loss: float) -> ScoreReport:
         observations=observations,
         alignment=Alignment(uids=(), products=(), norms=(), gram=(), loss=loss),
         follows_from=(),
-        peer_scores={str(one): PeerScore(hotkey=f"hotkey-{one}", credit=0.25 * one, final=0.1) for one in (1, 2)},
+        peer_scores={str(one): PeerScore(hotkey=hotkeys[one], credit=0.25 * one, final=0.1) for one in (1, 2)},
         struck={},
         weights={"1": 0.5, "2": 0.5},
         weights_set=None,
@@ -143,13 +151,14 @@ async def record(folder: Path, void: Collection[int] = ()) -> FinishedRun:
         stack.callback(ticking.cancel)
         recording = Recording(leader, miners, hparams, start=START, folder=folder / "state" / "validator")
         await recording.begin()
+        hotkeys = {neuron.uid: neuron.hotkey for neuron in leader.metagraph.neurons}
         digests = {}
         for window in range(START, LAST + 1):
             if window == CHECKPOINT:
                 await recording.checkpoint()
             await pass_windows(clock, leader, window + 2)
             await clock.drive(recording.record(void=window in void), step=0.5)
-            await leader.put_scores(score_report(window, leader.uid, 6.0 - 0.1 * window))
+            await leader.put_scores(score_report(window, leader.uid, 6.0 - 0.1 * window, hotkeys))
             digests[window] = recording.train_state.digest()
     return FinishedRun(folder, hparams, digests)
 

@@ -68,7 +68,7 @@ def test_commands_read_the_run_that_a_description_names(
     assert asyncio.run(served(recorded, endpoint, read)) == [0, 0, 0]
     assert read_record(tmp_path / "model").digest == recorded.digests[recorded.last]
     said = capsys.readouterr().out
-    assert "uid 1 (hotkey-1) in window 7" in said
+    assert f"uid 1 ({recorded.hotkey(1)}) in window 7" in said
     assert (tmp_path / "page.html").stat().st_size > 10_000
 
 

@@ -50,7 +50,7 @@ def test_sft_store(example):
 def test_history_pandas(recorded, example):
     out = example("history_pandas", recorded.folder)
     assert "held_out_loss" in out
-    assert "hotkey-1" in out
+    assert recorded.hotkey(1) in out
 
 
 @pytest.mark.timeout(320)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def test_the_newest_window_is_replayed_and_exported(newest, tplr, tmp_path, caps
     assert all(one.batches == {"1": 1, "2": 1} for one in record.windows)
     batch = recorded.hparams.batch_size * recorded.hparams.sequence_length
     contributors = [(one.uid, one.hotkey, one.windows, one.tokens, one.credit) for one in record.contributors]
-    assert contributors == [(1, "hotkey-1", 5, 5 * batch, 0.25), (2, "hotkey-2", 5, 5 * batch, 0.5)]
+    assert contributors == [(1, recorded.hotkey(1), 5, 5 * batch, 0.25), (2, recorded.hotkey(2), 5, 5 * batch, 0.5)]
     assert (folder / HPARAMS).read_bytes() == (recorded.folder / HPARAMS).read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "runs"]
     # And again, from the first weights.
@@ -210,7 +211,7 @@ def test_scores_that_say_anything_are_in_no_export_s_way(own_run, tplr, tmp_path
 
     def lie(raw: bytes) -> bytes:
         _, body = raw.split(b"\n", 1)
-        body = body.replace(b'"hotkey":"hotkey-1"', b'"hotkey":"' + b"x" * 200 + b'"')
+        body = body.replace(own_run.hotkey(1).encode(), b"x" * 200)
         return sign_body(body, kind=ScoreReport.kind, window=own_run.last, signer=own_run.signer("validator"))
 
     own_run.change(f"scores-{own_run.last}-0-", lie)
@@ -218,7 +219,27 @@ def test_scores_that_say_anything_are_in_no_export_s_way(own_run, tplr, tmp_path
     assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
     record = read_record(tmp_path / "model")
     assert [one.held_out_loss is None for one in record.windows] == [False] * 3 + [True, False]
-    assert [one.hotkey for one in record.contributors] == ["x" * 128, "hotkey-2"]
+    found = [(one.hotkey, one.windows, one.credit) for one in record.contributors]
+    assert found == [(own_run.hotkey(1), 5, None), (own_run.hotkey(2), 5, 0.5)]  # the chain says who has a uid
+
+
+def change_hands(run, uid: int, window: int) -> None:
+    """Write into the chain's past that ``uid`` was another's to the end of the window before ``window``."""
+    block, owner = window * run.hparams.blocks_per_window + 1, run.hotkey(uid)
+    with contextlib.closing(sqlite3.connect(run.folder / "chain.sqlite")) as chain, chain:
+        chain.execute("UPDATE neuron SET hotkey = 'former' WHERE uid = ?", [uid])
+        chain.execute("INSERT INTO neuron (block, uid, hotkey, coldkey) VALUES (?, ?, ?, 'cold')", [block, uid, owner])
+
+
+def test_a_uid_that_changes_hands_is_two_contributors(own_run, tplr, tmp_path):
+    """The new owner has no part in the former one's work, and the former one no credit of the new one."""
+    owner = own_run.hotkey(2)
+    change_hands(own_run, 2, window=own_run.start + 2)
+    assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
+    batch = own_run.hparams.batch_size * own_run.hparams.sequence_length
+    found = [(one.hotkey, one.windows, one.tokens, one.credit) for one in read_record(tmp_path / "model").contributors]
+    assert found[1:] == [("former", 2, 2 * batch, None), (owner, 3, 3 * batch, 0.5)]
+    assert tplr("export", "--local", own_run.folder, "--verify", "model") == 0
 
 
 def test_a_window_without_a_report_says_so(own_run, tplr, tmp_path):

@@ -167,6 +167,21 @@ def test_lies_on_windows_and_contributors_are_named(exported, verified):
     assert [line.split(":")[1] for line in found] == [" contributor uid 1"]
 
 
+def test_contributors_without_a_known_hotkey_are_compared_as_a_sum(exported, verified):
+    """As in a folder whose exporter's chain node had dropped the state of the first two windows."""
+    first, *others = read_record(exported).contributors
+    half = {"windows": 2, "tokens": first.tokens * 2 // 5, "credit": None, "hotkey": ""}
+    rest = first.model_copy(update={"windows": 3, "tokens": first.tokens * 3 // 5})
+    rewrite(exported, contributors=(first.model_copy(update=half), rest, *others))
+    status, found = verified(exported)
+    assert (status, found[0].startswith("NOT CHECKED: contributor uid 1: its hotkeys: ")) == (0, True)
+    rewrite(exported, contributors=(first.model_copy(update=half), first, *others))
+    status, found = verified(exported)
+    assert (status, found[0].startswith("DIFFERS: contributor uid 1: windows and tokens: ")) == (1, True)
+    rewrite(exported, contributors=(first.model_copy(update={"hotkey": "", "credit": 9.0}), *others))
+    assert verified(exported)[1][0] == "DIFFERS: contributor uid 1: credit: the folder says 9.0, found 0.25"
+
+
 def test_a_result_is_measured_again(exported, verified, recorded, tplr, tmp_path, capsys):
     assert tplr("eval", "model", "--local", recorded.folder, "--results", "results") == 0
     assert tplr("export", "--local", recorded.folder, "--out", "with", "--results", "results") == 0

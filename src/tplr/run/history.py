@@ -1,11 +1,11 @@
 """Reads the history of a run's windows from public buckets: contributors, their tokens, and the loss."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import read_prologue
-from tplr.errors import ObjectNotFound, ObjectTooLarge, PayloadError, StoreError, StoreUnavailable
+from tplr.errors import ChainUnavailable, ObjectNotFound, ObjectTooLarge, PayloadError, StoreError, StoreUnavailable
 from tplr.exchange.aggregates import Included
 from tplr.logging import logger
 from tplr.node.network_reader import NetworkReader
@@ -26,6 +26,19 @@ class RunHistory(NamedTuple):
     credit_window: int | None
 
 
+class WindowRead(NamedTuple):
+    """What was read of a window.
+
+    Attributes:
+        hotkeys: of the uids with an included update, at the window's end; "" if it is not known.
+        scores: None without a readable report.
+    """
+
+    facts: WindowFacts
+    hotkeys: dict[str, str]
+    scores: ScoreReport | None
+
+
 async def read_history(network: NetworkReader, spec: PayloadSpec, windows: range) -> RunHistory:
     """Read the history of these windows: requests only for those of which a validator's bucket has something.
 
@@ -33,43 +46,44 @@ async def read_history(network: NetworkReader, spec: PayloadSpec, windows: range
         ChainError, StoreError.
     """
 
-    async def read(window: int) -> tuple[WindowFacts | None, ScoreReport | None]:
+    async def read(window: int) -> WindowRead | None:
         return await _window(network, spec, window)
 
     published = await _published_windows(network, windows)
-    found = await for_each(published, read, concurrency=WINDOWS_AT_ONCE)
-    facts = tuple(one for one, _ in found if one is not None)
-    reports = [report for _, report in found if report is not None]
+    found = [one for one in await for_each(published, read, concurrency=WINDOWS_AT_ONCE) if one]
     batch_tokens = network.hparams.batch_size * network.hparams.sequence_length
-    return RunHistory(facts, contributors(facts, reports, batch_tokens), reports[-1].window if reports else None)
+    credit_window = next((one.facts.window for one in reversed(found) if one.scores), None)
+    return RunHistory(tuple(one.facts for one in found), contributors(found, batch_tokens), credit_window)
 
 
-def contributors(
-    windows: Sequence[WindowFacts], reports: Sequence[ScoreReport], batch_tokens: int
-) -> tuple[Contributor, ...]:
+def contributors(windows: Sequence[WindowRead], batch_tokens: int) -> tuple[Contributor, ...]:
     """Return the participants whose updates are included in these windows, by uid.
 
+    A uid that changed hands is several participants, in their order. The last score report has the credits.
+
     Args:
-        reports: score reports, by ascending window; the last one has the credits.
+        windows: ascending.
         batch_tokens: number of tokens of a batch.
     """
-    hotkeys = {uid: seen.hotkey for report in reports for uid, seen in report.observations.items()}
-    scores = reports[-1].peer_scores if reports else {}
-    uids = sorted({uid for one in windows for uid in one.batches}, key=int)
+    scores = next((one.scores.peer_scores for one in reversed(windows) if one.scores), {})
+    batches: dict[tuple[str, str], list[int | None]] = {}
+    for one in windows:
+        for uid, number in one.facts.batches.items():
+            batches.setdefault((uid, one.hotkeys[uid]), []).append(number)
     found = []
-    for uid in uids:
-        batches = [one.batches[uid] for one in windows if uid in one.batches]
+    for (uid, hotkey), numbers in batches.items():
         score = scores.get(uid)
+        own = score if isinstance(score, PeerScore) and score.hotkey[:MAX_HOTKEY] == hotkey != "" else None
         found.append(
             Contributor(
                 uid=int(uid),
-                hotkey=hotkeys.get(uid, "")[:MAX_HOTKEY],
-                windows=len(batches),
-                tokens=batch_tokens * sum(one or 0 for one in batches),
-                credit=score.credit if isinstance(score, PeerScore) else None,
+                hotkey=hotkey,
+                windows=len(numbers),
+                tokens=batch_tokens * sum(number or 0 for number in numbers),
+                credit=own.credit if own else None,
             )
         )
-    return tuple(found)
+    return tuple(sorted(found, key=lambda one: one.uid))
 
 
 async def _published_windows(network: NetworkReader, windows: range) -> list[int]:
@@ -98,13 +112,11 @@ async def _published_windows(network: NetworkReader, windows: range) -> list[int
     return sorted(window for window in set[int]().union(*listed.values()) if window in windows)
 
 
-async def _window(
-    network: NetworkReader, spec: PayloadSpec, window: int
-) -> tuple[WindowFacts | None, ScoreReport | None]:
+async def _window(network: NetworkReader, spec: PayloadSpec, window: int) -> WindowRead | None:
     report, scores = await published_report(network.comms, window), await _scores(network, window)
     published = await _published(network, window)
     if report is None and scores is None and published is None:
-        return None, None
+        return None
     included = [int(uid) for uid in report.included] if report else [one.uid for one in published or ()]
     facts = WindowFacts(
         window=window,
@@ -112,7 +124,23 @@ async def _window(
         batches={str(uid): await _batches(network, spec, window, uid) for uid in sorted(included)},
         held_out_loss=scores.held_out_loss if scores else None,
     )
-    return facts, scores
+    return WindowRead(facts, await _hotkeys(network, window, scores, facts.batches), scores)
+
+
+async def _hotkeys(
+    network: NetworkReader, window: int, scores: ScoreReport | None, uids: Iterable[str]
+) -> dict[str, str]:
+    """Return the hotkeys of these uids by the chain; if it has dropped that state, by the window's score report.
+
+    Raises ChainUnavailable.
+    """
+    try:
+        known = {str(uid): hotkey for uid, hotkey in (await network.comms.hotkeys_in(window)).items()}
+    except ChainUnavailable as error:
+        if error.name != "StateDiscarded":
+            raise
+        known = {uid: seen.hotkey for uid, seen in scores.observations.items()} if scores else {}
+    return {uid: known.get(uid, "")[:MAX_HOTKEY] for uid in uids}
 
 
 async def _published(network: NetworkReader, window: int) -> tuple[Included, ...] | None:

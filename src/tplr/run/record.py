@@ -34,14 +34,15 @@ class WindowFacts(Wire):
 
 
 class Contributor(Wire):
-    """A participant whose updates are part of the model.
+    """A participant whose updates are part of the model: a hotkey while it had a uid.
 
     Attributes:
-        hotkey: as the leading validator's score reports name it, its first ``MAX_HOTKEY`` letters; "" if none does.
+        hotkey: that of the uid at the end of these windows, by the chain; if it has dropped the state of a window, by
+            the leading validator's score report of it, its first ``MAX_HOTKEY`` letters; "" without one.
         windows: in which its update was included.
         tokens: that it trained on in those windows whose updates are not deleted.
         credit: its own part of its gain beyond chance, over the last ``pay_windows`` windows; None without a readable
-            score report.
+            score report of this hotkey.
     """
 
     uid: Uid

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from tplr.run.card import CARD, render_card
 from tplr.run.evaluate import measure_held_out
 from tplr.run.export import gather_facts
 from tplr.run.folder import CONFIG, HPARAMS, file_hashes, load_model, write_settings
-from tplr.run.record import RECORD, ExportRecord, WindowFacts, read_record
+from tplr.run.record import RECORD, Contributor, ExportRecord, WindowFacts, read_record
 from tplr.run.weights import INDEX, SINGLE_FILE, TORCH_DTYPES, weight_files
 from tplr.run.window_model import window_model
 from tplr.untrusted import printable
@@ -178,11 +178,25 @@ def _facts(record: ExportRecord, found: ExportRecord) -> Iterator[Finding]:
     for one in record.windows:
         yield from _window(one, now.get(one.window))
     if found.windows == record.windows and found.credit_window == record.credit_window:
-        for claimed, computed in zip(record.contributors, found.contributors, strict=False):
-            yield from _compared(f"contributor uid {claimed.uid}", claimed, computed)
-        yield from _compared("number of contributors", len(record.contributors), len(found.contributors))
+        for uid in sorted({one.uid for one in (*record.contributors, *found.contributors)}):
+            claimed, computed = [[one for one in of.contributors if one.uid == uid] for of in (record, found)]
+            yield from _contributor(f"contributor uid {uid}", claimed, computed)
     else:
         yield Finding(False, "contributors: some windows' reports or updates are deleted, or published since")
+
+
+def _contributor(name: str, claimed: Sequence[Contributor], found: Sequence[Contributor]) -> Iterator[Finding]:
+    """Compare the owners of a uid; if the hotkey of one is not known, only what all of them did together."""
+    if all(one.hotkey for one in (*claimed, *found)):
+        yield from _compared(name, claimed, found)
+    elif claimed != found:
+        sums = [(sum(one.windows for one in of), sum(one.tokens for one in of)) for of in (claimed, found)]
+        yield from _compared(f"{name}: windows and tokens", *sums)
+        known = max((one.credit for one in found if one.credit is not None), default=None)
+        for one in claimed:
+            if one.credit is not None and all(other.hotkey for other in found):
+                yield from _compared(f"{name}: credit", one.credit, known)
+        yield Finding(False, f"{name}: its hotkeys: the chain has dropped the state of some windows")
 
 
 async def _evaluations(
