@@ -132,8 +132,7 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
     assert [stamp.agrees for stamp in document.audits] == [True]
     if outer_delay:
         assert len(trained_meanwhile(net.network.events("miner-2"))) >= WINDOWS // 2
-        values = {"5": scored, "1": 2}
-        command = from_guide("docs/export.md", "tplr replay --local --from 5 --without-uid 1", values)
+        command = from_guide("docs/export.md", "tplr replay --local --from start --without-uid 1", {"1": 2})
         replayed = await read_back(command, "--to", scored)
         assert scored in [line.split()[0] for line in replayed.splitlines() if line], replayed
         # Not from the first weights, but from the killed miner's saved state, and from a checkpoint.

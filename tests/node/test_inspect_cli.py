@@ -1,5 +1,7 @@
 """``tplr explain`` and ``tplr audit`` as commands on a chain file and a server: output and exit status."""
 
+from typing import Any
+
 import pytest
 from guides import from_guide
 
@@ -47,7 +49,7 @@ async def test_explain(stage, command, capsys, caplog) -> None:
     shares = shares_of(made, [measured_window(made, stage.hparams)], stage.hparams.probation_windows)
     expected = explain(made, MINER, power=stage.hparams.power_normalisation, shares=shares)
     assert "out_of_sync: it reports another model, is too far behind" in expected
-    windows = (("--window", WINDOW), ())  # the newest one that is published
+    windows = (("--window", WINDOW), (), ("--window", "latest"))
     for asked in (*windows, ("--validator", validator.uid)):
         capsys.readouterr()
         assert await command("explain", "--uid", MINER, *asked) == AGREES
@@ -117,6 +119,9 @@ async def test_a_window_that_can_not_be_audited_is_an_error(stage, command, caps
     assert f"no saved state of this run of window {WINDOW} or before; give --from start" in caplog.text
     assert await command("audit", "--window", WINDOW - 1) == FAILED
     assert f"window {WINDOW - 1} is before the run's first one, {WINDOW}: nothing to audit" in caplog.text
+    latest = from_guide("docs/scoring.md", "tplr audit --window latest")
+    assert await command(*latest.arguments) == FAILED
+    assert f"validator {validator.uid} has published no scores" in caplog.text
     # Nothing is published about it, which is not a difference.
     assert await command("audit", "--window", WINDOW) == FAILED
     assert f"window {WINDOW} not verified: validator {validator.uid} has not published it" in caplog.text
@@ -136,10 +141,15 @@ async def test_an_audit_prints_what_it_believes(stage, command, capsys, monkeypa
         self.unverified.append(f"window {WINDOW}: steps behind of uids [3] not verified")
         return found
 
-    monkeypatch.setattr(Auditor, "audit", audit)
+    async def audit_to(*arguments: Any, **options: Any) -> Difference | None:
+        assert arguments[1] == WINDOW
+        return await audit(*arguments, **options)
+
+    monkeypatch.setattr(Auditor, "audit", audit_to)
     validator = (await stage.context(stage.setup("validator"))).comms
     await validator.post_start_window(WINDOW)
-    assert await command("audit", "--window", WINDOW) == (DIFFERS if found else AGREES)
+    await validator.put_scores(report(validator.uid))
+    assert await command("audit", "--window", "latest") == (DIFFERS if found else AGREES)
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("DIFFERS: window 7: weights: published 1, found 2" if found else "AGREES: validator")
     assert second == f"BELIEVED: window {WINDOW}: steps behind of uids [3] not verified"

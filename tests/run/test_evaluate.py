@@ -93,6 +93,16 @@ def test_wrong_arguments_are_one_error(recorded, tplr, tmp_path, caplog, words, 
     assert not (tmp_path / "results").exists()
 
 
+def test_a_run_without_a_checkpoint_names_the_window_to_give(own_run, tplr, caplog):
+    own_run.forget("checkpoint-")
+    for words in (("eval",), ("generate", "def ")):
+        caplog.clear()
+        assert tplr(*words, "--local", own_run.folder) == 2
+        assert (
+            "has published no checkpoint of version 1: --window latest takes the newest window's model" in caplog.text
+        )
+
+
 async def test_a_result_belongs_to_one_run(recorded, tmp_path):
     """Two runs of one version may share a folder of results."""
     async with open_finished(recorded.folder) as network:

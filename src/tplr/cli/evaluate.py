@@ -6,8 +6,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tplr.cli.export import window
-from tplr.cli.network import add_network_arguments, add_results_argument, results_folder, run_on_network
+from tplr.cli.network import (
+    add_network_arguments,
+    add_results_argument,
+    results_folder,
+    run_on_network,
+    window_or,
+)
 
 if TYPE_CHECKING:
     from tplr.node.network_reader import NetworkReader
@@ -20,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--window",
         default="checkpoint",
-        type=lambda text: text if text == "checkpoint" else window(text),
+        type=window_or("latest", "checkpoint"),
         metavar="W|latest|checkpoint",
         help="of a run's model: the last window that it has applied (default: that of the newest checkpoint)",
     )

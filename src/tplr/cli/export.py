@@ -4,7 +4,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tplr.cli.network import add_network_arguments, add_results_argument, results_folder, run_on_network
+from tplr.cli.network import (
+    add_network_arguments,
+    add_results_argument,
+    results_folder,
+    run_on_network,
+    window_or,
+)
 
 if TYPE_CHECKING:
     from tplr.node.network_reader import NetworkReader
@@ -18,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--window",
         default="latest",
-        type=window,
+        type=window_or("latest"),
         metavar="W|latest",
         help="the last window that the model has applied (default: the newest that the leading validator reported)",
     )
@@ -33,13 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the tensors (default: %(default)s)")
     add_results_argument(parser)
     add_network_arguments(parser)
-
-
-def window(text: str) -> str:
-    """A window's number, or ``latest``."""
-    if text != "latest" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, or latest")
-    return text
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tplr.cli.export import window
-from tplr.cli.network import add_network_arguments, device_name, run_on_network
+from tplr.cli.network import add_network_arguments, device_name, run_on_network, window_or
 from tplr.cli.reported import run_reported
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--window",
         default="checkpoint",
-        type=lambda text: text if text == "checkpoint" else window(text),
+        type=window_or("latest", "checkpoint"),
         metavar="W|latest|checkpoint",
         help="of a run's model: the last window that it has applied (default: that of the newest checkpoint)",
     )

@@ -3,15 +3,21 @@
 import argparse
 from pathlib import Path
 
-from tplr.cli.network import add_reader_arguments, network_of
+from tplr.cli.network import add_reader_arguments, network_of, window_or
 from tplr.cli.reported import run_reported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     explains = parser.get_default("command") == "explain"
-    newest = " (default: the newest whose scores are published)" if explains else ""
-    add("--window", type=int, required=not explains, help=f"window number{newest}")
+    add(
+        "--window",
+        type=window_or("latest"),
+        required=not explains,
+        default="latest",
+        metavar="W|latest",
+        help=f"its number, or the newest whose scores are published{' (default)' if explains else ''}",
+    )
     add("--validator", type=int, help="uid of the validator (default: the leading one)")
     if explains:
         add("--uid", type=int, required=True, help="uid of the miner")

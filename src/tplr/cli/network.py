@@ -41,6 +41,17 @@ def add_reader_arguments(parser: argparse.ArgumentParser) -> None:
     add_node_arguments(group)
 
 
+def window_or(*names: str) -> Callable[[str], str]:
+    """Return a type of an argument: a window's number, or one of these names (``node/replay.py``)."""
+
+    def window(text: str) -> str:
+        if text not in names and not text.isdecimal():
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a number, or {' or '.join(names)}")
+        return text
+
+    return window
+
+
 def add_results_argument(parser: argparse.ArgumentParser) -> None:
     """Declare the folder of evaluation results."""
     parser.add_argument(

@@ -5,8 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tplr.cli.export import window
-from tplr.cli.network import add_network_arguments, run_on_network
+from tplr.cli.network import add_network_arguments, run_on_network, window_or
 
 if TYPE_CHECKING:
     from tplr.node.network_reader import NetworkReader
@@ -15,9 +14,21 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--from", dest="first", required=True, type=window, metavar="W", help="first window to apply again")
     add(
-        "--to", dest="last", default="latest", type=window, metavar="W|latest", help="last window (default: the newest)"
+        "--from",
+        dest="first",
+        required=True,
+        type=window_or("start", "latest"),
+        metavar="W|start|latest",
+        help="first window to apply again; start: the run's first",
+    )
+    add(
+        "--to",
+        dest="last",
+        default="latest",
+        type=window_or("latest"),
+        metavar="W|latest",
+        help="last window (default: the newest)",
     )
     add(
         "--without-uid",

@@ -25,7 +25,7 @@ class Request:
     """The arguments of ``explain`` or ``audit``, and how to reach the network.
 
     Attributes:
-        window: None for the newest window whose scores are published; required for an audit.
+        window: a number, or ``latest`` for the newest window whose scores are published.
         uid: the miner to explain; an audit ignores it.
         validator: uid of the validator whose reports are read; None for the leading validator.
         source: where an audit starts: ``start``, ``checkpoint``, or the folder of a node's saved state.
@@ -33,7 +33,7 @@ class Request:
         record: file to which an audit's result is appended; None for no file.
     """
 
-    window: int | None
+    window: str
     uid: int
     validator: int | None
     source: str
@@ -61,7 +61,7 @@ async def _main(command: str, request: Request, surroundings: Surroundings) -> i
 
 async def _explain(request: Request, network: NetworkReader) -> int:
     validator, hparams = network.validator(request.validator), network.hparams
-    window = await _newest_scores(network, validator) if request.window is None else request.window
+    window = await _chosen(network, request.window, validator)
     try:
         report = await network.comms.get_scores(validator, window)
     except ScoresSealed:
@@ -80,8 +80,15 @@ async def _explain(request: Request, network: NetworkReader) -> int:
     return AGREES
 
 
-async def _newest_scores(network: NetworkReader, validator: int) -> int:
-    """Return the newest window whose scores a validator has published. Raises ConfigError, StoreError."""
+async def _chosen(network: NetworkReader, asked: str, validator: int) -> int:
+    """Return the window of this number, or the newest whose scores a validator has published.
+
+    Raises:
+        ConfigError: no scores are published.
+        StoreError: its bucket can't be listed.
+    """
+    if asked != "latest":
+        return int(asked)
     windows = await published_windows(network, validator, "scores")
     if not windows:
         raise ConfigError(f"validator {validator} has published no scores")
@@ -90,29 +97,29 @@ async def _newest_scores(network: NetworkReader, validator: int) -> int:
 
 async def _audit(request: Request, network: NetworkReader) -> int:
     validator, hparams = network.validator(request.validator), network.hparams
-    assert request.window is not None
     await asyncio.to_thread(check_outputs, {"--record": request.record}, "appended file")
     async with network.data_loader() as data_loader:
         start = await network.start_window()
-        if request.window < start:
-            raise ConfigError(f"window {request.window} is before the run's first one, {start}: nothing to audit")
+        until = await _chosen(network, request.window, validator)
+        if until < start:
+            raise ConfigError(f"window {until} is before the run's first one, {start}: nothing to audit")
         with tempfile.TemporaryDirectory() as folder:
             device = check_device(network.arguments.device)
             train_state = await asyncio.to_thread(
                 reading_state, network, request.source, start, Path(folder), device=device
             )
-            window = await load_state(network, train_state, request.source, until=request.window)
+            window = await load_state(network, train_state, request.source, until=until)
             auditor = Auditor(train_state, window, data_loader, network.comms, hparams, validator=validator)
-            found = await auditor.audit(request.window, scores_from=window if request.all else None)
+            found = await auditor.audit(until, scores_from=window if request.all else None)
     compared = f"included sets and fingerprints, and the scores of {'all' if request.all else 'the last'}"
-    agrees = f"AGREES: validator {validator}, windows {window} to {request.window}: {compared}"
+    agrees = f"AGREES: validator {validator}, windows {window} to {until}: {compared}"
     believed = [f"BELIEVED: {text}" for text in auditor.unverified]
     lines = [f"DIFFERS: {found}" if found else agrees, *believed]
     print("\n".join(map(printable, lines)))  # noqa: T201
     if request.record:
         stamp = AuditStamp(
             first=window,
-            last=request.window,
+            last=until,
             validator=validator,
             agrees=not found,
             text=str(found) if found else compared,

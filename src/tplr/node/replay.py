@@ -243,15 +243,26 @@ async def reported_windows(network: NetworkReader) -> list[int]:
 
 
 async def chosen_window(network: NetworkReader, asked: str, start: int) -> int:
-    """Return the window that ``asked`` names: a number, or ``latest`` for the newest one of the leading validator.
+    """Return the window that ``asked`` names.
+
+    Args:
+        asked: a number; ``start`` for the run's first window; ``latest`` for the newest one that the leading validator
+            has reported; or ``checkpoint`` for the last one that its newest checkpoint has applied.
 
     Raises:
-        ConfigError: it is before the run's ``start``, or the leading validator has not reported it yet.
+        ConfigError: it is before the run's ``start``, or the leading validator has not reported it yet; or there is no
+            checkpoint.
     """
+    if asked == "checkpoint":
+        try:
+            return (await network.newest_checkpoint()).window - 1
+        except ConfigError as error:
+            raise ConfigError(f"{error}: --window latest takes the newest window's model") from error
     reported = await reported_windows(network)
     if not reported:
         raise ConfigError("the leading validator has reported no window yet: the run has just begun, or has ended")
-    window = reported[-1] if asked == "latest" else int(asked)
+    named = {"start": start, "latest": reported[-1]}
+    window = named[asked] if asked in named else int(asked)
     if not start <= window <= reported[-1]:
         raise ConfigError(f"window {window}: expected one from {start}, the run's first, to {reported[-1]}, its newest")
     return window

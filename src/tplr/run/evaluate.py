@@ -63,8 +63,8 @@ async def evaluations(
     """Yield the results of the chosen evaluations. The caller must close the generator (``contextlib.aclosing``).
 
     Args:
-        chosen: an exported folder; or a window's number, ``latest``, ``checkpoint`` for the newest one, or ``follow``
-            for each as it is published.
+        chosen: an exported folder; or a window, as in ``chosen_window``; or ``follow`` for each checkpoint as it is
+            published.
 
     Raises:
         As ``evaluate_folder`` and ``evaluate_window``.
@@ -75,8 +75,6 @@ async def evaluations(
         async with contextlib.aclosing(follow(network, plan, device)) as results:
             async for result in results:
                 yield result
-    elif chosen == "checkpoint":
-        yield await evaluate_window(network, (await network.newest_checkpoint()).window - 1, plan, device)
     else:
         window = await chosen_window(network, chosen, await network.start_window())
         yield await evaluate_window(network, window, plan, device)

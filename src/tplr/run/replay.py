@@ -43,7 +43,7 @@ class ReplayRequest:
     """The windows to replay, and the changes.
 
     Attributes:
-        first, last: first and last window to apply again.
+        first, last: first and last window to apply again, as in ``chosen_window``.
         without: uids whose updates are left out.
         scheme: changed constants of the update scheme, by name; ``GROUP.NAME`` for constants in a group.
     """

@@ -92,16 +92,12 @@ async def loaded_model(network: NetworkReader, window: str, device: torch.device
     """Load the model after a window into memory, with the run's tokenizer.
 
     Args:
-        window: a number, ``latest`` for the newest reported one, or ``checkpoint`` for that of the newest checkpoint.
+        window: as in ``chosen_window``.
 
     Raises:
         As ``loaded_state``.
     """
-    start = await network.start_window()
-    if window == "checkpoint":
-        last = (await network.newest_checkpoint()).window - 1
-    else:
-        last = await chosen_window(network, window, start)
+    last = await chosen_window(network, window, await network.start_window())
     with tempfile.TemporaryDirectory(prefix="tplr-model-") as scratch:
         state = await loaded_state(network, "nearest", last, Path(scratch), device=device)
     return LoadedModel(state.model, await asyncio.to_thread(network.tokenizer))
