@@ -10,7 +10,8 @@ import pytest
 
 from tplr.clock import WindowClock
 from tplr.errors import ObjectNotFound, StoreUnavailable
-from tplr.node.gpus import read_gpus
+from tplr.node import pulse
+from tplr.node.gpus import of_window, read_gpus
 from tplr.node.pulse import beat
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
@@ -54,6 +55,52 @@ async def test_each_window_has_one_pulse_with_the_requests_since_the_last(tmp_pa
     assert (second["window"], second["storage_requests"]) == (3, {"ok": 1})
     assert 0 <= second["block_age"] < 10
     assert second["free_bytes"] > 0
+
+
+async def test_a_pulse_has_the_gpus_measures_of_its_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A miner trains for most of a window, and is idle when the next one begins."""
+    coming: asyncio.Queue[int] = asyncio.Queue()
+
+    async def blocks() -> AsyncIterator[int]:
+        while True:
+            yield await coming.get()
+
+    training, sampled = True, asyncio.Queue[None]()
+    loop = asyncio.get_running_loop()
+
+    def read() -> dict[str, dict[str, float]]:
+        loop.call_soon_threadsafe(sampled.put_nowait, None)
+        return {"0": {"busy": 1.0, "celsius": 80.0} if training else {"busy": 0.0, "celsius": 40.0}}
+
+    monkeypatch.setattr(pulse, "read_gpus", read)
+    monkeypatch.setattr(pulse, "MIN_SAMPLE_SECONDS", 0.0)
+    clock = WindowClock(blocks, blocks_per_window=4, block_time=0.1)
+    events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    telemetry = Telemetry(role="miner", uid=3, listeners=(lambda event: events.put_nowait(dict(event)),))
+    context: Any = SimpleNamespace(clock=clock, telemetry=telemetry)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        others = asyncio.all_tasks()
+        connections: Any = SimpleNamespace(results={})
+        running = [group.create_task(one) for one in (clock.run(), beat(context, connections, tmp_path))]
+        coming.put_nowait(8)
+        await events.get()
+        for _ in range(sampled.qsize() + 3):
+            await sampled.get()
+        training = False
+        coming.put_nowait(12)
+        found = (await events.get())["gpus"]["0"]
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        assert asyncio.all_tasks() == others  # its task for samples has ended, too
+    assert found["busy"] > 0
+    assert found["celsius"] == 80
+
+
+def test_measures_of_a_window_are_means_and_the_largest() -> None:
+    samples = [{"0": {"busy": 1.0, "watts": 700.0, "celsius": 80.0}}, {}, {"0": {"busy": 0.0, "celsius": 40.0}}]
+    assert of_window(samples) == {"0": {"busy": 0.5, "watts": 700.0, "celsius": 80.0}}
+    assert of_window([]) == {}
 
 
 async def test_a_disk_that_does_not_answer_ends_no_node(tmp_path: Path) -> None:

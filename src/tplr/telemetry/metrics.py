@@ -294,7 +294,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         name="tplr_gpu_memory_used_bytes",
-        help="Memory in use on each GPU.",
+        help="Memory in use on each GPU: the most in the window before.",
         event="pulse",
         read=_of_gpus("used_bytes"),
         label="gpu",
@@ -310,7 +310,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         name="tplr_gpu_utilisation_ratio",
-        help="Part of the last second in which a kernel ran on each GPU.",
+        help="Part of the window before in which a kernel ran on each GPU.",
         event="pulse",
         read=_of_gpus("busy"),
         label="gpu",
@@ -318,7 +318,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         name="tplr_gpu_temperature_celsius",
-        help="Temperature of each GPU.",
+        help="Temperature of each GPU: the highest in the window before.",
         event="pulse",
         read=_of_gpus("celsius"),
         label="gpu",
@@ -326,7 +326,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         name="tplr_gpu_power_watts",
-        help="Power that each GPU draws.",
+        help="Power that each GPU drew, in the mean of the window before.",
         event="pulse",
         read=_of_gpus("watts"),
         label="gpu",
