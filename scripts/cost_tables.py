@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tplr.hparams import load_hparams
-from tplr.planner import Host, Plan, make_plan
-from tplr.planner.host import ACCELERATORS
+from tplr.planner.host import ACCELERATORS, Host
 from tplr.planner.memory import Role
+from tplr.planner.plan import Plan, make_plan
 from tplr.planner.traffic import Traffic, aggregator_traffic
 from tplr.training.device import DeviceSettings
 

@@ -113,6 +113,8 @@ def test_an_error_that_needs_no_library_imports_none(tmp_path):
         (["join", "nofile.toml", "--ranks", "0", "--down", "nan"], "--down nan: expected"),
         (["plan"], "no file hparams.json"),
         (["plan", "--mfu", "0", "--hparams", hparams], "--mfu 0.0: expected"),
+        (["plan", "--gpu", "h100", "--mfu", "0", "--hparams", hparams], "--mfu 0.0: expected"),
+        (["plan", "--gpu", "h1000", "--hparams", hparams], "--gpu h1000: expected here, cpu, rtx4090"),
         (["plan", "--loss-rows", "-5", "--hparams", hparams], "argument --loss-rows: -5: expected"),
         (["miner", "--ranks", "0"], "argument --ranks: 0: expected"),
         (["data", "peek", "a.jsonl", "--records", "-1"], "argument --records: -1: expected"),

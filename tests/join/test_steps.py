@@ -32,8 +32,8 @@ from tplr.join.env_file import read_env_file
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
 from tplr.localnet.network import HOTKEY, NETUID, Network, create_chain, lay_out, node_environment
 from tplr.localnet.plan import make_plan, scheme_constants
-from tplr.planner import Host
-from tplr.planner import make_plan as plan_of
+from tplr.planner.host import Host
+from tplr.planner.plan import make_plan as plan_of
 from tplr.telemetry import JsonlListener
 from tplr.testing.s3server import serve
 

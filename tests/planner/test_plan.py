@@ -10,9 +10,8 @@ from guides import words as words_of
 from tplr.cli import main
 from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
-from tplr.planner import make_plan
 from tplr.planner.host import GIB, known_accelerator
-from tplr.planner.plan import SNAPSHOTS
+from tplr.planner.plan import SNAPSHOTS, make_plan
 from tplr.training.device import DeviceSettings
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tplr.planner import make_plan
+from tplr.planner.plan import make_plan
 from tplr.training.device import DeviceSettings
 
 

@@ -10,7 +10,7 @@ from tplr.number_arguments import number_problems, positive_count
 
 if TYPE_CHECKING:
     from tplr.hparams import HParams
-    from tplr.planner import Host
+    from tplr.planner.host import Host
 
 NUMBERS = ("ranks", "host_memory", "disk", "down", "up", "mfu", "readers", "page_tokens", "block_time")
 
@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     from tplr.console import Console
     from tplr.errors import StateError
     from tplr.files import atomic_write
-    from tplr.planner import make_plan
     from tplr.planner.memory import device_memory
     from tplr.planner.picture import draw
+    from tplr.planner.plan import make_plan
     from tplr.planner.report import MODES, report
     from tplr.training.device import DeviceSettings
 

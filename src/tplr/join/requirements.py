@@ -6,8 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tplr.join.description import RunDescription
-from tplr.planner import Plan
-from tplr.planner.plan import USABLE
+from tplr.planner.plan import USABLE, Plan
 
 DAY_SECONDS = 86400.0
 

@@ -27,7 +27,8 @@ from tplr.node.checks import MISCONFIGURED, check_device
 from tplr.node.health import examine_node
 from tplr.node.launch import PROGRAM
 from tplr.node.state import StateFolder
-from tplr.planner import Host, make_plan
+from tplr.planner.host import Host
+from tplr.planner.plan import make_plan
 
 # The bucket that a node of each role writes to.
 OWN_BUCKET: dict[str, Kind] = {"miner": "gradients", "validator": "gradients", "aggregator": "aggregator"}

@@ -24,7 +24,8 @@ from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.arguments import Arguments
 from tplr.node.state import StateFolder
-from tplr.planner import Host, Plan, make_plan
+from tplr.planner.host import Host
+from tplr.planner.plan import Plan, make_plan
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore
 from tplr.storage.probe import RETRY_SECONDS, ProbeResult, probe_access

@@ -42,8 +42,8 @@ from tplr.node.start_checks import (
 )
 from tplr.node.validator import Validator
 from tplr.node.window_time import ModelSpeed
-from tplr.planner import Plan
 from tplr.planner.host import known_accelerator
+from tplr.planner.plan import Plan
 from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections

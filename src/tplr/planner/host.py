@@ -6,10 +6,12 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from tplr.resources import LocalMachine
+
+if TYPE_CHECKING:
+    import torch
 
 GB, GIB = 10**9, 2**30
 
@@ -77,6 +79,8 @@ class Host:
     @classmethod
     def here(cls, device: torch.device, folder: Path, *, ranks: int = 1, down: float, up: float) -> Host:
         """Describe this host. ``folder`` is on the disk of the node's state."""
+        import torch  # not for the names alone
+
         accelerator = None
         if device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
