@@ -47,6 +47,12 @@ def test_the_blocks_were_found() -> None:
     assert sum(len(block.commands) for block in ALL) > 50
 
 
+def test_nobody_is_told_to_install_this_project_from_an_index() -> None:
+    """It is in none: whoever has that name there may write what is installed."""
+    files = [*GUIDES, *(ROOT / "src").rglob("*.py")]
+    assert [str(file) for file in files if re.search(r"pip install [^\n]*tplr\b", file.read_text())] == []
+
+
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
 def test_blocks_of_commands_are_called_so(guide: Path) -> None:
     others = [found for found in BLOCK.finditer(guide.read_text()) if found[3] in ("", "text", "console", "shell")]

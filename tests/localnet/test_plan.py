@@ -199,7 +199,7 @@ def test_the_disk_here_is_really_asked():
 
 def test_the_extra_that_draws_is_asked_for_at_start(monkeypatch):
     monkeypatch.setattr("tplr.localnet.plan.find_spec", lambda _: None)
-    assert problems() == ("matplotlib, which draws loss.png, is not installed: pip install 'tplr[localnet]'",)
+    assert problems() == ("matplotlib, which draws loss.png, is not installed: .venv/bin/pip install -e '.[localnet]'",)
 
 
 @pytest.mark.parametrize("scheme", get_args(Scheme))

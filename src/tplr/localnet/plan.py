@@ -218,7 +218,7 @@ def make_plan(
             else [f"--metrics-port {plan.metrics_port}: expected 1 to 65535"]
         )
     if find_spec("matplotlib") is None:
-        problems.append("matplotlib, which draws loss.png, is not installed: pip install 'tplr[localnet]'")
+        problems.append("matplotlib, which draws loss.png, is not installed: .venv/bin/pip install -e '.[localnet]'")
     if problems:
         raise ConfigError(problems)
     return plan

@@ -23,7 +23,7 @@ def import_h5py() -> Any:
     try:
         return import_module("h5py")
     except ImportError as error:
-        raise ConfigError("token stores in the format h5 need h5py: pip install 'tplr[h5]'") from error
+        raise ConfigError("token stores in the format h5 need the extra: .venv/bin/pip install -e '.[h5]'") from error
 
 
 def detect_format(path: str | Path) -> StoreFormat:

@@ -82,7 +82,7 @@ def _ray(
     try:
         ray: Any = import_module("ray")
     except ImportError as error:
-        raise ConfigError("--engine ray: Ray is not installed; pip install 'tplr[ray]'") from error
+        raise ConfigError("--engine ray needs the extra: .venv/bin/pip install -e '.[ray]'") from error
     began = not ray.is_initialized()
     if began:
         ray.init(log_to_driver=False, include_dashboard=False)
