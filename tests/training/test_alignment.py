@@ -82,6 +82,14 @@ def test_a_gradient_of_nothing_or_of_a_ruined_model(model, batches):
         probe_gradient(model, batches(5), "float32")
 
 
+@pytest.mark.parametrize("hparams", ["sparseloco"], indirect=True)
+def test_a_parameter_that_takes_no_part_in_the_loss_is_named(model, batches):
+    model.spare = torch.nn.Parameter(torch.zeros(64, 64))
+    for gradient in (probe_gradient, lambda *given: WindowGradient("float32").run(*given[:2], step=0)):
+        with pytest.raises(AssertionError, match="spare takes no part in the loss"):
+            gradient(model, batches(1), "float32")
+
+
 def test_products_are_those_of_whole_tensors(model, outer, updates, batches):
     gradient = probe_gradient(model, batches(5), "float32").tensors
     found = align(outer, gradient, updates[::-1], step=1, seed=0)

@@ -23,6 +23,7 @@ from tplr.compress.payload import Update, decode_chunks
 from tplr.errors import TrainingError
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.evaluation import Baseline
+from tplr.training.gradient import take_gradients
 from tplr.training.loss import Precision, batch_losses
 from tplr.training.outer.base import OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
@@ -91,8 +92,7 @@ def probe_gradient(
         # FSDP averages gradients over ranks; the factor makes them a sum.
         (mean * (parallel.size if counts else 0) / len(batches)).backward()
         found.append(losses.double().mean(dim=1))
-    tensors = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-    model.zero_grad(set_to_none=True)
+    tensors = take_gradients(model)
     losses = all_losses(found, batches, parallel)
     check_finite(losses)
     return Gradient(tensors, Baseline(batches, losses))

@@ -52,12 +52,7 @@ class WindowGradient:
         train_stats = accumulate_gradient(
             model, batches, stop, precision=self._precision, parallel=self._parallel, settings=self._settings
         )
-        tensors = {}
-        for name, parameter in model.named_parameters() if train_stats.batches else ():
-            assert parameter.grad is not None, f"{name} takes no part in the loss"
-            tensors[name] = parameter.grad
-        model.zero_grad(set_to_none=True)
-        return LocalWork(tensors, train_stats)
+        return LocalWork(take_gradients(model) if train_stats.batches else {}, train_stats)
 
     @property
     def layout(self) -> dict[str, torch.Tensor]:
@@ -74,6 +69,16 @@ class WindowGradient:
             raise StateError(
                 f"window gradient: found {sorted(state)}; expected no state: the state is another scheme's"
             )
+
+
+def take_gradients(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the gradient of each parameter by name; the model has none afterwards."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} takes no part in the loss"
+        tensors[name] = parameter.grad
+    model.zero_grad(set_to_none=True)
+    return tensors
 
 
 def accumulate_gradient(
