@@ -105,3 +105,16 @@ def test_this_machine(monkeypatch):
         os.sched_setaffinity(0, before)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
     assert available_cores() == 1
+
+
+@pytest.mark.parametrize("value", ["0", "-2", "many"])
+def test_a_wrong_number_of_local_processes_is_reported_with_other_problems(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
+    machine = LocalMachine.here()
+    assert machine.cores >= 1
+    with pytest.raises(ConfigError) as refused:
+        Resources.choose(machine, {"LOCAL_WORLD_SIZE": value, "TPLR_TRANSFERS": "0"})
+    expected = f"LOCAL_WORLD_SIZE is {value!r}: expected the number of processes on this machine"
+    assert [problem.startswith(expected) for problem in refused.value.problems] == [False, True]

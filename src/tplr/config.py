@@ -26,6 +26,8 @@ from typing import Any, Literal, NamedTuple, cast
 from dotenv import dotenv_values, find_dotenv
 
 from tplr.errors import ConfigError
+from tplr.home_paths import expanded
+from tplr.resources import local_processes
 from tplr.schemas import ACCESS_KEY_ID, ACCOUNT_ID, BUCKET_NAME, SECRET_ACCESS_KEY, Bucket
 
 Kind = Literal["gradients", "aggregator", "dataset", "checkpoints", "page"]
@@ -302,7 +304,7 @@ class Environment:
     @property
     def local_world_size(self) -> int:
         """``LOCAL_WORLD_SIZE``: number of these processes on this machine; 1 without ``torchrun``."""
-        return self._torchrun_number("LOCAL_WORLD_SIZE", "1", "the number of processes on this machine", least=1)
+        return local_processes(self.variables)
 
     @property
     def rank(self) -> int:
@@ -407,19 +409,6 @@ class Environment:
 
     def _get(self, name: str) -> str:
         return self.variables.get(name, "")
-
-
-def expanded(path: Path, name: str = "") -> Path:
-    """Return ``path`` with the home folder for ``~`` or ``~USER``.
-
-    Raises:
-        ConfigError: the user or the home folder is unknown; the text names the setting ``name``.
-    """
-    try:
-        return path.expanduser()
-    except RuntimeError:
-        label = f"{name} is " if name else ""
-        raise ConfigError(f"{label}{path}: no home folder is known for {path.parts[0]}: give the whole path") from None
 
 
 def process_variables() -> dict[str, str]:

@@ -67,7 +67,7 @@ class Resources:
         PyTorch's ``OMP_NUM_THREADS`` counts as given for ``tensor_threads``.
 
         Raises:
-            ConfigError: variables are not numbers from 1 on; lists all of them.
+            ConfigError: variables, or ``LOCAL_WORLD_SIZE``, are not numbers from 1 on; lists all of them.
         """
         chosen = asdict(cls.of(machine)) | given
         names = {"OMP_NUM_THREADS": "tensor_threads"} | {f"TPLR_{f.name.upper()}": f.name for f in fields(cls)}
@@ -78,6 +78,10 @@ class Resources:
                 chosen[field] = int(value)
             elif value and name.startswith("TPLR_"):
                 problems.append(f"{name} is {value!r}: expected a whole number from 1 on, or unset")
+        try:
+            local_processes(variables)
+        except ConfigError as error:
+            problems += error.problems
         if problems:
             raise ConfigError(problems)
         return cls(**chosen)
@@ -106,9 +110,29 @@ class Resources:
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use, divided among the processes of one ``torchrun``."""
+    """Return the number of cores that this process may use, divided among the processes of one ``torchrun``.
+
+    A wrong ``LOCAL_WORLD_SIZE`` counts as 1, because imports call this; ``Resources.choose`` reports it.
+    """
     cores = min(len(os.sched_getaffinity(0)), cgroup_cores())
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    try:
+        return max(1, cores // local_processes(os.environ))
+    except ConfigError:
+        return cores
+
+
+def local_processes(variables: Mapping[str, str]) -> int:
+    """Return ``LOCAL_WORLD_SIZE``: number of processes of ``torchrun`` on this machine; 1 without it.
+
+    Raises:
+        ConfigError: it is not a number from 1 on.
+    """
+    value = variables.get("LOCAL_WORLD_SIZE") or "1"
+    if not value.isdecimal() or int(value) < 1:
+        raise ConfigError(
+            f"LOCAL_WORLD_SIZE is {value!r}: expected the number of processes on this machine, as torchrun sets it"
+        )
+    return int(value)
 
 
 def cgroup_cores(root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int:

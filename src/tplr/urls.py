@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlsplit
 from blake3 import blake3
 from braceexpand import braceexpand
 
-from tplr.errors import DataError
+from tplr.errors import ConfigError, DataError
+from tplr.home_paths import expanded
 
 Url = str | os.PathLike[str]
 
@@ -47,8 +48,18 @@ def scheme_of(url: str) -> str:
 
 
 def local_path(url: str) -> Path:
-    """Return the path of a plain path or a ``file://`` URL."""
-    return Path(unquote(url.removeprefix("file://")) if url.startswith("file://") else url).expanduser()
+    """Return the path of a plain path or a ``file://`` URL, with the home folder for ``~`` or ``~USER``.
+
+    Raises:
+        DataError: the home folder is unknown, and no file has that name.
+    """
+    path = Path(unquote(url.removeprefix("file://")) if url.startswith("file://") else url)
+    try:
+        return expanded(path)
+    except ConfigError as error:
+        if path.exists():  # such as a match of a pattern
+            return path
+        raise DataError(str(error)) from None
 
 
 def store_key(url: str) -> StoreKey:

@@ -7,6 +7,7 @@ import bittensor_core
 from bittensor_core import KeyfileError, Keypair
 
 from tplr.errors import ConfigError
+from tplr.home_paths import expanded
 
 # An address does not show which of the two its key type is; the chain accepts a signature of either.
 CRYPTO_TYPES = (bittensor_core.CRYPTO_SR25519, bittensor_core.CRYPTO_ED25519)
@@ -38,7 +39,7 @@ def verify(hotkey: str, message: bytes, signature: bytes) -> bool:
 
 def hotkey_file(wallet_path: str | Path, wallet_name: str, hotkey: str) -> Path:
     """Return the path of a hotkey's file in a wallet."""
-    return Path(wallet_path).expanduser() / wallet_name / "hotkeys" / hotkey
+    return expanded(Path(wallet_path), "--wallet.path") / wallet_name / "hotkeys" / hotkey
 
 
 def load_hotkey(wallet_path: str | Path, wallet_name: str, hotkey: str) -> Keypair:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from tplr.config import Environment, Kind, expanded
+from tplr.config import Environment, Kind
 from tplr.console import Console
 from tplr.doctor import main as run_doctor
 from tplr.errors import ConfigError
+from tplr.home_paths import expanded
 from tplr.hparams import load_hparams
 from tplr.join.description import RunDescription, load_description
 from tplr.join.env_file import make_private, read_env_file, write_env_file

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tplr.errors import ConfigError
 from tplr.files import atomic_write
+from tplr.home_paths import expanded
 from tplr.node.checks import MISCONFIGURED, OUTDATED
 
 # Settings that need the system manager: a user manager can't drop capabilities or remount file systems everywhere.
@@ -142,7 +143,7 @@ def start(commands: Sequence[str]) -> bool:
 
 def units_folder() -> Path:
     """Return the folder for units of this process's user: the system's for root, else the user's."""
-    return Path("/etc/systemd/system") if os.geteuid() == 0 else Path("~/.config/systemd/user").expanduser()
+    return Path("/etc/systemd/system") if os.geteuid() == 0 else expanded(Path("~/.config/systemd/user"))
 
 
 def service_user(folder: Path) -> str | None:

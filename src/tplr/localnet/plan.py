@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tplr.errors import ConfigError
+from tplr.home_paths import home_path
 from tplr.hparams import HParams, load_hparams
 
 Keep = Literal["all", "results"]
@@ -157,8 +158,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--outer-delay", type=int, choices=(0, 1), default=profile.outer_delay, help="1: miners train while they gather"
     )
-    add("--corpus", type=Path, metavar="FOLDER", help="folder of text to train on (default: Python's standard library)")
-    add("--run-dir", type=Path, metavar="DIR", help="new or empty folder for this run (default: runs/<time>)")
+    add(
+        "--corpus",
+        type=home_path,
+        metavar="FOLDER",
+        help="folder of text to train on (default: Python's standard library)",
+    )
+    add("--run-dir", type=home_path, metavar="DIR", help="new or empty folder for this run (default: runs/<time>)")
     add("--port", type=int, default=0, metavar="P", help="port of the storage server (default: a free one)")
     add("--vocab-size", type=int, default=profile.model.vocab_size, metavar="N", help="default: %(default)s")
     add("--seed", type=int, default=profile.init_seed, metavar="N", help="of the first weights (default: %(default)s)")
@@ -199,12 +205,12 @@ def make_plan(
     add_arguments(parser)
     options = vars(parser.parse_args([])) | given
     corpus, run_dir = options["corpus"], options["run_dir"]
-    options["corpus"] = corpus.expanduser().absolute() if corpus else None
-    options["run_dir"] = (run_dir or default_run_dir()).expanduser().absolute()
+    options["corpus"] = corpus.absolute() if corpus else None
+    options["run_dir"] = (run_dir or default_run_dir()).absolute()
     latest = None if run_dir else Path("runs/latest").absolute()
-    plan = NetworkPlan(**options, latest=latest, cache=cache.expanduser().absolute())
+    plan = NetworkPlan(**options, latest=latest, cache=cache.absolute())
     problems = _check_sizes(plan, profile)
-    if corpus is not None and not corpus.expanduser().is_dir():
+    if corpus is not None and not corpus.is_dir():
         problems.append(f"--corpus {corpus}: no such folder; give a folder of text, or leave the option out")
     folder_problems = _check_folder(plan.run_dir, "--run-dir") + _check_folder(plan.cache, "cache", may_hold=True)
     problems += folder_problems

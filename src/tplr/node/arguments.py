@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tplr.config import expanded
-from tplr.errors import ConfigError
+from tplr.home_paths import home_path
 from tplr.number_arguments import port, positive_count, positive_number
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     add("--netuid", type=int, default=3, help="subnet (default: %(default)s)")
     add("--wallet.name", dest="wallet_name", default="default", help="coldkey's name (default: %(default)s)")
     add("--wallet.hotkey", dest="wallet_hotkey", default="default", help="hotkey's name (default: %(default)s)")
-    add("--wallet.path", dest="wallet_path", type=_home_path, default="~/.bittensor/wallets", help="wallets' folder")
+    add("--wallet.path", dest="wallet_path", type=home_path, default="~/.bittensor/wallets", help="wallets' folder")
     add("--subtensor.network", dest="network", default="finney", help="name, endpoint, or local:FILE of a localnet")
     add(
         "--subtensor.archive",
@@ -109,7 +108,7 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         help=f"use hparams and chain of the localnet in this folder (default: {NEWEST_LOCALNET}); commands that read "
         "a network also start its storage",
     )
-    add("--state", type=_home_path, default="~/.cache/tplr/state", help="folder of saved state (default: %(default)s)")
+    add("--state", type=home_path, default="~/.cache/tplr/state", help="folder of saved state (default: %(default)s)")
     add("--events", type=Path, default=None, help="append events as JSON lines to this file; watch: show them")
     add(
         "--events-max-mb",
@@ -165,10 +164,3 @@ def node_arguments(args: argparse.Namespace) -> Arguments:
 
 def _comma_separated(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _home_path(text: str) -> Path:
-    try:
-        return expanded(Path(text))
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

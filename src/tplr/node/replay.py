@@ -14,9 +14,9 @@ from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.concurrency.prefetch import Prefetch
-from tplr.config import expanded
 from tplr.errors import ConfigError, PayloadError, StateError, WindowLost
 from tplr.exchange.gather import GatherResult
+from tplr.home_paths import expanded
 from tplr.hparams import HParams
 from tplr.keys import parse_window_key
 from tplr.logging import logger
