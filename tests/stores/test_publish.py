@@ -192,6 +192,23 @@ async def test_a_prepared_store_is_whole_with_its_report(served, tokenizer, tmp_
         await publish(folder, served.store, "other")
 
 
+async def test_the_shards_that_readers_open_are_verified_and_uploaded(served, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "raw.jsonl").write_text("".join(f'{{"text": "record {i}"}}\n' for i in range(30)))
+    config = {"input": {"sections": [{"field": "text"}]}, "preprocessing": {"min_chars": 1}}
+    config = PipelineConfig.from_dict(config | {"output": {"max_tokens_per_shard": 100}})
+    folder = tmp_path / "store"
+    first, *_, last = prepare([tmp_path / "raw.jsonl"], folder, config, tmp_path / "tokenizer").shards
+    (folder / last).rename(tmp_path / "disk")
+    (folder / last).symlink_to(tmp_path / "disk")
+    (folder / first / "up").symlink_to(folder)
+    shutil.copytree(folder / first, folder / ".hidden", symlinks=True)
+    assert (await verify(*local_prefix(folder))).problems == ()
+    await publish(folder, served.store, "tokens")
+    found = await verify(served.store, "tokens")
+    assert (found.problems, found.unlisted) == ((), ())
+
+
 async def test_an_upload_of_a_prepared_store_that_was_interrupted_is_refused(served, tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "raw.jsonl").write_text("".join(f'{{"text": "record {i}"}}\n' for i in range(30)))

@@ -8,11 +8,12 @@ from typing import BinaryIO, NoReturn
 from tplr.errors import AccessDenied, ObjectNotFound
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import whole_seconds
+from tplr.storage.folder_walk import walk
 from tplr.storage.local_store import LocalStore
 
 
 class PlainFolder(LocalStore):
-    """A read-only ``ObjectStore``; writing raises AccessDenied.
+    """A read-only ``ObjectStore``, also of folders behind symbolic links; writing raises AccessDenied.
 
     An ETag is the file's size and modification time. It changes when the file is replaced, but does not verify bytes.
     """
@@ -31,9 +32,9 @@ class PlainFolder(LocalStore):
         return ObjectInfo(key=key, size=status.st_size, last_modified=whole_seconds(status.st_mtime), etag=etag), file
 
     def _keys(self, prefix: str) -> Iterator[str]:
-        for folder, _, names in os.walk(self._root / prefix.rpartition("/")[0]):
+        for folder, names in walk(self._root / prefix.rpartition("/")[0], hidden=True):
             for name in names:
-                yield Path(folder, name).relative_to(self._root).as_posix()
+                yield (folder / name).relative_to(self._root).as_posix()
 
     def _put(self, key: str, source: BinaryIO, metadata: dict[str, str], create_only: bool) -> NoReturn:
         self._remove(key)

@@ -1,13 +1,13 @@
 """Detects the format of a store, and lists its files in an order that does not depend on the file system."""
 
-import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from tplr.errors import ConfigError
+from tplr.storage.folder_walk import walk
 
 StoreFormat = Literal["h5", "bin", "jsonl"]
 
@@ -63,38 +63,13 @@ def files_of(path: Path, *suffixes: str) -> list[Path]:
     """Return ``path`` itself, or the files below it with these suffixes in natural order, without hidden files."""
     if path.is_file():
         return [path]
-    found = (folder / name for folder, names in _folders(path) for name in names if name.endswith(suffixes))
+    found = (folder / name for folder, names in walk(path, hidden=False) for name in names if name.endswith(suffixes))
     return sorted((file for file in found if not file.name.startswith(".") and file.is_file()), key=natural)
 
 
 def metas_of(path: Path) -> list[Path]:
     """Return the ``meta.json`` files at ``path`` like ``files_of``."""
     return [file for file in files_of(path, META) if file.name == META]
-
-
-def _folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield ``top`` and all folders below it except hidden ones, each once, also through symbolic links; with the names
-    of their files.
-
-    Links are followed last, so that a second link to a folder adds nothing, and one to a folder above ends nowhere.
-    """
-    seen = {_identity(folder) for folder in top.resolve().parents}
-    starts = [top]
-    for start in starts:  # grows by the links that are found
-        for path, subfolders, files in os.walk(start):
-            folder = Path(path)
-            if (identity := _identity(folder)) in seen:
-                subfolders.clear()
-                continue
-            seen.add(identity)
-            subfolders[:] = sorted((one for one in subfolders if not one.startswith(".")), key=natural)
-            starts += [folder / one for one in subfolders if (folder / one).is_symlink()]
-            yield folder, files
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    status = folder.stat()
-    return status.st_dev, status.st_ino
 
 
 def natural(path: PurePath | str) -> list[list[tuple[int, int, str]]]:

@@ -105,11 +105,11 @@ async def expected_files(store: ObjectStore, prefix: str, there: Mapping[str, Ob
 
 
 def manifest_paths(there: Collection[str]) -> tuple[str, ...]:
-    """Return the manifests of either kind among some paths.
+    """Return the manifests of either kind among some paths, except those in hidden folders, which no reader opens.
 
     If they are deleted in this order, readers refuse the remaining files.
     """
-    metas = sorted(path for path in there if path.rpartition("/")[2] == META)
+    metas = sorted(path for path in there if path.rpartition("/")[2] == META and not f"/{path}".count("/."))
     pages, report = ([path for path in paths if path in there] for paths in ((SHARD_SIZES, METADATA), (REPORT,)))
     return (*pages, *metas, *report)
 
