@@ -64,6 +64,8 @@ def test_its_variables_are_those_of_every_node(run: RunDescription) -> None:
         (("format = 1", "format = " + "1" * 5000), "is not TOML"),
         (("format = 1", 'format = 1\n"a\\u001b[31m" = 1'), r"a\\x1b\[31m: Extra inputs are not permitted"),
         (("format = 1", "#" * 70000 + "\nformat = 1"), "expected at most 65536 bytes"),
+        (("format = 1", "format" + ".a" * 32000 + " = 1"), "line 3 has more than 64 dots"),  # took a minute
+        (("format = 1", "format" + ".a" * 64 + " = 1"), "format: Input should be 1"),
     ],
 )
 def test_a_wrong_file_is_refused(run: RunDescription, tmp_path: Path, change: tuple[str, str], problem: str) -> None:

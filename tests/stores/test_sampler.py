@@ -201,6 +201,26 @@ def test_a_loader_that_has_read_the_whole_epoch_does_not_end_it(workers: int) ->
     assert again.state_dict(consumed=3) == {**one.state_dict(), "consumed": 3}
 
 
+def test_an_epoch_of_which_a_loader_has_read_all_and_nothing_was_used_is_not_skipped() -> None:
+    epochs = [everyone(10, 1, start_epoch=epoch)[0] for epoch in range(3)]
+    one, again = sampler(10, 1, 0), sampler(10, 1, 0)
+    loader = DataLoader(range(10), batch_size=4, sampler=one, num_workers=2)
+    for epoch in range(2):
+        batches = iter(loader)  # reads the whole epoch ahead
+        again.load_state_dict(one.state_dict(consumed=0, epoch=epoch))
+        assert [*again] == epochs[epoch]
+        next(batches)
+        one.load_state_dict(one.state_dict(consumed=0, epoch=epoch))
+        assert torch.cat([*loader]).tolist() == epochs[epoch]
+    again.load_state_dict(one.state_dict(consumed=0, epoch=2))
+    assert [*again] == epochs[2]
+    for wrong in (0, 3):
+        with pytest.raises(ValueError, match=f"epoch {wrong} with consumed 0: .* of epoch 1 or 2"):
+            one.state_dict(0, wrong)
+    with pytest.raises(ValueError, match="epoch 1 with consumed None"):
+        one.state_dict(epoch=1)
+
+
 def test_ten_million_windows_take_no_memory_of_their_number() -> None:
     import tracemalloc
 

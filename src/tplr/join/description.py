@@ -14,6 +14,8 @@ from tplr.untrusted import printable
 
 MAX_BYTES = 2**16  # maximum size of the description
 MAX_HPARAMS_BYTES = 2**20
+# The time of ``tomllib`` grows with the square of the number of parts of a key: 64 KiB took minutes.
+MAX_DOTS = 64  # in a line of the description
 
 # Printable ASCII without quotes, so that a value is harmless on a terminal, in a file of variables and in a unit.
 PLAIN_SIGNS = "._~:/?#@!&()*+,;=-"
@@ -117,11 +119,15 @@ def load_description(path: Path) -> RunDescription:
     """Read and check a description, and check that the hparams file beside it is the one that it names.
 
     Raises:
-        ConfigError: the file is missing, too large or not TOML; keys are unknown, missing or wrong (lists all of
-            them); or the hparams file is missing or a different one.
+        ConfigError: the file is missing, too large or not TOML; a line has too many dots; keys are unknown, missing or
+            wrong (lists all of them); or the hparams file is missing or a different one.
     """
+    body = _read(path, MAX_BYTES)
+    for number, line in enumerate(body.split(b"\n"), 1):
+        if line.count(b".") > MAX_DOTS:
+            raise ConfigError(f"{path}: line {number} has more than {MAX_DOTS} dots: no key or value needs them")
     try:
-        found = RunDescription.model_validate(tomllib.loads(_read(path, MAX_BYTES).decode()))
+        found = RunDescription.model_validate(tomllib.loads(body.decode()))
     except ValidationError as error:
         # The value is not shown, because it is untrusted; keys and messages may not be printable.
         told = [f"{'.'.join(map(str, one['loc'])) or 'file'}: {one['msg']}" for one in error.errors()]

@@ -32,7 +32,8 @@ class ResumableDistributedSampler(Sampler[int]):
 
     The start position is that of the constructor or of a loaded state, then the begin of the epoch after each finished
     one. A pass that was broken off begins there again, because its loader may have read further than was used:
-    ``load_state_dict(state_dict(consumed))`` continues it instead.
+    ``load_state_dict(state_dict(consumed, epoch))`` continues it instead. Without that, the next epoch follows if the
+    loader had read this one to its end.
 
     Attributes:
         epoch, iter: the position; ``iter`` counts this rank's samples of the epoch. A loader with workers reads ahead,
@@ -100,16 +101,18 @@ class ResumableDistributedSampler(Sampler[int]):
                 yield item
         self._finish_epoch()
 
-    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+    def state_dict(self, consumed: int | None = None, epoch: int | None = None) -> dict[str, Any]:
         """The position, for any world size.
 
         Args:
             consumed: number of samples of this epoch that all ranks together have trained on, also if a loader has
-                read all of it already; 0 after its end means the begin of the next one. Default: the number returned,
-                which is more while a loader reads ahead.
+                read all of it already. Default: the number returned, which is more while a loader reads ahead.
+            epoch: the epoch of ``consumed``. Default: that of the last pass; but 0 samples of a pass that a loader has
+                read to its end count as the begin of the next epoch.
 
         Raises:
-            ValueError: all ranks together can't have trained on so many samples of an epoch.
+            ValueError: all ranks together can't have trained on so many samples of an epoch, or ``epoch`` is not that
+                of the last pass or of the next one.
         """
         done = self.iter * self.world_size if consumed is None else index(consumed)
         whole = self._share * self.world_size
@@ -118,8 +121,14 @@ class ResumableDistributedSampler(Sampler[int]):
                 f"consumed {done}: expected the samples of all {self.world_size} ranks together, which take equally "
                 f"many: a multiple of {self.world_size} from 0 to {whole}"
             )
-        epoch = self._last_read if consumed else self.epoch
-        return {"version": _VERSION, "epoch": epoch, "consumed": done, **self._rules}
+        if epoch is None:
+            epoch = self._last_read if consumed else self.epoch
+        elif consumed is None or epoch not in (self._last_read, self.epoch):
+            raise ValueError(
+                f"epoch {epoch} with consumed {consumed}: expected the number of samples of epoch {self._last_read}"
+                + (f" or {self.epoch}" if self.epoch != self._last_read else "")
+            )
+        return {"version": _VERSION, "epoch": index(epoch), "consumed": done, **self._rules}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the position to that of ``state``.
