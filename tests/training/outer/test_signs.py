@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tplr.compress.aggregate import scatter_sum
 from tplr.compress.chunks import ChunkGrid
-from tplr.compress.dct import inverse
+from tplr.compress.dct import basis, inverse
 from tplr.training.outer import signs
 from tplr.training.outer.signs import below, signs_of_sum, zero_limit
 
@@ -120,6 +121,26 @@ def test_entries_below_the_limit_are_zero():
         found = torch.cat([GRID.join(chunks) for _, chunks in signs_of_sum(made, GRID, limit)])
         bound = limit * made[1].abs().amax(dim=2).double().sum(dim=0)[:, None]
         assert torch.equal(found, float64_signs(made, zero=bound))
+
+
+def test_peers_that_choose_how_their_sum_is_rounded():
+    """Each of their additions rounds up: the sum in float32 is above zero and the exact one below it, for many
+    coefficients, and so is the first entry, to which another peer adds almost nothing."""
+    count, k, grid = 40, 1024, ChunkGrid.of((64, 64), 64)
+    generator = torch.Generator().manual_seed(1)
+    tall = basis(64, torch.float64, torch.device("cpu"))[:, 0]
+    low = (64 * torch.arange(32)[:, None] + torch.arange(32)).flatten()
+    high = low + 32
+    tiny = 2.0**-24 * (1 + 2.0**-20)
+    values = torch.full((count, 1, k), tiny)
+    values[0], values[-2] = 1, -1 - 1.5 * (count - 3) * tiny
+    values[-1, 0] = torch.randn(k, generator=generator).clamp(-1, 1)
+    values[-1, 0, 0] -= (values[-1, 0] @ torch.outer(tall, tall).flatten()[high].float()) / (tall[0] * tall[32]).float()
+    indices = torch.stack([*[low[None]] * (count - 1), high[None]])
+    ((_, found),) = signs_of_sum((indices, values), grid)
+    exact = inverse(scatter_sum(indices, values.double(), grid), grid)
+    assert exact[0, 0] < -1e-6
+    assert torch.equal(found, exact.sign().float())
 
 
 def test_values_too_small_for_float32s_digits_have_the_signs_of_float64():
