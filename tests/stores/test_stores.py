@@ -185,6 +185,30 @@ def test_an_hdf5_file_that_claims_more_than_the_memory_is_named(tmp_path: Path, 
         H5Store(share_memory=share).load(tmp_path)
 
 
+@pytest.mark.parametrize("way", ["key", "dataset", "soft", "raw", "virtual"])
+def test_an_hdf5_file_with_data_of_another_file_is_refused(tmp_path: Path, way: str) -> None:
+    with h5py.File(tmp_path / "other", "w") as other:
+        other.create_group("a").create_dataset("data_0", data=np.arange(4))
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        link = h5py.ExternalLink("other", "/a" if way == "key" else "/a/data_0")
+        group = file.create_group("b" if way in ("key", "soft") else "a")
+        if way == "key":
+            file["a"] = link
+        elif way == "dataset":
+            group["data_0"] = link
+        elif way == "soft":
+            group["x"] = link
+            file.create_group("a")["data_0"] = h5py.SoftLink("/b/x")
+        elif way == "raw":
+            group.create_dataset("data_0", shape=(9,), dtype="u1", external=[(str(tmp_path / "other"), 0, 9)])
+        else:
+            layout = h5py.VirtualLayout(shape=(4,), dtype="i8")
+            layout[:] = h5py.VirtualSource("other", "a/data_0", shape=(4,))
+            group.create_virtual_dataset("data_0", layout)
+    with pytest.raises(DataError, match=r"data\.h5.*: the data of '(a|data_0)' are in another file: copy them"):
+        H5Store().load(tmp_path / "data.h5")
+
+
 def test_without_h5py_only_hdf5_is_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data.h5").touch()
     monkeypatch.setitem(sys.modules, "h5py", None)

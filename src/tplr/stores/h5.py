@@ -41,7 +41,7 @@ class H5Store(TokenStore):
                 for name in map(str, meta or file):
                     if name not in file:
                         raise DataError(f"{path} lacks the key {name!r} of its meta.json")
-                    keys[name] = self._key(f"{path}: {name}", file[name], meta.get(name))
+                    keys[name] = self._key(f"{path}: {name}", _member(path, file, name), meta.get(name))
         except (OSError, RuntimeError, KeyError) as error:  # h5py translates errors of HDF5 to any of these
             raise DataError(f"{path} is not a complete HDF5 file: {error}; fetch or prepare it again") from error
         return StoreShard(str(path), keys)
@@ -50,7 +50,7 @@ class H5Store(TokenStore):
         h5py = import_h5py()
         if not isinstance(group, h5py.Group):
             raise DataError(f"{where}: expected a group of datasets")
-        parts: list[Any] = [group[name] for name in sorted(group, key=natural)]
+        parts: list[Any] = [_member(where, group, name) for name in sorted(group, key=natural)]
         if not parts or not all(isinstance(part, h5py.Dataset) and part.dtype == parts[0].dtype for part in parts):
             raise DataError(f"{where}: expected one or more datasets of one dtype")
         sizes = [part.size for part in parts]
@@ -79,6 +79,15 @@ class H5Store(TokenStore):
                 f"{where}: can't allocate the memory for its {elements} elements of {dtype} ({error}): check the file, "
                 f"{remedy} prepare it as bin, which is not read into memory"
             ) from error
+
+
+def _member(where: object, group: Any, name: str) -> Any:
+    """Return ``group[name]``. Raises DataError if its data are in another file, which no hash of the shard covers."""
+    found = group[name]
+    elsewhere = found.file.filename != group.file.filename
+    if elsewhere or (isinstance(found, import_h5py().Dataset) and (found.is_virtual or found.external)):
+        raise DataError(f"{where}: the data of {name!r} are in another file: copy them into this one")
+    return found
 
 
 class InMemory:
