@@ -296,7 +296,8 @@ class HParams(_Strict):
         burn_uid: the subnet owner's uid, whose share the chain burns; gets all weight when no miner has had a score for
             ``pay_windows`` windows. Without it, weights that pay for older work stay on chain.
         sync_max_steps_behind: a miner that is more steps behind is out of sync.
-        digest_interval_windows: windows between two published digests of the whole model.
+        digest_interval_windows: windows between two published digests of the whole model; there is also one before each
+            checkpoint.
     """
 
     spec_version: int = Field(ge=0)

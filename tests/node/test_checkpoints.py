@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from catching_up import START
 
 from tplr.errors import ConfigError, StateError
 from tplr.exchange.checkpoints import fetch_manifest, publish
+from tplr.hparams import load_hparams
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import load_state, reading_state
 from tplr.node.train_state import TrainState
+from tplr.seeds import fingerprint_seed
 from tplr.training.fingerprint import digest
 from tplr.training.model import build_model
 
@@ -202,6 +205,37 @@ async def test_a_checkpoint_with_false_outer_state_is_refused_and_an_older_one_t
         state = reading_state(reader, "checkpoint", START, run.stage.folder("scratch"))
         with pytest.raises(StateError, match=f"checkpoint of window {START + 4} by uid 0: .* outer fingerprint is"):
             await run.stage.drive(load_state(reader, state, "checkpoint", until=run.recording.window))
+
+
+@pytest.mark.parametrize(("false", "found"), [("model", "its digest differs"), ("momentum", "its fingerprints differ")])
+async def test_a_checkpoint_that_is_right_only_where_fingerprints_look_is_refused(
+    catch_up, caplog, false, found
+) -> None:
+    """They hash few entries, and who publishes it after the window knows which."""
+    constants = load_hparams(Path(__file__).parents[2] / "hparams-sparseloco.json").sparseloco
+    assert constants
+    constants = constants.model_copy(update={"outer_momentum": 0.5})
+    async with catch_up("sparseloco", sparseloco=constants, digest_interval_windows=100) as run:
+        await run.record(2)
+        await run.recording.checkpoint()
+        await run.record(2)
+        train_state, window = run.recording.train_state, run.recording.window
+        seed = fingerprint_seed(window=window - 1, block_hash=await run.leader.comms.window_hash(window))
+        tensors = train_state.parameters if false == "model" else train_state.outer.shared
+        tensor = next(one for one in tensors.values() if one.numel() > 1000)
+        before = train_state.fingerprint(seed), train_state.outer_fingerprint(seed)
+        with torch.no_grad():
+            entry = tensor.detach().view(-1)[:1]
+            kept = entry.clone()
+            entry.add_(1.0)
+            assert (train_state.fingerprint(seed), train_state.outer_fingerprint(seed)) == before
+            await run.recording.checkpoint()
+            entry.copy_(kept)
+        async with run.opened() as replica:
+            assert f"{found} from " in caplog.text
+            assert replica.window == START + 2
+            await run.advance(replica)
+            assert run.agrees(replica)
 
 
 async def test_a_checkpoint_of_a_window_to_come_is_not_taken(catch_up) -> None:

@@ -27,7 +27,7 @@ from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates, published_report
 from tplr.seeds import fingerprint_seed
 from tplr.storage.many import list_objects
-from tplr.training.fingerprint import fingerprint, outer_fingerprint
+from tplr.training.fingerprint import digest, fingerprint, outer_fingerprint
 from tplr.training.model import build_model, meta_model
 
 if TYPE_CHECKING:
@@ -183,19 +183,21 @@ async def check_agreement(
     Args:
         parameters: of the whole model; each is read when it is needed.
         step: number of outer steps applied.
-        shared: the outer scheme's shared tensors, which are compared, too.
+        shared: the outer scheme's shared tensors, which are compared, too, as is the digest, if the report has one.
 
     Raises:
         StateError: electors with more than half of the stake report another fingerprint.
     """
-    report = await published_report(network.comms, window)
+    report = await published_report(network.comms, window, whole=True)
     if report is None:
         return None
     found = await model_fingerprint(network, parameters, window, step=step)
     compared = [("fingerprint", found, report.fingerprint)]
     if shared is not None:
-        of_outer = await _outer_fingerprint(network, shared, window)
+        of_outer = await _outer_fingerprint(network, shared, window, whole=bool(report.digest))
         compared.append(("outer fingerprint", of_outer, report.outer_fingerprint))
+        if report.digest:
+            compared.append(("digest", await asyncio.to_thread(digest, parameters), report.digest))
     for name, mine, reported in compared:
         if mine != reported:
             raise StateError(
@@ -213,8 +215,10 @@ async def model_fingerprint(
     return await asyncio.to_thread(fingerprint, parameters, step=step, seed=seed, samples=samples)
 
 
-async def _outer_fingerprint(network: NetworkReader, shared: Mapping[str, torch.Tensor], window: int) -> str:
-    seed, samples = await _fingerprint_seed(network, window), network.hparams.fingerprint_samples
+async def _outer_fingerprint(
+    network: NetworkReader, shared: Mapping[str, torch.Tensor], window: int, *, whole: bool
+) -> str:
+    seed, samples = await _fingerprint_seed(network, window), None if whole else network.hparams.fingerprint_samples
     return await asyncio.to_thread(outer_fingerprint, shared, seed=seed, samples=samples)
 
 

@@ -158,21 +158,26 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         return False
 
     async def _check_model(self, fetched: SavedState, *, by: int) -> None:
-        """Raise StateError unless most electors report this model after the previous window.
+        """Raise StateError unless most electors report this model after the previous window, by a digest of all of it.
 
+        A fingerprint alone would not do: who publishes a checkpoint after that window knows which entries it hashes.
         A checkpoint of a sole elector or of this node passes without a report: later reports will show a difference.
         """
         comms, window = self._context.comms, fetched.window
-        report = None if comms.alone else await majority_report(comms, window - 1)
+        report = None if comms.alone else await majority_report(comms, window - 1, whole=True)
         if report is None:
             if by == comms.uid or comms.electors.uids == (by,):
                 return
             raise StateError("most electors report no common model of that window")
+        if not report.digest and by != comms.uid:
+            raise StateError("most electors report no digest of the model of that window")
         seed = fingerprint_seed(window=window - 1, block_hash=await comms.window_hash(window))
-        samples = self._hparams.fingerprint_samples
-        found = await asyncio.to_thread(saved_fingerprints, fetched, seed=seed, samples=samples)
-        if (report.fingerprint, report.outer_fingerprint) != found:
+        samples, whole = self._hparams.fingerprint_samples, bool(report.digest)
+        found = await asyncio.to_thread(saved_fingerprints, fetched, seed=seed, samples=samples, whole=whole)
+        if (report.fingerprint, report.outer_fingerprint) != found[:2]:
             raise StateError("its fingerprints differ from those that most electors report")
+        if report.digest != found[2]:
+            raise StateError("its digest differs from the one that most electors report")
 
     async def _set_first_weights(self) -> None:
         """Set the run's first weights: random ones, or those of another version's checkpoint."""

@@ -43,12 +43,17 @@ PARTS = "parts"  # name of the role's values in a snapshot; a checkpoint has non
 SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
 
 
-def saved_fingerprints(saved: SavedState, *, seed: int, samples: int) -> tuple[str, str]:
-    """Return the fingerprint and the outer fingerprint of a saved state, as its node reported them. Blocks."""
+def saved_fingerprints(saved: SavedState, *, seed: int, samples: int, whole: bool) -> tuple[str, str, str]:
+    """Return fingerprint, outer fingerprint and digest of a saved state, as its node reported them. Blocks.
+
+    Args:
+        whole: whether the report has a digest; else it is empty.
+    """
     model, outer = saved.lazily("model"), saved.lazily("outer")
     return (
         fingerprint(model, step=saved.manifest.global_step, seed=seed, samples=samples),
-        outer_fingerprint(outer, seed=seed, samples=samples),
+        outer_fingerprint(outer, seed=seed, samples=None if whole else samples),
+        digest(model) if whole else "",
     )
 
 
@@ -231,9 +236,9 @@ class TrainState:
         return fingerprint(self.parameters, step=self.global_step, seed=seed, samples=samples, parallel=self._parallel)
 
     @command
-    def outer_fingerprint(self, seed: int) -> str:
-        """Return the hash of the outer scheme's state that is equal on all nodes."""
-        samples = self._hparams.fingerprint_samples
+    def outer_fingerprint(self, seed: int, whole: bool = False) -> str:
+        """Return the hash of the outer scheme's state that is equal on all nodes; ``whole``: of all its entries."""
+        samples = None if whole else self._hparams.fingerprint_samples
         return outer_fingerprint(self.outer.shared, seed=seed, samples=samples, parallel=self._parallel)
 
     @command
@@ -306,16 +311,20 @@ class TrainState:
             self.model, batches, self._hparams.precision, parallel=self._parallel, settings=self._settings
         )
 
+    def has_digest(self, window: int) -> bool:
+        """Return whether a node's report of ``window`` has a digest: at intervals, and before each checkpoint."""
+        intervals = self._hparams.digest_interval_windows, self._hparams.checkpoint_frequency
+        return any((window + 1 - self.start_window) % interval == 0 for interval in intervals)
+
     def report(self, gathered: GatherResult[Update], *, uid: int, block_hash: str) -> DebugReport:
         """Build the report of node ``uid`` after it applied ``gathered``; ``block_hash``: of the next window."""
-        window = gathered.window
-        whole = (window + 1 - self.start_window) % self._hparams.digest_interval_windows == 0
+        window, whole = gathered.window, self.has_digest(gathered.window)
         seed = fingerprint_seed(window=window, block_hash=block_hash)
         return DebugReport(
             window=window,
             uid=uid,
             fingerprint=self.fingerprint(seed),
-            outer_fingerprint=self.outer_fingerprint(seed),
+            outer_fingerprint=self.outer_fingerprint(seed, whole),
             proof=self.fingerprint(proof_seed(uid=uid, window=window, block_hash=block_hash)),
             digest=self.digest() if whole else "",
             included={str(one.uid): one.sha256 for one in gathered.updates},

@@ -245,32 +245,35 @@ class WindowUpdates:
         return found
 
 
-async def majority_report(comms: Comms, window: int) -> DebugReport | None:
+async def majority_report(comms: Comms, window: int, *, whole: bool = False) -> DebugReport | None:
     """Return a report of ``window`` whose fingerprints and updates electors with more than half of the stake confirm.
 
     None if there is none, or the reports can't be read now.
+
+    Args:
+        whole: whether they confirm its digest, too.
     """
     try:
-        return await agreed_report(comms, window)
+        return await agreed_report(comms, window, whole=whole)
     except StoreUnavailable as error:
         logger.info("the electors' reports of window %d not read: %s", window, error)
         return None
 
 
-async def published_report(comms: Comms, window: int) -> DebugReport | None:
+async def published_report(comms: Comms, window: int, *, whole: bool = False) -> DebugReport | None:
     """As ``majority_report``, for readers of past windows: buckets that do not answer are asked again.
 
     Raises:
         StoreUnavailable: reports that may be published can't be read now.
     """
-    return await with_retry(lambda: agreed_report(comms, window), deadline_seconds=REPORT_SECONDS)
+    return await with_retry(lambda: agreed_report(comms, window, whole=whole), deadline_seconds=REPORT_SECONDS)
 
 
-async def agreed_report(comms: Comms, window: int) -> DebugReport | None:
+async def agreed_report(comms: Comms, window: int, *, whole: bool = False) -> DebugReport | None:
     """As ``majority_report``. Raises StoreUnavailable if the reports can't be read now."""
     ask = partial(comms.get_report, window=window)
     try:
-        return await comms.agreed(ask, key=_agreed_part)
+        return await comms.agreed(ask, key=partial(_agreed_part, whole=whole))
     except StoreUnavailable:
         raise
     except ObjectNotFound:
@@ -280,9 +283,10 @@ async def agreed_report(comms: Comms, window: int) -> DebugReport | None:
         return None
 
 
-def _agreed_part(report: DebugReport) -> tuple[str, str, tuple[tuple[str, str], ...]]:
-    """Return what is equal in the reports of all nodes that agree."""
-    return report.fingerprint, report.outer_fingerprint, tuple(sorted(report.included.items()))
+def _agreed_part(report: DebugReport, *, whole: bool) -> tuple[str, str, str, tuple[tuple[str, str], ...]]:
+    """Return what is equal in the reports of all nodes that agree; the digest only if ``whole``."""
+    hashes = report.fingerprint, report.outer_fingerprint, report.digest if whole else ""
+    return *hashes, tuple(sorted(report.included.items()))
 
 
 def _fill_in(listed: PeerList, gathered: GatherResult[Update]) -> GatherResult[Update]:

@@ -55,9 +55,10 @@ class DebugReport(Document):
 
     Attributes:
         fingerprint: hash of entries at positions that are unpredictable before the window ends.
-        outer_fingerprint: hash of the outer scheme's state that is equal on all nodes: norm caps and outer momentum.
+        outer_fingerprint: hash of the outer scheme's state that is equal on all nodes: norm caps and outer momentum; in
+            a report with a digest, of all its entries.
         proof: hash of entries at positions specific to this uid, so that other uids can't copy it.
-        digest: hash of the whole model, at intervals; empty in other windows.
+        digest: hash of the whole model, at intervals and before each checkpoint; empty in other windows.
         included: SHA-256 of each applied update, by uid.
         skipped: reason for each other peer, by uid.
     """

@@ -2,8 +2,9 @@
 
 The *fingerprint* hashes entries at positions that follow from a seed that is unknown until the window ends. It is
 cheap, and nobody can copy it in advance. The *outer fingerprint* does the same for the outer scheme's tensors that are
-equal on all nodes. The *digest* hashes every byte of the model, at intervals. None depends on the number of ranks;
-every rank gets the hash.
+equal on all nodes. After the window's end anybody can make another model with the same entries at these positions. So
+at intervals the *digest* hashes every byte of the model, and the outer fingerprint every entry. None depends on the
+number of ranks; every rank gets the hash.
 """
 
 import bisect
@@ -47,11 +48,11 @@ def fingerprint(
 
 
 def outer_fingerprint(
-    shared: Mapping[str, torch.Tensor], *, seed: int, samples: int, parallel: ParallelContext = SINGLE_PROCESS
+    shared: Mapping[str, torch.Tensor], *, seed: int, samples: int | None, parallel: ParallelContext = SINGLE_PROCESS
 ) -> str:
     """Return the SHA-256 over the outer scheme's shared tensors: norm caps and outer momentum.
 
-    Of each tensor ``samples`` entries are hashed, or all if there are no more; position ``i`` is
+    Of each tensor ``samples`` entries are hashed, or all if there are no more, or with None; position ``i`` is
     ``derive("position", seed, name, i) % entries``. Values are hashed as float32, little-endian. The result is the hash
     of a JSON object: name to the tensor's SHA-256, in name order.
 
@@ -60,13 +61,14 @@ def outer_fingerprint(
     """
     hashes = {}
     for name in shared:
-        count = shape_of(shared, name).numel()
-        positions = (
-            list(range(count))
-            if count <= samples
-            else [derive("position", seed, name, i) % count for i in range(samples)]
-        )
-        hashes[name] = hashlib.sha256(_entries(shared, name, positions).tobytes()).hexdigest()
+        count, hashed = shape_of(shared, name).numel(), hashlib.sha256()
+        if samples is None or count <= samples:
+            for rows in row_blocks(shared, name):
+                hashed.update(_bytes(rows))
+        else:
+            positions = [derive("position", seed, name, i) % count for i in range(samples)]
+            hashed.update(_entries(shared, name, positions).tobytes())
+        hashes[name] = hashed.hexdigest()
     for held in parallel.gather_bytes(json.dumps(hashes).encode()):
         hashes |= json.loads(held)
     return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
