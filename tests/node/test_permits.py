@@ -12,9 +12,15 @@ import pytest
 
 from tplr.chain.ledger import Ledger
 from tplr.errors import PreconditionFailed
+from tplr.exchange.ballots import Commitment, Decision, Echo, value_id
+from tplr.exchange.envelope import WHOLE_RUN, sign_document
+from tplr.exchange.quorum import void
+from tplr.keys import decision_key
 from tplr.localnet.plan import BLOCK_SECONDS
 from tplr.node.leader import Leader, start_window
 from tplr.node.replica import NodeContext
+from tplr.node.start_election import SLOTS, decided_before
+from tplr.schemas import PeerList
 from tplr.testing.s3server import Delay, Status
 
 VALIDATORS = ("validator", "validator-2", "validator-3")
@@ -126,3 +132,67 @@ async def test_a_bucket_that_hangs_stops_nobody(start: Start) -> None:
     start.stage.server.faults.add(f"^(GET|HEAD) /{bucket}[/?]", Delay(3600), times=None)
     found = await start.windows("validator-2", "validator-3", *MINERS)
     assert len(set(found.values())) == 1
+
+
+class _Alone:
+    """Manual time: ``validator-3`` was the only elector in one window, and has less than half of the stake now."""
+
+    def __init__(self, stage: Any, contexts: dict[str, NodeContext], slot: int) -> None:
+        self.stage = stage
+        self.contexts = contexts
+        self.slot = slot
+
+    async def publishes(self, peers: PeerList) -> None:
+        """Publish, in its bucket, a start that it signs as decided in the window in which it was alone."""
+        comms = self.contexts["validator-3"].comms
+        value = void(0, self.stage.hparams.version).model_copy(update={"peers": peers})
+        said = Echo(slot=self.slot, value=value_id(value)), Commitment(value=value_id(value))
+        echo, commitment = (sign_document(one, window=WHOLE_RUN, signer=comms.signer).decode() for one in said)
+        decision = Decision(slot=self.slot, value=value, votes=(), echoes=(echo,), commitments=(commitment,))
+        raw = sign_document(decision, window=WHOLE_RUN, signer=comms.signer)
+        await comms.own_store.put(decision_key(None, self.stage.hparams.version), raw)
+
+    def peers(self, *, start: int) -> PeerList:
+        """Return a first list as it follows from this slot, but for its start."""
+        window = {"sync_window": self.slot, "first_effective_window": start}
+        return PeerList(peers=(0,), initial_selection=True, **window)
+
+    async def found(self) -> PeerList | None:
+        """Return the start that ``validator`` takes as decided before."""
+        return await decided_before(self.contexts["validator"], self.stage.hparams)
+
+
+@pytest.fixture
+async def alone(staged: Any) -> AsyncIterator[_Alone]:
+    async with staged(1, validators=3, by_hand=True, dated_by_hand=True, **CONSTANTS) as stage:
+        contexts = {"validator-3": await stage.context(stage.setup("validator-3"))}
+        clock = contexts["validator-3"].clock
+        async with stage.running(clock.run()):
+            slot = await stage.drive(clock.wait_for_window(0)) + 2
+            await stage.pass_windows(2, clock)
+            contexts |= {name: await stage.context(stage.setup(name)) for name in ("validator", "validator-2")}
+            for context in contexts.values():
+                await stage.drive(context.comms.refresh())
+            async with stage.running(*(contexts[name].clock.run() for name in ("validator", "validator-2"))):
+                await stage.drive(contexts["validator"].clock.wait_for_window(slot))
+                yield _Alone(stage, contexts, slot)
+
+
+async def test_a_start_decided_alone_is_followed_only_if_it_follows_from_its_slot(alone: _Alone) -> None:
+    """Who was the only elector can't name a start so far ahead that the run never begins."""
+    margin = alone.stage.hparams.peer_list_window_margin
+    honest = alone.peers(start=alone.slot + margin)
+    await alone.publishes(honest)
+    assert await alone.found() == honest
+    await alone.publishes(alone.peers(start=2**40))
+    assert await alone.found() is None
+
+
+async def test_a_start_written_long_after_its_slot_is_nobodys(alone: _Alone) -> None:
+    """Who was the only elector once can't decide later that a run began then."""
+    honest = alone.peers(start=alone.slot + alone.stage.hparams.peer_list_window_margin)
+    await alone.publishes(honest)
+    await alone.stage.pass_windows(SLOTS + 2, alone.contexts["validator"].clock)
+    assert await alone.found() == honest
+    await alone.publishes(honest)
+    assert await alone.found() is None
