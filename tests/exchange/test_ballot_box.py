@@ -44,6 +44,7 @@ class Bucket(MemoryStore):
         self.fails = 0
         self.written: list[str] = []
         self.most: dict[str, int] = {}  # bytes that a reader of each key fetches
+        self.read: list[str] = []
 
     async def put(self, key: str, data: bytes, **options: Any) -> ObjectInfo:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.fails:
@@ -55,6 +56,7 @@ class Bucket(MemoryStore):
 
     async def get(self, key: str, *, max_bytes: int, **options: Any) -> bytes:
         self.most[key] = max_bytes
+        self.read.append(key)
         return await super().get(key, max_bytes=max_bytes, **options)
 
 
@@ -249,6 +251,22 @@ async def test_what_can_t_be_read_is_nothing(seats: Seats) -> None:
     assert await box.read(Wanted("relay", 1, 0)) is None
     caps = {vote_key(WINDOW, 1, "1"): Vote.max_bytes, echo_key(WINDOW, 0, 1, "1"): Relay.max_bytes}
     assert seats.buckets[1].most == {key: envelope_cap(size) for key, size in caps.items()}
+
+
+async def test_a_ballot_that_is_not_valid_is_read_once_in_a_slot(seats: Seats) -> None:
+    """Refusing one takes a tenth of a second, and many at once would delay the honest electors' ballots."""
+    box, bucket = seats.box(1), seats.buckets[0]
+    for slot, body in enumerate((b"not a ballot", b" " * (envelope_cap(Relay.max_bytes) + 1))):
+        key = echo_key(WINDOW, slot, 0, "1")
+        for _ in range(2):
+            assert await box.read(Wanted("relay", 0, slot)) is None  # there may be one later
+        await bucket.put(key, body)
+        for _ in range(3):
+            assert await box.read(Wanted("relay", 0, slot)) is None
+        assert bucket.read.count(key) == 3
+    assert await box.read(Wanted("vote", 0, 0)) is None
+    await seats.box(0).vote(VOTE)
+    assert await box.read(Wanted("vote", 0, 0)) is not None
 
 
 async def test_nothing_is_left_when_an_election_is_over(seats: Seats) -> None:

@@ -92,6 +92,27 @@ async def test_commitments_in_several_buckets_count_together(reader) -> None:
     assert (shown.decided, shown.commitments) == (VALUE, {0: True, 1: True})
 
 
+async def test_a_refused_decision_is_not_read_again_while_others_may_decide(reader) -> None:
+    """A reader polls for seconds, and a hostile elector's decision may have 2 MiB."""
+    stores = {uid: MemoryStore(f"elector-{uid}") for uid in range(3)}
+    await stores[2].put(decision_key(WINDOW, "1"), b"not a decision")
+    asked: list[int] = []
+
+    def store_of(uid: int) -> MemoryStore:
+        asked.append(uid)
+        return stores[uid]
+
+    looking = DecisionReader(reader, store_of, WINDOW)
+    for _ in range(9):
+        assert await looking.look() is None
+    assert asked.count(2) == 1
+    assert asked.count(0) >= 8
+    assert asked.count(1) >= 8
+    for uid in (0, 1):
+        await stores[uid].put(decision_key(WINDOW, "1"), decision(uid))
+    assert await looking.look() == VALUE
+
+
 def test_what_many_documents_embed_is_verified_once(reader, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 

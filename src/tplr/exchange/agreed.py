@@ -152,8 +152,12 @@ class DecisionReader:
         if (value := self._decided()) is not None:
             return value
         electors = self._reader.electors
-        # Electors that did not answer before are asked last.
-        unseen = sorted((uid for uid in electors.uids if uid not in self._seen), key=lambda uid: self._missed[uid])
+        # Electors that did not answer before are asked last; those with an invalid decision, of up to 2 MiB in each
+        # poll, only if the others are not enough.
+        unseen = sorted(
+            (uid for uid in electors.uids if uid not in self._seen),
+            key=lambda uid: (uid in self._refused, self._missed[uid]),
+        )
         asked = enough(electors, unseen, [*self._seen]) or list(electors.uids)
         await self._ask_all(asked, PATIENCE_SECONDS)
         if (value := self._decided()) is not None:

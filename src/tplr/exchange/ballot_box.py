@@ -3,10 +3,10 @@
 import asyncio
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tplr.errors import ObjectNotFound, PayloadError, PreconditionFailed, StoreError
+from tplr.errors import ObjectNotFound, ObjectTooLarge, PayloadError, PreconditionFailed, StoreError
 from tplr.exchange.ballots import (
     BallotReader,
     CheckedDecision,
@@ -62,13 +62,18 @@ class BallotBox:
     stores: Mapping[int, ObjectStore]
     folder: Path
     seconds: float
+    _refused: set[Wanted] = field(default_factory=set, init=False, repr=False)
 
     # Others' ballots
 
     async def read(self, wanted: Wanted) -> Ballot | None:
-        """Return the ballot, or None if it is not published, not readable now, or not valid."""
+        """Return the ballot, or None if it is not published, not readable now, or not valid.
+
+        A ballot that is not valid is not read again: an honest elector publishes no such one, and to refuse the largest
+        ones several times a second would take the time in which the others' ballots must be read.
+        """
         store = self.stores.get(wanted.uid)
-        if store is None:
+        if store is None or wanted in self._refused:
             return None
         try:
             return await self._read(store, wanted)
@@ -79,8 +84,20 @@ class BallotBox:
             return None
 
     async def _read(self, store: ObjectStore, wanted: Wanted) -> Ballot:
-        raw = await store.get(self._key(wanted), max_bytes=envelope_cap(SIZES[wanted.kind]))
-        return await asyncio.to_thread(self._open, raw, wanted)
+        try:
+            raw = await store.get(self._key(wanted), max_bytes=envelope_cap(SIZES[wanted.kind]))
+        except ObjectTooLarge:
+            self._refused.add(wanted)
+            raise
+        return await asyncio.to_thread(self._open_once, raw, wanted)
+
+    def _open_once(self, raw: bytes, wanted: Wanted) -> Ballot:
+        """As ``_open``; a refusal is noted here because the reader may have stopped waiting for this thread."""
+        try:
+            return self._open(raw, wanted)
+        except PayloadError:
+            self._refused.add(wanted)
+            raise
 
     def _key(self, wanted: Wanted) -> str:
         version = self.signer.run.version
