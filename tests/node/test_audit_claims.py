@@ -4,11 +4,13 @@ import asyncio
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from tplr.chain.base import Metagraph
 from tplr.exchange.documents import put_document
 from tplr.exchange.scores import put_scores
 from tplr.keys import commit_key, debug_key, gradient_key
@@ -18,12 +20,13 @@ from tplr.node import audit_claims
 from tplr.node.audit import Auditor, Difference
 from tplr.node.audit_claims import SyncClaims, leaves_open, omissions, refutes
 from tplr.node.train_state import TrainState
-from tplr.schemas import OUT_OF_SYNC, UNREAD, VALID, Alignment, PeerObservation, Reason, ScoreReport
+from tplr.schemas import OUT_OF_SYNC, UNREAD, VALID, Alignment, Evidence, PeerObservation, Reason, ScoreReport
+from tplr.scoring.profiles import score_board
 from tplr.scoring.selection import evaluated_by_loss
 from tplr.training.model import build_model
 
 LAST = 3
-HONEST, ELSEWHERE, MALFORMED, LATE = 2, 6, 7, 8  # uids
+HONEST, LEFT_OUT, ELSEWHERE, MALFORMED, LATE = 2, 5, 6, 7, 8  # uids
 
 
 @pytest.fixture(scope="module")
@@ -360,3 +363,49 @@ async def test_who_is_on_the_list_must_be_asked(world: World, audited) -> None:
     found, believed = await audited()
     assert found is None
     assert "the validator's own fault not verified: updates on probation not measured: no network" in believed
+
+
+async def leaves_out(world: World, uid: int) -> None:
+    """The validator publishes its last report as if there were no miner ``uid``, with the scores that follow."""
+    report = await world.comms.get_scores(VALIDATOR, LAST)
+    aligned = report.alignment
+    assert aligned
+    there = [one != uid for one in aligned.uids]
+    pairs = [one and other for i, one in enumerate(there) for other in there[i:]]
+    kept = {name: tuple(compress(getattr(aligned, name), there)) for name in ("uids", "products", "norms")}
+    seen = {
+        key: one.model_copy(update={"assigned_products": tuple(compress(one.assigned_products, there))})
+        for key, one in report.observations.items()
+        if key != str(uid)
+    }
+    alignment = aligned.model_copy(update={**kept, "gram": tuple(compress(aligned.gram, pairs))})
+    board = score_board(world.hparams)
+    board.resume([await world.comms.get_scores(VALIDATOR, window) for window in report.follows_from])
+    outcome = board.see(Evidence(window=LAST, observations=seen, alignment=alignment))
+    scores = {str(one): score for one, score in outcome.peer_scores.items()}
+    weights = {str(one): weight for one, weight in board.weights.items()}
+    lie = {"observations": seen, "alignment": alignment, "peer_scores": scores, "weights": weights}
+    await put_scores(world.bucket, report.model_copy(update=lie).sealed(), world.signer)
+
+
+@pytest.mark.parametrize("change", [None, "hotkey", "stake", "bucket"])
+async def test_a_miner_that_is_left_out_is_found(world: World, audited, monkeypatch, change: str | None) -> None:
+    """Its score would be none. Another owner, a validator's stake or no bucket at that time explain it."""
+    await leaves_out(world, LEFT_OUT)
+    now = world.comms.metagraph
+
+    async def metagraph_in(window: int) -> Metagraph:
+        stake, hotkey = world.hparams.eval_stake_limit + 1, world.by_uid[HONEST].hotkey
+        other = {"hotkey": {"hotkey": hotkey}, "stake": {"stake": stake}}.get(change or "", {})
+        neurons = [replace(one, **other) if one.uid == LEFT_OUT and window == LAST else one for one in now.neurons]
+        return Metagraph(now.block, tuple(neurons))
+
+    async def buckets_in(window: int) -> dict[int, object]:
+        return {uid: one for uid, one in world.comms.commitments.items() if (uid, change) != (LEFT_OUT, "bucket")}
+
+    monkeypatch.setattr(world.comms, "metagraph_in", metagraph_in)
+    if change == "bucket":
+        monkeypatch.setattr(world.comms, "buckets_in", buckets_in)
+    found, _ = await audited()
+    lie = Difference(LAST, f"observation of uid {LEFT_OUT}", None, "one, as of a miner")
+    assert found == (None if change else lie)

@@ -147,8 +147,12 @@ class ChainManager:
 
     async def hotkeys_in(self, window: int) -> dict[int, str]:
         """Return the hotkeys by uid at the end of ``window``. Raises as ``buckets_in``."""
+        return {neuron.uid: neuron.hotkey for neuron in (await self.metagraph_in(window)).neurons}
+
+    async def metagraph_in(self, window: int) -> Metagraph:
+        """Return the metagraph at the end of ``window``. Raises as ``buckets_in``."""
         metagraph, _ = await self._directory_at(window + 1)
-        return {neuron.uid: neuron.hotkey for neuron in metagraph.neurons}
+        return metagraph
 
     async def electors_in(self, window: int) -> Electors:
         """Return the electors of ``window``, as of its first block, which are equal for every node at any time.

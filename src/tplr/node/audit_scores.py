@@ -8,12 +8,12 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tplr.comms import Comms
 from tplr.compress.payload import Update
-from tplr.errors import ObjectNotFound, PayloadError
+from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError
 from tplr.exchange.ballots import VOID_WITHIN
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
@@ -97,6 +97,7 @@ class ScoreClaims:
                 f"model or set: window {report.window}: {found}"
             )
         await self._check_peer_scores(report)
+        await self._check_left_out(report, {one.uid for one in gathered.updates})
         await self._check_omissions(report)
 
     async def _recently_voided(self, window: int) -> int | None:
@@ -186,6 +187,32 @@ class ScoreClaims:
                 await self._check_asked(report)
         for fault in report.faults:
             self._leave_open(f"the validator's own fault not verified: {fault}")
+
+    async def _check_left_out(self, report: ScoreReport, included: Collection[int]) -> None:
+        """Check that each miner on the peer list or in the set is observed: one that is not has no score.
+
+        A validator may only leave out a uid that had another owner, a validator's stake or no bucket at some time since
+        shortly before the window: its own copy of the metagraph may be a window old.
+        """
+        window, uids = report.window, {*included}
+        if listed := await self._comms.get_peer_list(window):
+            uids.update(listed.peers, listed.reserve_peers, listed.probation)
+        if not (missing := sorted(uid for uid in uids if str(uid) not in report.observations)):
+            return
+        scored = min(window + self._hparams.validator_offset, self._comms.clock.window - 1)
+        since = range(max(0, window - 2), max(window, scored) + 1)
+        try:
+            metagraphs = [await self._comms.metagraph_in(one) for one in since]
+            buckets = [await self._comms.buckets_in(one) for one in since]
+        except ChainUnavailable as error:
+            self._leave_open(f"uids {missing}, which are not observed, not verified: {error}")
+            return
+        limit = self._hparams.eval_stake_limit
+        miners = [{one.uid: one.hotkey for one in at.neurons if one.stake <= limit} for at in metagraphs]
+        for uid in missing:
+            hotkeys = {at.get(uid) for at in miners}
+            if len(hotkeys) == 1 and None not in hotkeys and all(uid in at for at in buckets):
+                raise Mismatch(f"observation of uid {uid}", None, "one, as of a miner")
 
     async def _check_asked(self, report: ScoreReport) -> None:
         """Check that the update of every uid on the peer list was requested."""

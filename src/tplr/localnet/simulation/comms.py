@@ -91,6 +91,9 @@ class SimulatedComms:
     async def hotkeys_in(self, _: int) -> dict[int, str]:
         return {neuron.uid: neuron.hotkey for neuron in self.metagraph.neurons}
 
+    async def metagraph_in(self, _: int) -> Metagraph:
+        return self.metagraph
+
     async def witnessed(self, *_: object) -> dict[int, bytes]:
         return {}
 
