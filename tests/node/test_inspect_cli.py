@@ -155,6 +155,32 @@ async def test_an_audit_prints_what_it_believes(stage, command, capsys, monkeypa
     assert second == f"BELIEVED: window {WINDOW}: steps behind of uids [3] not verified"
 
 
+async def test_weights_on_chain_that_are_in_no_report_are_named(stage, command, capsys, monkeypatch) -> None:
+    """Reports may be honest and the weights not; they may also be those of a report that is not readable yet."""
+
+    async def audit(*_: object, **__: object) -> None:
+        return None
+
+    monkeypatch.setattr(Auditor, "audit", audit)
+    validator = (await stage.context(stage.setup("validator"))).comms
+    await validator.post_start_window(WINDOW)
+
+    async def believed() -> list[str]:
+        assert await command("audit", "--window", WINDOW) == AGREES
+        return capsys.readouterr().out.splitlines()[1:]
+
+    assert await believed() == []  # it has no weights on chain
+    await validator.set_weights({MINER: 1.0})
+    (line,) = await believed()
+    assert line == "BELIEVED: its weights on chain (uid 1 1.0000) are those of none of its readable reports"
+    other = report(validator.uid).model_copy(update={"window": WINDOW + 1, "weights": {"5": 1.0}}).sealed()
+    for made in (other, report(validator.uid)):
+        assert len(await believed()) == 1
+        await validator.put_scores_seal(seal_of(made, weights_due=WINDOW + 3))
+        await validator.put_scores(made)
+    assert await believed() == []
+
+
 async def test_a_result_that_can_not_be_recorded_is_printed(
     stage, command, capsys, caplog, monkeypatch, tmp_path
 ) -> None:

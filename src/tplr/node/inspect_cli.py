@@ -10,6 +10,7 @@ from tplr.files import check_outputs
 from tplr.node.arguments import Arguments
 from tplr.node.audit import Auditor
 from tplr.node.audit_stamps import AuditStamp, append_stamp
+from tplr.node.audit_weights import unexplained_weights
 from tplr.node.checks import check_device
 from tplr.node.network_reader import NetworkReader, Surroundings, open_network, this_environment
 from tplr.node.replay import load_state, published_windows, reading_state
@@ -111,9 +112,10 @@ async def _audit(request: Request, network: NetworkReader) -> int:
             window = await load_state(network, train_state, request.source, until=until)
             auditor = Auditor(train_state, window, data_loader, network.comms, hparams, validator=validator)
             found = await auditor.audit(until, scores_from=window if request.all else None)
+    unexplained = await unexplained_weights(network, validator)
     compared = f"included sets and fingerprints, and the scores of {'all' if request.all else 'the last'}"
     agrees = f"AGREES: validator {validator}, windows {window} to {until}: {compared}"
-    believed = [f"BELIEVED: {text}" for text in auditor.unverified]
+    believed = [f"BELIEVED: {text}" for text in [*auditor.unverified, *([unexplained] if unexplained else [])]]
     lines = [f"DIFFERS: {found}" if found else agrees, *believed]
     print("\n".join(map(printable, lines)))  # noqa: T201
     if request.record:

@@ -13,6 +13,11 @@ from tplr.schemas import WeightsSet
 ROUNDING = 0.01
 
 
+def difference(row: Mapping[int, float], weights: Mapping[int, float]) -> float:
+    """Return the sum of differences between weights on chain and others, by uid; both sum to 1."""
+    return sum(abs(row.get(uid, 0.0) - weights.get(uid, 0.0)) for uid in row.keys() | weights.keys())
+
+
 class _Set(NamedTuple):
     """Weights that were set, and the newest window whose scores they are based on."""
 
@@ -99,7 +104,7 @@ class Payment:
             return None
         row = {int(uid): weight for uid, weight in (await self._read_back()).items()}
         for index, one in reversed(list(enumerate(self._unconfirmed))):
-            if sum(abs(row.get(uid, 0.0) - one.weights.get(uid, 0.0)) for uid in row.keys() | one.weights) <= ROUNDING:
+            if difference(row, one.weights) <= ROUNDING:
                 del self._unconfirmed[: index + 1]
                 return one.scored
         return None

@@ -1,0 +1,35 @@
+"""Compares the weights that a validator has on chain with those in its published score reports."""
+
+from tplr.errors import ChainError, PayloadError, StoreError
+from tplr.logging import logger
+from tplr.node.network_reader import NetworkReader
+from tplr.node.payment import ROUNDING, difference
+from tplr.node.replay import published_windows
+
+NAMED = 5  # largest weights that are named
+
+
+async def unexplained_weights(network: NetworkReader, validator: int) -> str | None:
+    """Describe a validator's weights in force if they are in none of its newest reports; None if they are, or if empty.
+
+    This is not proof against the validator: the report may be sealed, deleted or not published by its own fault.
+    """
+    comms, hparams = network.comms, network.hparams
+    try:
+        row = (await comms.chain.weights()).get(validator, {})
+        windows = await published_windows(network, validator, "scores") if row else []
+    except (ChainError, StoreError) as error:
+        return f"its weights on chain are not compared: {error}"
+    if not row or (hparams.burn_uid is not None and difference(row, {hparams.burn_uid: 1.0}) <= ROUNDING):
+        return None
+    for window in reversed(windows[-hparams.pay_windows :]):
+        try:
+            report = await comms.get_scores(validator, window)
+        except (PayloadError, StoreError) as error:
+            logger.info("window %d: weights on chain not compared with its report: %s", window, error)
+            continue
+        if difference(row, {int(uid): weight for uid, weight in report.weights.items()}) <= ROUNDING:
+            return None
+    largest = sorted(row.items(), key=lambda one: (-one[1], one[0]))[:NAMED]
+    named = ", ".join(f"uid {uid} {weight:.4f}" for uid, weight in largest) + (", …" if len(row) > NAMED else "")
+    return f"its weights on chain ({named}) are those of none of its readable reports"
