@@ -3,13 +3,16 @@
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from catching_up import START
 
+from tplr.comms.checkpoints import CheckpointExchange
 from tplr.errors import ConfigError, StateError
-from tplr.exchange.checkpoints import fetch_manifest, publish
+from tplr.exchange.checkpoints import Checkpoint, fetch_manifest, publish
+from tplr.exchange.snapshot import SnapshotManifest
 from tplr.hparams import load_hparams
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import load_state, reading_state
@@ -236,6 +239,27 @@ async def test_a_checkpoint_that_is_right_only_where_fingerprints_look_is_refuse
             assert replica.window == START + 2
             await run.advance(replica)
             assert run.agrees(replica)
+
+
+async def test_a_checkpoint_that_no_digest_confirms_is_not_downloaded(catch_up, caplog, monkeypatch) -> None:
+    """Honest electors publish one only where reports have a digest; others may claim newer windows to come first."""
+    fetched: list[int] = []
+    fetch = CheckpointExchange.fetch_checkpoint
+
+    async def noted(self: CheckpointExchange, checkpoint: Checkpoint, *args: Any) -> SnapshotManifest:
+        fetched.append(checkpoint.window)
+        return await fetch(self, checkpoint, *args)
+
+    monkeypatch.setattr(CheckpointExchange, "fetch_checkpoint", noted)
+    async with catch_up(digest_interval_windows=100) as run:
+        await run.record(2)
+        await run.recording.checkpoint()
+        await run.record()
+        await run.recording.checkpoint()
+        async with run.opened() as replica:
+            assert "most electors report no digest of the model of that window" in caplog.text
+            assert replica.window == START + 2
+    assert fetched == [START + 2]
 
 
 async def test_a_checkpoint_of_a_window_to_come_is_not_taken(catch_up) -> None:

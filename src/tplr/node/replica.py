@@ -16,6 +16,7 @@ from tplr.comms import Comms
 from tplr.compress.payload import Update
 from tplr.concurrency.prefetch import Prefetch
 from tplr.errors import ChainUnavailable, StateError, StoreError, WindowLost
+from tplr.exchange.checkpoints import Checkpoint
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
@@ -27,7 +28,7 @@ from tplr.node.state import SavedState
 from tplr.node.train_state import PARTS, Stateful, TrainState, saved_fingerprints
 from tplr.node.window_time import WindowTime
 from tplr.node.windows import WindowUpdates, majority_report
-from tplr.schemas import Reason
+from tplr.schemas import DebugReport, Reason
 from tplr.seeds import fingerprint_seed
 from tplr.telemetry import Telemetry
 from tplr.training.commands import Commands
@@ -137,8 +138,10 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
                 continue
             tried[checkpoint.uid] += 1
             try:
+                report = await self._confirming(checkpoint)
                 async with fetched_state(self.train_state, self._context.comms, checkpoint) as fetched:
-                    await self._check_model(fetched, by=checkpoint.uid)
+                    if report:
+                        await self._check_model(fetched, report)
                     await self.wait_for_save()
                     await self._with_model(self.train_state.restore_shared, fetched)
             except (ChainUnavailable, StateError, StoreError) as error:
@@ -157,21 +160,25 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             return True
         return False
 
-    async def _check_model(self, fetched: SavedState, *, by: int) -> None:
-        """Raise StateError unless most electors report this model after the previous window, by a digest of all of it.
+    async def _confirming(self, checkpoint: Checkpoint) -> DebugReport | None:
+        """Return most electors' report with the digest of a checkpoint's model, before the model is downloaded.
 
         A fingerprint alone would not do: who publishes a checkpoint after that window knows which entries it hashes.
-        A checkpoint of a sole elector or of this node passes without a report: later reports will show a difference.
+        None for a checkpoint of a sole elector or of this node without a report: later reports will show a difference.
+        Raises StateError if there is no such report.
         """
-        comms, window = self._context.comms, fetched.window
-        report = None if comms.alone else await majority_report(comms, window - 1, whole=True)
-        if report is None:
-            if by == comms.uid or comms.electors.uids == (by,):
-                return
+        comms, by = self._context.comms, checkpoint.uid
+        report = None if comms.alone else await majority_report(comms, checkpoint.window - 1, whole=True)
+        if report is None and by != comms.uid and comms.electors.uids != (by,):
             raise StateError("most electors report no common model of that window")
-        if not report.digest and by != comms.uid:
+        if report and not report.digest and by != comms.uid:
             raise StateError("most electors report no digest of the model of that window")
-        seed = fingerprint_seed(window=window - 1, block_hash=await comms.window_hash(window))
+        return report
+
+    async def _check_model(self, fetched: SavedState, report: DebugReport) -> None:
+        """Raise StateError unless this is the model of the previous window's report."""
+        window = fetched.window
+        seed = fingerprint_seed(window=window - 1, block_hash=await self._context.comms.window_hash(window))
         samples, whole = self._hparams.fingerprint_samples, bool(report.digest)
         found = await asyncio.to_thread(saved_fingerprints, fetched, seed=seed, samples=samples, whole=whole)
         if (report.fingerprint, report.outer_fingerprint) != found[:2]:
