@@ -91,13 +91,13 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "data", "good", "message"), BAD)
 def test_bad_input_is_named_or_counted(tmp_path, monkeypatch, name, data, good, message):
-    monkeypatch.setattr(texts, "MAX_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(texts, "MAX_RECORD_BYTES", 1000)
     monkeypatch.setattr(parquet_reader, "BATCH_ROWS", 2)
     (tmp_path / name).write_bytes(data)
     (tmp_path / "z.txt").write_bytes(b"last")
     paths = text_files(tmp_path)[0]
     if b"[" * 1001 in data:
-        monkeypatch.setattr(texts, "MAX_DOCUMENT_BYTES", 10**6)
+        monkeypatch.setattr(texts, "MAX_RECORD_BYTES", 10**6)
     with pytest.raises(ConfigError, match=message) as caught:
         [*Documents(paths)]
     documents = Documents(paths, skip_bad=True)

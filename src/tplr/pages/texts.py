@@ -21,10 +21,9 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from tplr.errors import ConfigError
-from tplr.records.jsonl import READ_BYTES, LineReader, is_blank, parse_json
+from tplr.records.jsonl import MAX_RECORD_BYTES, READ_BYTES, LineReader, is_blank, parse_json
 from tplr.records.parquet import ParquetReader
 
-MAX_DOCUMENT_BYTES = 64 * 2**20
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
@@ -93,9 +92,9 @@ class Documents:
         self.skipped[reason] += 1
 
     def _text(self, file: io.BufferedReader, path: Path) -> Iterator[str]:
-        data = file.read(MAX_DOCUMENT_BYTES + 1)
-        if len(data) > MAX_DOCUMENT_BYTES:
-            self._bad(str(path), f"a text of more than {MAX_DOCUMENT_BYTES} bytes: cut it, or make it JSON lines")
+        data = file.read(MAX_RECORD_BYTES + 1)
+        if len(data) > MAX_RECORD_BYTES:
+            self._bad(str(path), f"a text of more than {MAX_RECORD_BYTES} bytes: cut it, or make it JSON lines")
             return
         try:
             yield data.decode("utf-8-sig")
@@ -104,10 +103,10 @@ class Documents:
             self._bad(f"{path} line {line}", "not UTF-8", error.reason)
 
     def _json_lines(self, file: io.BufferedReader, path: Path) -> Iterator[str]:
-        lines = LineReader(partial(file.read1, READ_BYTES), max_bytes=MAX_DOCUMENT_BYTES)
+        lines = LineReader(partial(file.read1, READ_BYTES), max_bytes=MAX_RECORD_BYTES)
         for line in lines:
-            if len(line) > MAX_DOCUMENT_BYTES:
-                self._bad(f"{path} line {lines.number}", f"a line of more than {MAX_DOCUMENT_BYTES} bytes")
+            if len(line) > MAX_RECORD_BYTES:
+                self._bad(f"{path} line {lines.number}", f"a line of more than {MAX_RECORD_BYTES} bytes")
                 continue
             try:
                 yield self._json_text(line)

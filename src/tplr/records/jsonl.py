@@ -9,6 +9,7 @@ from typing import Any
 from tplr.errors import DataError
 
 READ_BYTES = 2**18
+MAX_RECORD_BYTES = 64 * 2**20  # one record of a file; a whole book has a tenth of it
 
 
 class LineReader:
@@ -23,6 +24,7 @@ class LineReader:
     Attributes:
         offset: end of the last returned line, in bytes.
         number: its number, counted from 1.
+        dropped: bytes that the first line of the last ``read_lines`` lacks.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class LineReader:
     ) -> None:
         self.offset = offset
         self.number = number
+        self.dropped = 0
         self._read = read
         self._max_bytes = max_bytes
         self._lines: Iterator[bytes] = iter(())  # whole ones
         self._parts: list[bytes] = []  # of the line whose end was not read yet
         self._held = 0  # bytes in ``_parts``
+        self._dropped = 0  # bytes of that line that are not in ``_parts``
 
     def __iter__(self) -> Iterator[bytes]:
         # A generator, which costs a loop half of what calls of ``__next__`` would.
@@ -60,21 +64,32 @@ class LineReader:
         while data := self._read():
             lines = data.splitlines(keepends=True) if b"\r" not in data else _split_lines(data)
             if lines[0].endswith(b"\n"):
-                lines[0] = b"".join([*self._parts, lines[0]])
-                self._parts = [] if lines[-1].endswith(b"\n") else [lines.pop()]
-                self._held = sum(map(len, self._parts))
+                begun = [] if lines[-1].endswith(b"\n") else [lines.pop()]
+                self._hold(lines[0])
+                lines[0] = self._take()
+                self._parts, self._held = begun, sum(map(len, begun))
                 return lines
-            if self._held <= self._max_bytes:
-                self._parts.append(lines[0])
-                self._held += len(lines[0])
-            else:
-                self.offset += len(lines[0])
-        rest, self._parts, self._held = b"".join(self._parts), [], 0
+            self._hold(lines[0])
+        rest = self._take()
         return [rest] if rest else []
+
+    def _hold(self, part: bytes) -> None:
+        """Hold the next part of a line, unless those before it are too long already."""
+        if self._held <= self._max_bytes:
+            self._parts.append(part)
+            self._held += len(part)
+        else:
+            self._dropped += len(part)
+
+    def _take(self) -> bytes:
+        line, self.dropped = b"".join(self._parts), self._dropped
+        self._parts, self._held, self._dropped = [], 0, 0
+        return line
 
     def _refill(self) -> bool:
         lines = self.read_lines()
         self._lines = iter(lines)
+        self.offset += self.dropped  # the first line, with which the caller goes on, ends there
         return bool(lines)
 
 

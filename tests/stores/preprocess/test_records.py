@@ -8,7 +8,7 @@ import lzma
 import resource
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,11 +22,13 @@ import zstandard
 from tplr.cli import main
 from tplr.data import CheckpointableDataset
 from tplr.errors import ConfigError, DataError, StateError
-from tplr.stores.preprocess import pipeline
+from tplr.stores.preprocess import pipeline, records
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.stores.preprocess.pipeline import prepare
 from tplr.stores.preprocess.records import input_files
+from tplr.stores.preprocess.sources import Sources
 from tplr.streams.iterator import PipelineContext
+from tplr.streams.sources.source_file import SourceFile
 
 CONFIG = PipelineConfig.from_dict({
     "input": {"sections": [{"field": "text"}]},
@@ -140,6 +142,25 @@ def test_damaged_files_are_named(tokenizer_path: Path, tmp_path: Path, name: str
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=says):
         prepare([tmp_path / name], tmp_path / "out", CONFIG, tokenizer_path)
+
+
+def test_lines_that_are_too_long_are_malformed_and_chunks_have_few_of_them(
+    tokenizer_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    longest = max(map(len, encoded("jsonl").splitlines(keepends=True)))
+    monkeypatch.setattr(records, "MAX_RECORD_BYTES", longest)
+    monkeypatch.setattr(records, "CHUNK_BYTES", 3 * longest)
+    first = b'{"text": "' + b"x" * 2**17 + b'"}\n'
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(first + encoded("jsonl")))
+    done = prepare([tmp_path / "a.jsonl.gz"], tmp_path / "out", CONFIG, tokenizer_path)
+    assert (done.counts.read, done.counts.used) == (41, 40)
+    assert f"a.jsonl.gz line 1 is left out: a line of more than {longest} bytes" in caplog.text
+    with closing(PipelineContext()) as context:
+        sources = Sources([SourceFile(context, str(tmp_path / "a.jsonl.gz"))], tmp_path / "cache")
+        found = [*records.chunks(sources, records.RecordPosition(), 1000)]
+    assert [body for chunk in found for body in chunk.bodies][1:] == encoded("jsonl").splitlines(keepends=True)
+    assert found[-1].offsets[-1] == len(first + encoded("jsonl"))
+    assert max(sum(map(len, chunk.bodies)) for chunk in found[1:]) < 4 * longest
 
 
 def test_text_of_a_parquet_file_that_is_not_utf8_is_named(tokenizer_path: Path, tmp_path: Path) -> None:

@@ -17,7 +17,10 @@ import zstandard
 from tplr import urls
 from tplr.data import CheckpointableDataset
 from tplr.errors import DataError, StateError
+from tplr.streams.iterator import PipelineContext
 from tplr.streams.sources import bytes as pieces
+from tplr.streams.sources import records
+from tplr.streams.sources.source_file import SourceFile
 from tplr.streams.testing import check_resume, same
 
 files = CheckpointableDataset.from_files
@@ -109,7 +112,7 @@ def test_a_share_of_bad_records_is_limited_also_over_resumes(tmp_path):
     # A short file is checked at its end.
     path.write_text('{"id": 1}\nno\n{"id": 2}\n')
     assert ids(files(path, max_bad_fraction=0.34)) == [1, 2]
-    with pytest.raises(DataError, match="1 of 3 records up to the end are not JSON objects"):
+    with pytest.raises(DataError, match="1 of 3 records up to the end are not usable"):
         ids(files(path, max_bad_fraction=0.3))
     (tmp_path / "a.json").write_text('[{"id": 1}, 7, {"id": 2}]')
     with pytest.raises(DataError, match="1 of 3 records up to the end"):
@@ -120,7 +123,7 @@ def test_a_share_of_bad_records_is_limited_also_over_resumes(tmp_path):
 def test_a_file_in_which_nothing_is_usable(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     (tmp_path / "good.jsonl").write_bytes(lines(1))
-    with pytest.raises(DataError, match=f"{name}: not one of its 2 records is a JSON object"):
+    with pytest.raises(DataError, match=f"{name}: not one of its 2 records is usable: the last is not a JSON object"):
         ids(files([tmp_path / "good.jsonl", tmp_path / name]))
 
 
@@ -216,6 +219,52 @@ def test_a_folder_is_no_file(tmp_path):
 def test_compressed_files_of_several_members(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines(1, 2)) + gzip.compress(b"") + gzip.compress(lines(3)))
     assert ids(check_resume(files(str(tmp_path / "a.jsonl.gz")))) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])
+def test_a_small_file_that_holds_much_is_decompressed_a_little_at_a_time(tmp_path, kind):
+    path = tmp_path / f"a.jsonl.{kind}"
+    text = [b"begin" + bytes(2**24), os.urandom(10**6) + b"end\n"]
+    path.write_bytes(b"".join(map({"gz": gzip, "bz2": bz2, "xz": lzma, "zst": zstandard}[kind].compress, text)))
+    for offset in (0, 2**24 - 1, 2**24 + 10**6):
+        given = SourceFile(PipelineContext(), str(path)).pieces(offset)
+        found = [*iter(given.read, b"")]
+        assert max(map(len, found)) < 9 * 2**19
+        assert b"".join(found) == b"".join(text)[offset:]
+        assert given.position == path.stat().st_size
+        given.close()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_lines_that_are_too_long_are_left_out_and_counted(tmp_path, monkeypatch, caplog, suffix):
+    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 20)
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
+    path = tmp_path / f"a.jsonl{suffix}"
+    # The beginning of one is an object; another one is blank.
+    long = [b'{"id": 7}' + b" " * 40 + b"x\n", b'{"id": "' + b"x" * 70_000 + b'"}\n', b" " * 21 + b"\n"]
+    path.write_bytes(pack(lines(1) + long[0] + lines(2) + long[1] + long[2] + b'{"id": 3  }        \n' + lines(4)))
+    monkeypatch.setattr(pieces, "FIRST_PIECE", 7)
+    assert ids(check_resume(files(path))) == [1, 2, 3, 4]
+    with files(path).iter() as samples:
+        assert [s["id"] for s in samples] == [1, 2, 3, 4]
+        assert samples.report()["bad_records"] == 3
+    assert f"{path}: the line at byte 10 has more than 20 bytes (cut it) and is skipped" in caplog.text
+    path.write_bytes(pack(long[1]))
+    with pytest.raises(DataError, match="not one of its 1 records is usable: the last has more than 20 bytes"):
+        ids(files(path))
+
+
+def test_a_cbor_item_that_is_too_long_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "a.cbor"
+    path.write_bytes(cbor2.dumps({"id": 1}) + cbor2.dumps({"id": "x" * 100}) + cbor2.dumps({"id": 2}))
+    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 50)
+    for piece in (1, 64, 2**16):
+        monkeypatch.setattr(pieces, "FIRST_PIECE", piece)
+        with files(path).iter() as samples:
+            assert next(samples) == {"id": 1}
+            for _ in range(2):
+                with pytest.raises(DataError, match="the item at byte 5 has more than 50 bytes: cut it"):
+                    next(samples)
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])

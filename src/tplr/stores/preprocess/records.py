@@ -8,14 +8,14 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import count, islice
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from tplr.errors import ConfigError, DataError
-from tplr.records.jsonl import LineReader, check_encoding, is_blank, parse_json
+from tplr.records.jsonl import MAX_RECORD_BYTES, LineReader, check_encoding, is_blank, parse_json
 from tplr.records.parquet import ParquetReader
 from tplr.stores.detect import files_of
 from tplr.stores.preprocess.sources import Sources
@@ -26,6 +26,7 @@ from tplr.streams.sources.records import SUFFIXES, Cbor, format_of, json_element
 from tplr.streams.sources.source_file import SourceFile, expand_pattern
 from tplr.urls import Url, expand_braces, file_name, local_path, scheme_of
 
+CHUNK_BYTES = 2**24  # a chunk ends with the record that exceeds it; several chunks are in memory for each worker
 _BLANK = frozenset(b" \t\n\r\v\f\xef")  # possible first bytes of a blank line
 
 
@@ -103,7 +104,7 @@ def input_files(inputs: Iterable[Url], context: PipelineContext) -> list[str]:
 
 
 def chunks(sources: Sources, start: RecordPosition, size: int) -> Iterator[Chunk]:
-    """All records from ``start`` on, up to ``size`` at a time; blank lines are skipped.
+    """All records from ``start`` on, up to ``size`` or ``CHUNK_BYTES`` at a time; blank lines are skipped.
 
     Raises:
         DataError: a file is unreadable: it is not UTF-8, a ``.json`` file is not JSON, or a file is damaged or has
@@ -115,11 +116,11 @@ def chunks(sources: Sources, start: RecordPosition, size: int) -> Iterator[Chunk
         begin = start if number == start.file else RecordPosition(number)
         kind = format_of(file.url)
         if kind == "parquet":
-            yield from _chunks(_parquet(file, version, begin), size, file.url, number)
+            yield from _chunks(_parquet(file, version, begin), size, file.url, begin)
             continue
         with closing(file.pieces(0 if kind == "json" else begin.offset, version)) as pieces:
             read = {"jsonl": _lines, "json": _json, "cbor": _cbor}[kind]
-            yield from _chunks(read(pieces, file.url, begin), size, file.url, number, pieces)
+            yield from _chunks(read(pieces, file.url, begin), size, file.url, begin, pieces)
 
 
 # A record, and the offset and number behind it.
@@ -127,11 +128,19 @@ _Record = tuple[bytes | Mapping[str, Any], int, int]
 
 
 def _chunks(
-    records: Iterator[_Record], size: int, url: str, number: int, pieces: Pieces | None = None
+    records: Iterator[_Record], size: int, url: str, begin: RecordPosition, pieces: Pieces | None = None
 ) -> Iterator[Chunk]:
-    while taken := [*islice(records, size)]:
-        bodies, offsets, numbers = zip(*taken, strict=True)
-        yield Chunk(url, number, [*bodies], [*offsets], [*numbers], pieces.position if pieces else None)
+    chunk, start = Chunk(url, begin.file, [], [], []), begin.offset
+    for body, offset, number in records:
+        chunk.bodies.append(body)
+        chunk.offsets.append(offset)
+        chunk.numbers.append(number)
+        # Where offsets are records they are at most ``size``.
+        if len(chunk.bodies) == size or offset - start >= CHUNK_BYTES:
+            yield replace(chunk, bytes_read=pieces.position if pieces else None)
+            chunk, start = Chunk(url, begin.file, [], [], []), offset
+    if chunk.bodies:
+        yield replace(chunk, bytes_read=pieces.position if pieces else None)
 
 
 def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -142,6 +151,8 @@ def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if not isinstance(body, bytes):
         return body
+    if len(body) > MAX_RECORD_BYTES:
+        raise DataError(f"a line of more than {MAX_RECORD_BYTES} bytes")
     try:
         record = parse_json(body)
     except ValueError as error:
@@ -154,10 +165,11 @@ def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
 def _lines(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
     """Yield unparsed lines; the workers parse them."""
     number, offset = begin.number, begin.offset
-    reader = LineReader(pieces.read)
+    reader = LineReader(pieces.read, max_bytes=MAX_RECORD_BYTES)
     while lines := reader.read_lines():
+        offset += reader.dropped  # of the first line
         for line in lines:
-            if not offset:
+            if not number:
                 check_encoding(line, url)
             number += 1
             offset += len(line)

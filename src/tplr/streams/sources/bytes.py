@@ -111,7 +111,7 @@ class InflatedPieces(Pieces):
 
     def __init__(self, pieces: Pieces, kind: Compression, url: str, offset: int) -> None:
         self._pieces = pieces
-        self._decompressor = Decompressor(kind, url)
+        self._decompressor = Decompressor(pieces.read, kind, url)
         self._skip = offset
 
     @property
@@ -126,16 +126,14 @@ class InflatedPieces(Pieces):
         self._pieces.prepare()
 
     def read(self) -> bytes:
-        while piece := self._pieces.read():
-            data = self._decompressor.feed(piece)
+        while data := self._decompressor.read():
             if self._skip:
                 cut = min(self._skip, len(data))
                 self._skip -= cut
                 data = data[cut:]
             if data:
-                return data
-        self._decompressor.finish()
-        return b""
+                break
+        return data
 
     def close(self) -> None:
         self._pieces.close()

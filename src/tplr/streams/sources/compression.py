@@ -4,22 +4,43 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import zstandard
 
 from tplr.errors import DataError
+from tplr.streams.sources.zstd_frame import ZstdFrame
 
 Compression = Literal["gz", "bz2", "xz", "zst"]
 
-# Bytes; the largest window of ``zstd --long``. The library's own limit is 128 MiB.
-_ZSTD_WINDOW = 2**31
+MAX_OUTPUT = 2**22  # bytes that are decompressed at a time: a file of a few KB can hold gigabytes
+_INPUT = 2**20  # bytes that are given to a library at a time; some copy what they leave
+
+
+class _GzipMember:
+    """Has the interface of ``bz2.BZ2Decompressor``."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(wbits=31)
+
+    @property
+    def eof(self) -> bool:
+        return self._member.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._member.unused_data
+
+    def decompress(self, data: bytes | memoryview, max_length: int) -> bytes:
+        rest = self._member.unconsumed_tail
+        return self._member.decompress(rest + data if rest else data, max_length)
+
 
 _NEW: dict[Compression, Callable[[], Any]] = {
-    "gz": lambda: zlib.decompressobj(wbits=31),
+    "gz": _GzipMember,
     "bz2": bz2.BZ2Decompressor,
     "xz": lzma.LZMADecompressor,
-    "zst": lambda: zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj(),
+    "zst": ZstdFrame,
 }
 
 
@@ -34,40 +55,61 @@ def compression_of(name: str) -> tuple[str, Compression | None]:
 
 
 class Decompressor:
-    """``feed`` decompresses a piece; ``finish`` checks that the file is complete.
+    """Decompresses the bytes that ``read`` returns until it returns none. After an error of ``read`` the next call
+    continues there.
 
-    Raises:
+    Raises, when read:
         DataError: the bytes are not of this compression, or the file is truncated.
     """
 
-    def __init__(self, kind: Compression, url: str) -> None:
+    def __init__(self, read: Callable[[], bytes], kind: Compression, url: str) -> None:
+        self._read = read
         self._kind: Compression = kind
         self._url = url
+        self._piece, self._at = b"", 0  # bytes that ``read`` returned, and how many of them were used
         self._member: Any = None  # None between two members
         self._begun = False  # a member has begun
+        self._full = False  # the member may have more output without more input
 
-    def feed(self, piece: bytes) -> bytes:
-        out = []
-        while piece:
-            if self._member is None:
-                # After a member zeros may pad a file to whole tape blocks.
-                if self._begun and not (piece := piece.lstrip(b"\0")):
-                    break
-                if piece[0] == 0:  # of the libraries, one takes zeros for an empty file
-                    raise DataError(f"{self._url}: not valid {self._kind}: it begins with zeros")
-                self._member, self._begun = _NEW[self._kind](), True
+    def read(self) -> bytes:
+        """Return the next bytes, at most ``MAX_OUTPUT`` and for zst two blocks more; none at the end."""
+        while self._full or self._at < len(self._piece) or self._next_piece():
+            if self._member is None and not self._next_member():
+                continue
+            member = cast(Any, self._member)
+            given = memoryview(self._piece)[self._at : self._at + (0 if self._full else _INPUT)]
             try:
-                out.append(self._member.decompress(piece))
+                data = member.decompress(given, MAX_OUTPUT)
             except (zlib.error, OSError, EOFError, lzma.LZMAError, zstandard.ZstdError) as error:
                 raise DataError(f"{self._url}: not valid {self._kind}: {error}") from error
-            piece = b""
-            if self._member.eof:
-                piece = self._member.unused_data
-                self._member = None
-        return b"".join(out)
+            self._at += len(given)
+            self._full = len(data) >= MAX_OUTPUT
+            if member.eof:
+                self._at -= len(member.unused_data)
+                self._member, self._full = None, False
+            if data:
+                return data
+        return b""
 
-    def finish(self) -> None:
+    def _next_piece(self) -> bool:
+        """Read the next piece; False at the end, which must be that of a member."""
+        self._piece, self._at = self._read(), 0
+        if self._piece:
+            return True
         if not self._begun:
             raise DataError(f"{self._url}: has no bytes, not even a {self._kind} header: write the file again")
         if self._member is not None:
             raise DataError(f"{self._url}: ends in the middle of its {self._kind} data: the file is truncated")
+        return False
+
+    def _next_member(self) -> bool:
+        """Begin the next member; False if only zeros are left of the piece."""
+        if self._piece[self._at] == 0:
+            if not self._begun:  # of the libraries, one takes zeros for an empty file
+                raise DataError(f"{self._url}: not valid {self._kind}: it begins with zeros")
+            # After a member zeros may pad a file to whole tape blocks.
+            self._at = len(self._piece) - len(self._piece[self._at :].lstrip(b"\0"))
+            if self._at == len(self._piece):
+                return False
+        self._member, self._begun = _NEW[self._kind](), True
+        return True

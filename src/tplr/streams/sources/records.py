@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from tplr.errors import DataError
 from tplr.logging import logger
-from tplr.records.jsonl import LineReader, check_encoding, is_blank, parse_json
+from tplr.records.jsonl import MAX_RECORD_BYTES, LineReader, check_encoding, is_blank, parse_json
 from tplr.streams.sources.bytes import Pieces
 from tplr.streams.sources.compression import compression_of
 from tplr.urls import file_name
@@ -73,19 +73,21 @@ class BadRecords:
         self._new = 0
         self._in_a_row = 0
         self._last_read = 0
+        self._why = ""  # what is wrong with the last one
 
-    def add(self, where: str, read: int) -> None:
+    def add(self, where: str, read: int, why: str = "is not a JSON object") -> None:
         """Count a bad record, the last of the ``read`` records so far. Raises DataError."""
         self.count += 1
         self._new += 1
         self._in_a_row = self._in_a_row + 1 if read == self._last_read + 1 else 1
         self._last_read = read
+        self._why = why
         if self._new <= _LOGGED:
-            logger.warning("%s: the %s %s is not a JSON object and is skipped", self._url, self._unit, where)
+            logger.warning("%s: the %s %s %s and is skipped", self._url, self._unit, where, why)
         if self._in_a_row >= BAD_IN_A_ROW:
             raise DataError(
-                f"{self._url}: {BAD_IN_A_ROW} {self._unit}s in a row, up to the one {where}, are not JSON objects: "
-                "check the file's format"
+                f"{self._url}: {BAD_IN_A_ROW} {self._unit}s in a row, up to the one {where}, are not usable: "
+                f"the last {why}; check the file's format"
             )
         if read >= MIN_RECORDS:
             self._check(f"the {self._unit} {where}", read)
@@ -93,20 +95,22 @@ class BadRecords:
     def end(self, read: int) -> None:
         """Check the whole file of ``read`` records. Raises DataError."""
         if self._whole and self.count and self.count == read:
-            raise DataError(f"{self._url}: not one of its {read} records is a JSON object: check the file's format")
+            raise DataError(
+                f"{self._url}: not one of its {read} records is usable: the last {self._why}; check the file's format"
+            )
         self._check("the end", read)
 
     def _check(self, where: str, read: int) -> None:
         if self.count > self._limit * read:
             raise DataError(
-                f"{self._url}: {self.count} of {read} records up to {where} are not JSON objects, more than "
-                f"max_bad_fraction={self._limit} allows: repair the file, leave it out, or raise the limit"
+                f"{self._url}: {self.count} of {read} records up to {where} are not usable (the last {self._why}), "
+                f"more than max_bad_fraction={self._limit} allows: repair the file, leave it out, or raise the limit"
             )
 
 
 class JsonLines(Records):
-    """One JSON object per line. Blank lines are skipped; invalid lines are counted and skipped by ``BadRecords``.
-    A file that is not UTF-8 from the first line on raises DataError.
+    """One JSON object per line. Blank lines are skipped; invalid lines, and those of more than ``MAX_RECORD_BYTES``,
+    are counted and skipped by ``BadRecords``. A file that is not UTF-8 from the first line on raises DataError.
 
     Args:
         counts: the ``counts`` of an earlier reader, which ended at ``offset``.
@@ -116,7 +120,7 @@ class JsonLines(Records):
         self, pieces: Pieces, url: str, offset: int, *, max_bad_fraction: float = 1.0, counts: tuple[int, int] = (0, 0)
     ) -> None:
         records, bad = counts
-        self._lines = LineReader(pieces.read, offset, records)
+        self._lines = LineReader(pieces.read, offset, records, MAX_RECORD_BYTES)
         self._url = url
         self._blank = 0
         self._bad = BadRecords(url, "line", max_bad_fraction, bad, whole=not offset)
@@ -130,21 +134,24 @@ class JsonLines(Records):
         return self._lines.number - self._blank, self._bad.count
 
     def read(self) -> dict[str, Any]:
+        start = self._lines.offset
         for line in self._lines:
+            long = len(line) > MAX_RECORD_BYTES
             try:
-                record = parse_json(line)
+                record = None if long else parse_json(line)
             except ValueError:
                 record = None
             if isinstance(record, dict):
                 return record
-            start = self._lines.offset - len(line)
             if not start:
                 check_encoding(line, self._url)
-            if is_blank(line):
+            if not long and is_blank(line):
                 self._blank += 1
             else:
+                why = f"has more than {MAX_RECORD_BYTES} bytes (cut it)" if long else "is not a JSON object"
                 self.bad += 1
-                self._bad.add(f"at byte {start}", self.counts[0])
+                self._bad.add(f"at byte {start}", self.counts[0], why)
+            start = self._lines.offset
         self._bad.end(self.counts[0])
         raise StopIteration
 
@@ -209,17 +216,27 @@ class Cbor(Records):
             if start < self._size:
                 try:
                     record = cbor2.CBORDecoder(self._held).decode()
+                    end = self._held.tell()
+                    self._check_length(start, end)
                 except (EOFError, cbor2.CBORDecodeEOF):  # since cbor2 6 its own is no EOFError
                     self._held.seek(start)
+                    self._check_length(start, self._size)
                 except cbor2.CBORError as error:
                     self._held.seek(start)  # else the next call would begin within the item, or find the end
                     raise DataError(f"{self._url}: the item at byte {self.place} is not valid CBOR: {error}") from error
                 else:
-                    self.place += self._held.tell() - start
+                    self.place += end - start
                     if not isinstance(record, dict):
                         raise DataError(f"{self._url}: expected maps, got {type(record).__name__} before {self.place}")
                     return record
             self._more()
+
+    def _check_length(self, start: int, end: int) -> None:
+        """Check an item, or that part of it which is held. Raises DataError, after which the next call tries again."""
+        if end - start > MAX_RECORD_BYTES:
+            self._held.seek(start)
+            where = f"{self._url}: the item at byte {self.place}"
+            raise DataError(f"{where} has more than {MAX_RECORD_BYTES} bytes: cut it")
 
     def _more(self) -> None:
         """Double the buffered bytes, so that a long item is decoded only a few times."""
