@@ -67,6 +67,8 @@ async def test_a_store_that_fails_or_hangs_costs_nothing_but_a_warning(
 
 
 class Clock:
+    blocks_per_window, block_time = 10, 1.0
+
     async def run(self) -> None:
         await asyncio.Event().wait()
 

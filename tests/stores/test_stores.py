@@ -212,7 +212,7 @@ def test_an_hdf5_file_with_data_of_another_file_is_refused(tmp_path: Path, way: 
 def test_without_h5py_only_hdf5_is_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data.h5").touch()
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ConfigError, match=r"pip install 'tplr\[h5\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[h5\]'"):
         StoreFactory.create("h5").load(tmp_path)
     code = "import sys; sys.modules['h5py'] = None; import tplr.stores.factory, tplr.stores.preprocess.pipeline"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -272,7 +272,7 @@ def test_what_can_not_be_begun_is_said(
     refused("broken.json is not JSON", [tmp_path / "broken.json"], tmp_path / "a")
     refused("broken.parquet: damaged", [tmp_path / "broken.parquet"], tmp_path / "b")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    refused("need h5py", [mixed], tmp_path / "c", config(output={"storage_format": "h5"}))
+    refused("need the extra", [mixed], tmp_path / "c", config(output={"storage_format": "h5"}))
 
 
 @pytest.mark.parametrize("name", [REPORT, JOURNAL])
