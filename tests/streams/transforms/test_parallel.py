@@ -303,7 +303,7 @@ def test_a_batch_of_a_process_that_died_is_not_lost():
         for _ in range(2):  # and again
             with pytest.raises(WorkerDied, match="status 3") as caught:
                 found.extend(samples)
-        assert "of which the first is '1'" in caught.value.__notes__[0]
+        assert f"of which the first is {work[len(found)]!r}" in caught.value.__notes__[0]
         state = samples.state_dict()
     assert found == [1] * len(found)
     assert len(found) <= 40
