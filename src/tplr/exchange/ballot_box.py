@@ -69,8 +69,8 @@ class BallotBox:
     async def read(self, wanted: Wanted) -> Ballot | None:
         """Return the ballot, or None if it is not published, not readable now, or not valid.
 
-        A ballot that is not valid is not read again: an honest elector publishes no such one, and to refuse the largest
-        ones several times a second would take the time in which the others' ballots must be read.
+        A ballot that is not valid is not read again. An honest elector publishes only valid ones. To refuse a large one
+        takes a tenth of a second, and ballots are read several times a second, so the others' would be read too late.
         """
         store = self.stores.get(wanted.uid)
         if store is None or wanted in self._refused:

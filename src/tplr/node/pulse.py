@@ -22,8 +22,8 @@ async def beat(context: NodeContext, connections: S3Connections, folder: Path) -
     clock = context.clock
     window_seconds = clock.blocks_per_window * clock.block_time
     samples = deque[GpuMeasures](maxlen=2 * SAMPLES)  # no more while the chain is silent
-    sampling = asyncio.create_task(_sample(samples, max(MIN_SAMPLE_SECONDS, window_seconds / SAMPLES)))
-    try:
+    async with asyncio.TaskGroup() as group:
+        sampling = group.create_task(_sample(samples, max(MIN_SAMPLE_SECONDS, window_seconds / SAMPLES)))
         async for tick in clock.ticks():
             results, connections.results = connections.results, Counter()
             free = await asyncio.to_thread(_free_bytes, folder)
@@ -40,15 +40,13 @@ async def beat(context: NodeContext, connections: S3Connections, folder: Path) -
                 storage_requests=dict(results),
                 gpus=gpus,
             )
-    finally:
         sampling.cancel()
-        await asyncio.wait([sampling])
 
 
 async def _sample(samples: deque[GpuMeasures], seconds: float) -> None:
     """Append measures of the GPUs every ``seconds`` until cancelled.
 
-    Those of the moment of a pulse would say little: a miner that does not overlap windows trains only after it.
+    A miner that does not overlap windows is idle when the event is emitted, so one sample at that time says little.
     """
     while True:
         samples.append(await asyncio.to_thread(read_gpus))

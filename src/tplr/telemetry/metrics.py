@@ -326,7 +326,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         name="tplr_gpu_power_watts",
-        help="Power that each GPU drew, in the mean of the window before.",
+        help="Mean power that each GPU drew in the window before.",
         event="pulse",
         read=_of_gpus("watts"),
         label="gpu",
