@@ -28,7 +28,7 @@ Rules in profile ``hardened``, by name:
 ``probation``          who is measured on probation: the turn, and the uid; equal for all electors
 ``window``             ``window_to_seed``: hash of the window's first block
 ``cancelled``          below which an entry of DeMo's sum counts as zero: the hashes of all updates, in uid order
-``first weights``      ``init_seed`` of hparams and the name of the module that they belong to
+``first weights``      ``init_seed`` of hparams and the name of the module that they belong to; of a PCG64 stream
 ``rounding``           uid, window and tensor, so that a repeated window gives the same bytes
 ``permutation``        order of a token store's sequences and of items of streams: their number, a seed (``samples``,
                        the hash of the store, or the user's), epoch and round

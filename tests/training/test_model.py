@@ -1,10 +1,7 @@
 """The model of a run: same weights everywhere, gradient and losses against plain PyTorch, fingerprints."""
 
 import math
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +12,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tplr.errors import ConfigError
 from tplr.hparams import HParams, load_hparams
 from tplr.training import fingerprint as fingerprints
-from tplr.training import model as models
 from tplr.training.gradient import WindowGradient
 from tplr.training.loss import batch_loss, mean_loss
 from tplr.training.model import build_model, set_first_weights
@@ -51,22 +47,6 @@ def test_weights_follow_from_the_seed_and_leave_random_state_alone(hparams: HPar
         assert parameter.dtype == torch.float32
     different = build_model(hparams.model_copy(update={"init_seed": 43}))
     assert not torch.equal(different.lm_head.weight, model.lm_head.weight)
-
-
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no AVX2")
-def test_a_processor_that_draws_other_weights_is_named(
-    hparams: HParams, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as ARM's. PyTorch chooses its code when it is imported."""
-    code = "from tplr.training.model import draws_like_most; print(draws_like_most())"
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout == "False\n"
-    build_model(hparams)
-    assert "draws other numbers" not in caplog.text
-    monkeypatch.setattr(models, "draws_like_most", lambda: False)
-    build_model(hparams)
-    assert "draws other numbers" in caplog.text
 
 
 def test_without_first_weights_nothing_is_drawn_and_no_weight_looks_like_one(

@@ -5,8 +5,6 @@ Weights are drawn module by module, each module with its own seed. No process ev
 
 from __future__ import annotations
 
-import hashlib
-import platform
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -14,18 +12,14 @@ import torch
 
 from tplr.errors import ConfigError
 from tplr.hparams import HParams
-from tplr.logging import logger
 from tplr.seeds import derive
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.layers import prepare_layers
+from tplr.training.normal_numbers import PortableNormal
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-# SHA-256 of 1024 normal numbers of seed 0 on an x86-64 processor with AVX2. PyTorch computes their logarithms and sines
-# by its own polynomials there, and by the C library elsewhere.
-NORMAL_NUMBERS = "443a9fa4ffb0e2221dbc5b56bec0b8ccb4510a8a94a903e8321dfa3b2d99d55b"
 
 
 def build_model(
@@ -75,19 +69,12 @@ def meta_model(hparams: HParams) -> PreTrainedModel:
 def set_first_weights(places: Mapping[str, torch.Tensor], hparams: HParams) -> None:
     """Set parameters and buffers, or this rank's shards of them, to the run's initial values; one module at a time.
 
-    A module draws its weights by the model's own rule, with a generator seeded by ``init_seed`` and the module's name.
-    They are drawn on the CPU for every device, because generators of different devices differ. Processors without AVX2,
-    such as ARM, draw other numbers, which is logged.
+    A module draws its weights by the model's own rule, with a stream seeded by ``init_seed`` and the module's name.
+    They are drawn on the CPU for every device, and are equal on every processor (``normal_numbers.py``).
 
     Raises:
-        ConfigError: the model's class leaves a weight without an initial value.
+        ConfigError: the model's class leaves a weight without an initial value, or draws other than normal numbers.
     """
-    if any(isinstance(place, torch.nn.Parameter) for place in places.values()) and not draws_like_most():
-        logger.warning(
-            "first weights: this processor (%s) draws other numbers than x86-64 with AVX2, so this model differs from "
-            "those of nodes on such machines until a checkpoint is loaded",
-            platform.machine(),
-        )
     model = meta_model(hparams)
     for path, module in model.named_modules():
         wanted = {key: f"{path}.{key}".lstrip(".") for key in (*module._parameters, *module._buffers)}
@@ -105,18 +92,10 @@ def set_first_weights(places: Mapping[str, torch.Tensor], hparams: HParams) -> N
             module.to_empty(device="meta", recurse=False)
 
 
-def draws_like_most() -> bool:
-    """Return whether this machine's normal numbers are those of x86-64 processors with AVX2."""
-    numbers = torch.empty(1024).normal_(generator=torch.Generator().manual_seed(0))
-    return hashlib.sha256(numbers.numpy().tobytes()).hexdigest() == NORMAL_NUMBERS
-
-
 def _draw(model: PreTrainedModel, path: str, module: torch.nn.Module, init_seed: int) -> None:
     """Draw the initial values of one module's own tensors; NaN if the model's class has no rule for a tensor."""
     for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
         if tensor.is_floating_point():
             tensor.fill_(torch.nan)
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed() would also queue a seed, with a stack trace, for a CUDA device that may never be used.
-        torch.default_generator.manual_seed(derive("first weights", init_seed, path))
+    with PortableNormal(derive("first weights", init_seed, path)):
         model._init_weights(module)
