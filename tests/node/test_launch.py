@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 from forked import unframed
+from forked_python import interpreter
 from guides import from_guide
 
 from tplr.node import launch
@@ -50,3 +51,14 @@ def test_a_misconfigured_node_of_two_processes_says_so_by_its_status(tmp_path) -
     )
     assert done.returncode == MISCONFIGURED, done.stderr
     assert "check --wallet.path, --wallet.name, --wallet.hotkey" in unframed(done.stderr)
+
+
+def test_a_rank_imports_nothing_from_its_working_directory(tmp_path) -> None:
+    """It is the folder of ``run.toml``, which may come from a stranger with other files beside it."""
+    script, folder = tmp_path / "ranks.py", tmp_path / "node"
+    script.write_text("import sys; from tplr.node.launch import run_once; sys.exit(run_once(2, ['--version']))\n")
+    (folder / "tplr").mkdir(parents=True)
+    (folder / "tplr/__init__.py").write_text("raise SystemExit(77)\n")
+    done = subprocess.run([*interpreter(), script], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == launch.OK, done.stderr
+    assert done.stdout.count("tplr 0.1.0") == 2
