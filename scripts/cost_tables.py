@@ -48,8 +48,9 @@ The two large models are planned on the GPUs that their files are made for, the 
 `scripts/cost_tables.py` writes this page.
 
 Prices are R2's list prices for one bucket that 20 nodes read, without free allowances; R2 does not charge for bytes
-read. They do not include GPUs, power and the internet connection. A validator's row is that of the leading validator,
-which all others follow.
+read. They do not include GPUs, power and the internet connection, nor objects of earlier runs, which stay in the bucket
+until [`tplr clean`](miner.md#old-objects-in-the-bucket) deletes them. A validator's row is that of the leading
+validator, which all others follow.
 
 """
 

@@ -81,3 +81,25 @@ def test_the_version_of_a_window_is_the_one_in_force() -> None:
     assert keys.state_key("aggregator", 50, 0, version) == "aggregator-50-v2.safetensors"
     assert keys.checkpoint_prefix(50, 3, version) == "checkpoint-50-3-v2/"
     assert keys.software_key(3) == "software-3.json"
+
+
+def test_keys_of_every_run_are_read_back_and_no_others() -> None:
+    of_a_uid = (
+        *(make(12, 3, "1") for make in (keys.gradient_key, keys.commit_key, keys.debug_key, keys.scores_key)),
+        *(make(12, 3, "1") for make in (keys.scores_seal_key, keys.evaluation_key, keys.vote_key)),
+        *(make(12, 4, 3, "1") for make in (keys.echo_key, keys.status_key)),
+        *(keys.state_key(kind, 12, 3, "1") for kind in ("gradient", "checkpoint", "debug")),
+        *(keys.checkpoint_prefix(12, 3, "1") + name for name in ("manifest.json", "shard-00000-00012.safetensors")),
+    )
+    starts = (keys.vote_key(None, 3, "1"), keys.echo_key(None, 4, 3, "1"), keys.status_key(None, 4, 3, "1"))
+    shared = (keys.included_key(12, "1"), keys.state_key("aggregator", 12, 3, "1"), keys.peers_key(12, "1"))
+    whole = (keys.start_window_key("1"), keys.decision_key(None, "1"))
+    for names, expected in ((of_a_uid, (1, 3, 12)), (starts, (1, 3, None)), (shared, (1, None, 12))):
+        assert {name: keys.parse_run_key(name) for name in names} == dict.fromkeys(names, expected)
+    assert {keys.parse_run_key(name) for name in whole} == {(1, None, None)}
+    for name in (*of_a_uid, *starts, *shared, *whole):
+        assert name.startswith(keys.RUN_PREFIXES)
+        for other in (f"my/{name}", f"{name}.bak", f"{name}/mine", name.replace("-v1", "-vmine").replace("_v1", "_v")):
+            assert keys.parse_run_key(other) is None
+    for name in ("gradient-descent.pdf", "checkpoint-12-3-v1/weights.bin", "commit-12-3", "peers_v1.json"):
+        assert keys.parse_run_key(name) is None

@@ -149,6 +149,44 @@ def parse_window_key(key: str, version: str) -> WindowKey | None:
     return WindowKey(kind, window, None if uid is None else int(uid))
 
 
+class RunKey(NamedTuple):
+    """The parts of the key of an object of any run. ``uid``, ``window``: None if the key has none."""
+
+    version: int
+    uid: int | None
+    window: int | None
+
+
+# How the keys of all objects of runs begin, and their complete forms, of every version.
+RUN_PREFIXES = (
+    *("gradient-", "commit-", "debug-", "scores-", "checkpoint-", "evaluation-", "vote-", "echo-", "status-"),
+    *("aggregator-", "decision-start-v", "start_window_v", "peers_"),
+)
+_RUN_KEYS = tuple(
+    re.compile(form.replace("W", r"(?P<window>\d{1,15})").replace("U", r"(?P<uid>\d{1,5})-v(?P<version>\d{1,9})"))
+    for form in (
+        r"(?:gradient|debug|checkpoint)-W-U\.safetensors",
+        r"commit-W-U",
+        r"(?:debug|scores|scores-seal|evaluation|vote)-W-U\.json",
+        r"(?:echo|status)-W-\d{1,15}-U\.json",
+        r"checkpoint-W-U/(?:manifest\.json|shard-\d{1,5}-\d{1,5}\.safetensors)",
+        r"(?:vote-start|(?:echo|status)-start-\d{1,15})-U\.json",
+        r"aggregator-W-v(?P<version>\d{1,9})\.(?:json|safetensors)",
+        r"peers_W_v(?P<version>\d{1,9})\.json",
+        r"(?:decision-start-|start_window_)v(?P<version>\d{1,9})\.json",
+    )
+)
+
+
+def parse_run_key(key: str) -> RunKey | None:
+    """Parse the key of an object of any run and version, except software versions; None for every other key."""
+    for form in _RUN_KEYS:
+        if match := form.fullmatch(key):
+            found = {name: int(number) for name, number in match.groupdict().items()}
+            return RunKey(found["version"], found.get("uid"), found.get("window"))
+    return None
+
+
 def start_window_key(version: str) -> str:
     """First window of the run, written once by the highest-stake validator."""
     return f"start_window_v{version}.json"

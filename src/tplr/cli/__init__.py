@@ -27,12 +27,15 @@ COMMANDS = {
     "generate": ("generate", "continue a prompt with an exported model, or with a run's"),
     "eval": ("evaluate", "evaluate an exported model or a run's checkpoints: bits per byte, and lm-eval's tasks"),
     "replay": ("replay", "replay a run's windows without a participant or with another rule, and compare losses"),
+    "clean": ("clean", "list what former runs and uids left in a node's own bucket, and delete it"),
     "miner": ("node", "run a miner, as neurons/miner.py does"),
     "validator": ("node", "run a validator, as neurons/validator.py does"),
     "aggregator": ("node", "run an aggregator, as neurons/aggregator.py does"),
 }
 
-TAKE_NODE_ARGUMENTS = ("node", "inspect", "doctor", "watch", "page", "export", "generate", "evaluate", "replay")
+TAKE_NODE_ARGUMENTS = (
+    *("node", "inspect", "doctor", "watch", "page", "export", "generate", "evaluate", "replay", "clean"),
+)
 INTERRUPTED, UNREAD = 130, 141  # as a shell shows the ends by SIGINT and SIGPIPE
 
 

@@ -1,0 +1,155 @@
+"""Finds and deletes what former runs and uids left in a node's own bucket: ``tplr clean``.
+
+A node itself deletes only old objects of its present uid and run (``exchange/retention.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from tplr.chain.hotkeys import load_hotkey
+from tplr.config import Kind
+from tplr.console import Console
+from tplr.errors import ConfigError
+from tplr.hparams import HParams
+from tplr.keys import RUN_PREFIXES, parse_run_key
+from tplr.planner.traffic import DOLLARS_PER_GB_MONTH, aggregates_kept
+from tplr.schemas import ObjectInfo
+from tplr.storage import ObjectStore
+from tplr.storage.many import delete_many, list_objects
+
+if TYPE_CHECKING:
+    from tplr.node.network_reader import NetworkReader
+
+DAY_SECONDS = 86400.0
+IDLE_DAYS = 3  # a group of objects that was written to later may be that of another running node
+
+
+@dataclass(frozen=True)
+class ObjectGroup:
+    """The objects of one version and one uid in a bucket; ``uid`` is None for objects that belong to no uid."""
+
+    version: int
+    uid: int | None
+    objects: Sequence[ObjectInfo]
+
+    @property
+    def name(self) -> str:
+        return f"{self.version}/{'-' if self.uid is None else self.uid}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all objects."""
+        return sum(one.size for one in self.objects)
+
+    @property
+    def last_written(self) -> float:
+        """Unix seconds by the store's clock."""
+        return max(one.last_modified for one in self.objects)
+
+    @property
+    def windows(self) -> list[int]:
+        """Windows of the objects, ascending; an object of the run's start has none."""
+        found = {key.window for one in self.objects if (key := parse_run_key(one.key))}
+        return sorted(window for window in found if window is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresentRun:
+    """What is in use in a bucket.
+
+    Attributes:
+        versions: of the run, past and future ones.
+        uid: of this hotkey; None if it has none.
+        others: other uids of the run that have this bucket on chain.
+        needed_from: first window whose objects nodes still read.
+        shared: whether other nodes of the run write to this bucket without having it on chain.
+    """
+
+    versions: frozenset[int]
+    uid: int | None
+    others: frozenset[int]
+    needed_from: int
+    shared: bool
+
+    @classmethod
+    def of(cls, hparams: HParams, window: int, *, uid: int | None, others: frozenset[int], shared: bool) -> PresentRun:
+        """Return it as of ``window``."""
+        versions = frozenset({hparams.spec_version, *(one.spec_version for one in hparams.upgrades)})
+        needed_from = window - aggregates_kept(hparams)
+        return cls(versions=versions, uid=uid, others=others, needed_from=needed_from, shared=shared)
+
+    def use_of(self, group: ObjectGroup, *, now: float) -> str | None:
+        """Return why a group must be kept; None if it is left over."""
+        if group.version in self.versions:
+            if self.shared or group.uid in (None, self.uid):
+                return "of this run, whose nodes delete old objects"
+            if group.uid in self.others:
+                return f"uid {group.uid} of this run uses this bucket"
+            if any(window >= self.needed_from for window in group.windows):
+                return f"nodes read windows from {self.needed_from} on"
+        days = (now - group.last_written) / DAY_SECONDS
+        return None if days >= IDLE_DAYS else f"written to within {IDLE_DAYS} days"
+
+
+async def list_groups(store: ObjectStore) -> list[ObjectGroup]:
+    """List the objects of all runs in a bucket; those with other keys are not listed. Raises StoreError."""
+    found: dict[tuple[int, int | None], list[ObjectInfo]] = defaultdict(list)
+    for prefix in RUN_PREFIXES:
+        for one in await list_objects(store, prefix):
+            if key := parse_run_key(one.key):
+                found[key.version, key.uid].append(one)
+    order = sorted(found, key=lambda group: (group[0], -1 if group[1] is None else group[1]))
+    return [ObjectGroup(version, uid, found[version, uid]) for version, uid in order]
+
+
+async def clean(network: NetworkReader, kind: Kind, names: Sequence[str]) -> int:
+    """Print the groups of objects in this environment's bucket of ``kind``; delete those with the given ``names``.
+
+    Raises:
+        ConfigError: no group has that name, or one must be kept: nothing is deleted.
+        StoreError: the bucket does not answer; of the named groups, objects may have been deleted.
+    """
+    args, comms = network.arguments, network.comms
+    bucket = network.environment.bucket(kind, "write")
+    hotkey = load_hotkey(args.wallet_path, args.wallet_name, args.wallet_hotkey).ss58_address
+    uid = comms.metagraph.uid_of(hotkey)
+    others = frozenset(one for one, theirs in comms.commitments.items() if theirs.name == bucket.name)
+    run = PresentRun.of(network.hparams, comms.clock.window, uid=uid, others=others - {uid}, shared=kind != "gradients")
+    store, now = network.connections.store(bucket), time.time()
+    groups = {group.name: group for group in await list_groups(store)}
+    uses = {name: run.use_of(group, now=now) for name, group in groups.items()}
+    Console().print(_table(groups, uses, bucket.name, now=now))
+    problems = [f"--delete {name}: the bucket has no such group" for name in names if name not in groups]
+    problems += [f"--delete {name}: it is kept: {uses[name]}" for name in names if uses.get(name)]
+    if problems:
+        raise ConfigError(problems)
+    for group in (groups[name] for name in dict.fromkeys(names)):
+        await delete_many(store, [one.key for one in group.objects])
+        print(f"{group.name}: {len(group.objects)} objects deleted")  # noqa: T201
+    return 0
+
+
+def _table(groups: Mapping[str, ObjectGroup], uses: Mapping[str, str | None], bucket: str, *, now: float) -> Table:
+    table = Table(title=f"objects of runs in bucket {bucket}", title_justify="left")
+    for name in ("VERSION/UID", "windows", "objects", "GB", "$ a month", "days old"):
+        table.add_column(name, justify="right")
+    table.add_column("use", overflow="fold")
+    for name, group in groups.items():
+        windows, size = group.windows, group.size / 1e9
+        table.add_row(
+            name,
+            f"{windows[0]} to {windows[-1]}" if windows else "",
+            str(len(group.objects)),
+            f"{size:.2f}",
+            f"{size * DOLLARS_PER_GB_MONTH:.2f}",
+            f"{(now - group.last_written) / DAY_SECONDS:.1f}",
+            uses[name] or f"left over: --delete {name}",
+        )
+    return table
