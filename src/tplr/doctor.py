@@ -54,7 +54,7 @@ def main(
         return 2
     try:
         environment = environment or Environment.read()
-        chosen: list[Kind] = [kind for kind in KINDS if kind in (kinds or _configured(environment, own))]
+        chosen: list[Kind] = [kind for kind in KINDS if kind in (kinds or configured_kinds(environment, own))]
         with console.status("testing the buckets …"):
             reports = asyncio.run(_examine_all(chosen, environment, more))
     except ConfigError as error:
@@ -134,7 +134,8 @@ def _settings(error: ConfigError) -> list[Finding]:
     return [Finding("settings", ProbeResult.PROBLEM, text, "see .env.example") for text in error.problems]
 
 
-def _configured(environment: Environment, own: Kind) -> list[Kind]:
+def configured_kinds(environment: Environment, own: Kind) -> list[Kind]:
+    """Return ``own``, and every other kind of bucket that is configured."""
     return [kind for kind in KINDS if kind == own or environment.configured(kind)]
 
 

@@ -11,11 +11,12 @@ import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import AsyncIterator
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -27,14 +28,13 @@ from rich.console import Console
 from tplr.cli import main
 from tplr.hparams import load_hparams
 from tplr.join import steps
-from tplr.join.description import load_description
+from tplr.join.description import RunDescription, hparams_digest, load_description
 from tplr.join.env_file import read_env_file
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
 from tplr.localnet.network import HOTKEY, NETUID, Network, create_chain, lay_out, node_environment
 from tplr.localnet.plan import make_plan, scheme_constants
 from tplr.planner.host import Host
 from tplr.planner.plan import make_plan as plan_of
-from tplr.telemetry import JsonlListener
 from tplr.testing.s3server import serve
 
 JOIN = from_guide("docs/run.md", ".venv/bin/tplr join run.toml")
@@ -117,7 +117,7 @@ async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -
         "website https://example.org",
         "memory of each rank",
         "$ a month",
-        "all passed; uid 1",  # doctor, in this process
+        "all passed; uid 1",  # doctor
         "all start-up checks passed",  # the service's command, which only has the file
         "tplr-toy-miner.service is installed",
     ):
@@ -135,7 +135,8 @@ async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -
     # Without --install the same unit is printed, and nothing is written.
     run, given = load_description(world.description), {"wallet_path": folder, "device": "cpu", "down": 1.0, "up": 1.0}
     printed = Console(file=io.StringIO(), width=60)
-    steps._serve(run, steps.Answers(role="miner", node_options=[], **given), ["--device", "cpu"], folder, printed)
+    answers = steps.Answers(role="miner", node_options=[], **given)
+    steps._serve(steps._unit(run, answers, ["--device", "cpu"], folder, None), answers, printed)
     said_unit = printed.file.getvalue()  # type: ignore[attr-defined]
     assert "--install installs this unit as tplr-toy-miner.service" in " ".join(said_unit.split())
     assert f"WorkingDirectory={folder}" in said_unit
@@ -192,28 +193,70 @@ async def test_saved_states_of_the_same_node_make_room_for_the_next_ones(tmp_pat
     assert fits()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-async def test_what_the_checks_of_root_have_written_is_the_service_user_s(tmp_path: Path) -> None:
-    """The check opens the file of events, as the node will."""
-    nobody = pwd.getpwnam("nobody")
-    os.chown(tmp_path, nobody.pw_uid, nobody.pw_gid)
-    run: Any = SimpleNamespace(name="toy", netuid=NETUID, network="local:chain", hparams=SimpleNamespace(file="h.json"))
-    answers = steps.Answers(
-        role="miner",
-        wallet_name="a",
-        wallet_hotkey="b",
-        wallet_path=tmp_path,
-        device="cpu",
-        down=100,
-        up=100,
-        node_options=[],
+@pytest.fixture
+def of_nobody() -> Iterator[Path]:
+    """A folder of another account with ``run.toml``, in which root joins; not in a folder that only root may enter."""
+    nobody, hparams = pwd.getpwnam("nobody"), Path(__file__).parents[2] / "hparams.json"
+    with tempfile.TemporaryDirectory() as name:
+        shutil.copy(hparams, name)
+        bucket = {"bucket_name": "texts", "read_access_key_id": "a", "read_secret_access_key": "b"}
+        described = {"name": "toy", "netuid": NETUID, "network": "local:none", "format": 1, "dataset": bucket}
+        constants = {"file": hparams.name, "sha256": hparams_digest(hparams)}
+        run = RunDescription.model_validate(described | {"s3_endpoint": "http://127.0.0.1:1", "hparams": constants})
+        (Path(name) / "run.toml").write_text(run.to_toml())
+        os.chown(name, nobody.pw_uid, nobody.pw_gid)
+        yield Path(name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
+async def test_root_runs_the_checks_as_the_owner_of_the_folder(
+    of_nobody: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """What is in the folder, such as links, and what the checks import, gains nothing. The interpreter is a script."""
+    script, secret, folder = of_nobody / "python", tmp_path / "secret", of_nobody / "node"
+    script.write_text('#!/bin/sh\nid -u >> said; id -ru >> said; env >> said; touch "$PWD/aggregator-events.jsonl"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    own = ("--role", "aggregator", "--folder", folder, "--wallet.name", "a", "--wallet.hotkey", "b", "--no-input")
+    for half in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"R2_AGGREGATOR_READ_{half}", "key")
+        monkeypatch.setenv(f"R2_AGGREGATOR_WRITE_{half}", "key")
+    monkeypatch.setenv("R2_AGGREGATOR_BUCKET_NAME", "bucket")
+    monkeypatch.setenv("HTTPS_PROXY", "http://of-the-shell")
+    (tmp_path / "home/.bittensor/wallets").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    command = [
+        "join",
+        of_nobody / "run.toml",
+        *own,
+        "--device",
+        "cpu",
+        "--install",
+        "--unit-folder",
+        tmp_path / "units",
+    ]
+    assert main([*map(str, command)]) == 2
+    assert (
+        f"--wallet.path {tmp_path}/home/.bittensor/wallets: Permission denied: give a folder" in capsys.readouterr().err
     )
-    options = steps._node_options(run, tmp_path / "run.toml", answers, tmp_path, steps.Questions(silent=True))
-    with JsonlListener(Path(options[options.index("--events") + 1])):
-        pass
-    (tmp_path / "state").mkdir()
-    steps._serve(run, answers, options, tmp_path, Console(file=io.StringIO()))
-    assert {path.stat().st_uid for path in tmp_path.iterdir()} == {nobody.pw_uid}
+    command += ["--wallet.path", folder / "wallets"]
+    assert main([*map(str, command)]) == 0
+    nobody = pwd.getpwnam("nobody")
+    said = (folder / "said").read_text().splitlines()
+    assert [line for line in said if line.isdecimal()] == [str(nobody.pw_uid)] * 4  # doctor, and the node's own check
+    assert f"HOME={nobody.pw_dir}" in said
+    assert f"TPLR_CACHE_FOLDER={folder}/cache/tplr" in said  # as in the unit
+    assert "of-the-shell" not in "".join(said)  # the service does not have it
+    assert {path.stat().st_uid for path in (folder, *folder.iterdir())} == {nobody.pw_uid}
+    assert "User=nobody\n" in (tmp_path / "units/tplr-toy-aggregator.service").read_text()
+    assert os.geteuid() == 0
+    # The owner links to a file of root.
+    secret.write_text("TOKEN=only-for-root\n")
+    (folder / ".env").unlink()
+    (folder / ".env").symlink_to(secret)
+    assert main([*map(str, command), "--replace-env"]) == 0
+    assert (folder / ".env.old").readlink() == secret
+    assert "only-for-root" not in "".join(path.read_text() for path in folder.iterdir() if not path.is_symlink())
 
 
 @pytest.mark.long

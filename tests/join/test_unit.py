@@ -1,6 +1,5 @@
 """The units: systemd accepts them, parses the command as intended, and restarts only after failures that may pass."""
 
-import os
 import re
 import shlex
 import shutil
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tplr.join.unit import Unit, hand_over, install, service_user, standard_unit, start, units_folder
+from tplr.join.unit import Unit, install, standard_unit, start, units_folder
 from tplr.node.checks import MISCONFIGURED, OUTDATED, OUTSIDE_DOWN
 
 SHIPPED = Path(__file__).parents[2] / "docker" / "systemd"
@@ -110,31 +109,3 @@ def test_systemd_accepts_the_shipped_units(path: Path, tmp_path: Path) -> None:
     copy.write_text(path.read_text().replace("/opt/templar/.venv/bin/tplr", "/bin/true"))  # it looks for the program
     done = verified(copy)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_what_root_wrote_belongs_to_whom_the_unit_runs_as(tmp_path: Path) -> None:
-    (tmp_path / "state" / "deep").mkdir(parents=True)
-    for name in (".env", "state/deep/file", "other"):
-        (tmp_path / name).touch()
-    os.chown(tmp_path, 1, 1)
-    assert service_user(tmp_path) == "daemon"
-    hand_over(tmp_path, (".env", "state", "none"))
-    owners = {str(path.relative_to(tmp_path)): path.stat().st_uid for path in tmp_path.rglob("*")}
-    assert owners == {".env": 1, "state": 1, "state/deep": 1, "state/deep/file": 1, "other": 0}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_root_gives_away_nothing_behind_a_link(tmp_path: Path) -> None:
-    """The service's account owns the folder, and could replace what is in it by links to files of the system."""
-    system, folder = tmp_path / "system", tmp_path / "folder"
-    for path in (system / "deep", folder / "cache"):
-        path.mkdir(parents=True)
-    (system / "deep/file").touch()
-    for link in ("state", "cache/link"):
-        (folder / link).symlink_to(system)
-    (folder / ".env").symlink_to(system / "deep/file")
-    os.chown(folder, 1, 1)
-    hand_over(folder, (".env", "state", "cache"))
-    assert {path.lstat().st_uid for path in (system, *system.rglob("*"))} == {0}
-    assert {path.lstat().st_uid for path in folder.rglob("*")} == {1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import pwd
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,17 +16,17 @@ from rich.markup import escape
 
 from tplr.config import Environment, Kind
 from tplr.console import Console
-from tplr.doctor import main as run_doctor
+from tplr.doctor import configured_kinds
 from tplr.errors import ConfigError
 from tplr.home_paths import expanded
 from tplr.hparams import load_hparams
+from tplr.join.account import acting_as, service_account
 from tplr.join.description import RunDescription, load_description
 from tplr.join.env_file import make_private, read_env_file, write_env_file
 from tplr.join.requirements import show_costs, show_run
-from tplr.join.unit import Unit, hand_over, install, service_user, start, units_folder
+from tplr.join.unit import Unit, install, start, units_folder
 from tplr.node.arguments import Arguments, add_arguments, node_arguments
 from tplr.node.checks import MISCONFIGURED, check_device
-from tplr.node.health import examine_node
 from tplr.node.launch import PROGRAM
 from tplr.node.state import StateFolder
 from tplr.planner.host import Host
@@ -34,7 +35,8 @@ from tplr.planner.plan import make_plan
 # The bucket that a node of each role writes to.
 OWN_BUCKET: dict[str, Kind] = {"miner": "gradients", "validator": "gradients", "aggregator": "aggregator"}
 OWN_PREFIXES = ("R2_", "TPLR_")
-WRITTEN = (".env", ".env.old", "state", "cache")  # in the folder, by this command and its checks, besides the events
+# Of this process's variables, what the checks get: a service has no others, such as a proxy or a key of the shell.
+INHERITED = ("PATH", "PYTHONPATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TERM", "COLUMNS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,8 @@ class Questions:
 def join(path: Path, answers: Answers, questions: Questions, process: Mapping[str, str]) -> int:
     """Run all steps; ``process`` is the environment of this process.
 
+    As root, everything but the installation is done as the owner of the folder, who will run the node.
+
     Returns:
         Exit status: 0 if all checks passed, else that of the checks (``tplr doctor``).
 
@@ -91,23 +95,26 @@ def join(path: Path, answers: Answers, questions: Questions, process: Mapping[st
         ConfigError: the description, the arguments or the machine do not fit, or something is missing.
         StateError: a file can't be written.
     """
-    run, console = load_description(path), Console()
     folder = (answers.folder or path.parent).absolute()
-    console.print(show_run(run))
-    fits = _show_costs(run, path, answers, folder, console)
-    if answers.dry_run:
-        return 0 if fits else 1
-    if not fits and not questions.confirms("This machine does not meet the requirements. Continue?"):
-        return MISCONFIGURED
-    options = _node_options(run, path, answers, folder, questions)
-    variables = _variables(run, answers.role, folder, questions, process)
-    questions.check()
-    if not _write_env(folder / ".env", variables, run, questions, replace=answers.replace_env):
-        return MISCONFIGURED
-    if status := _check(answers, options, folder, variables, process):
-        console.print("Fix the listed problems and run this command again: nothing is installed.")
-        return status
-    _serve(run, answers, options, folder, console)
+    account, console = service_account(folder), Console()
+    with acting_as(account):
+        run = load_description(path)
+        console.print(show_run(run))
+        fits = _show_costs(run, path, answers, folder, console)
+        if answers.dry_run:
+            return 0 if fits else 1
+        if not fits and not questions.confirms("This machine does not meet the requirements. Continue?"):
+            return MISCONFIGURED
+        options = _node_options(run, path, answers, folder, questions)
+        variables = _variables(run, answers.role, folder, questions, process)
+        questions.check()
+        if not _write_env(folder / ".env", variables, run, questions, replace=answers.replace_env):
+            return MISCONFIGURED
+        unit = _unit(run, answers, options, folder, account)
+        if status := _check(unit, _doctor(answers, options, variables), process, account):
+            console.print("Fix the listed problems and run this command again: nothing is installed.")
+            return status
+    _serve(unit, answers, console)
     return 0
 
 
@@ -132,7 +139,12 @@ def _show_costs(run: RunDescription, path: Path, answers: Answers, folder: Path,
 def _node_options(run: RunDescription, path: Path, answers: Answers, folder: Path, questions: Questions) -> list[str]:
     """Return the node's command line, without program and role."""
     wallets = expanded(answers.wallet_path, "--wallet.path").absolute()
-    found = sorted(f"{one.parent.parent.name}/{one.name}" for one in wallets.glob("*/hotkeys/*") if one.is_file())
+    try:
+        found = sorted(f"{one.parent.parent.name}/{one.name}" for one in wallets.glob("*/hotkeys/*") if one.is_file())
+    except OSError as error:
+        raise ConfigError(
+            f"--wallet.path {wallets}: {error.strerror}: give a folder that the account of the node can read"
+        ) from None
     there = f"in {wallets} are {', '.join(found[:9]) or 'none'}"
     name = answers.wallet_name or questions.value("--wallet.name", f"a coldkey's name; {there}")
     hotkey = answers.wallet_hotkey or questions.value("--wallet.hotkey", f"a hotkey's name; {there}")
@@ -189,32 +201,55 @@ def _write_env(
     return True
 
 
-def _check(
-    answers: Answers, options: list[str], folder: Path, variables: Mapping[str, str], process: Mapping[str, str]
-) -> int:
-    """Run doctor, and then the command of the service with ``--check``; return the first exit status that is not 0."""
-    # Doctor is one process, so only the service's own command can check the devices of several ranks.
-    examine = partial(examine_node, _parsed(answers.role, options)) if answers.ranks == 1 else None
-    kinds = () if answers.role != "aggregator" else ("aggregator", "dataset")
-    if status := run_doctor(kinds, examine, Environment({**process, **variables})):
-        return status
-    inherited = {name: value for name, value in process.items() if not name.startswith(OWN_PREFIXES)}
-    command = [*_command(answers, options), "--check"]
-    return subprocess.run(command, cwd=folder, env=inherited, check=False).returncode  # noqa: S603
-
-
-def _serve(run: RunDescription, answers: Answers, options: list[str], folder: Path, console: Console) -> None:
-    """Print the node's unit, or install it."""
-    hand_over(folder, (*WRITTEN, _events(answers.role)))
-    unit = Unit(
+def _unit(
+    run: RunDescription, answers: Answers, options: list[str], folder: Path, account: pwd.struct_passwd | None
+) -> Unit:
+    ranks = ["--ranks", str(answers.ranks)] if answers.ranks > 1 else []
+    return Unit(
         name=f"tplr-{run.name}-{answers.role}",
         description=f"templar {answers.role} of run {run.name}",
-        command=_command(answers, options),
+        command=[sys.executable, *PROGRAM, answers.role, *options, *ranks],
         folder=folder,
-        user=service_user(folder),
+        user=account.pw_name if account else None,
     )
+
+
+def _doctor(answers: Answers, options: list[str], variables: Mapping[str, str]) -> list[str]:
+    """Return the arguments of ``tplr doctor`` for the node, or for its buckets alone if it has several ranks.
+
+    Doctor is one process, so only the unit's own command can check the devices of all ranks.
+    """
+    if answers.ranks > 1:
+        return [*configured_kinds(Environment(variables), OWN_BUCKET[answers.role])]
+    return ["--role", answers.role, *options]
+
+
+def _check(unit: Unit, doctor: list[str], process: Mapping[str, str], account: pwd.struct_passwd | None) -> int:
+    """Run doctor, and then the command of the unit with ``--check``; return the first exit status that is not 0.
+
+    Both run as the unit will: in its folder and environment, and as its user, ``account``.
+    """
+    env = {name: value for name, value in process.items() if name in INHERITED} | unit.variables
+    if account:
+        env |= {"HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name}
+    run = partial(
+        subprocess.run,
+        cwd=unit.folder,
+        env=env,
+        user=account and account.pw_uid,
+        group=account and account.pw_gid,
+        umask=0o077,
+        check=False,
+    )
+    return run([sys.executable, *PROGRAM, "doctor", *doctor]).returncode or run([*unit.command, "--check"]).returncode
+
+
+def _serve(unit: Unit, answers: Answers, console: Console) -> None:
+    """Print the node's unit, or install it."""
     if unit.user == "root":
-        console.print(f"{escape(str(folder))} is root's, so the node would run as root: chown it to another account.")
+        console.print(
+            f"{escape(str(unit.folder))} is root's, so the node would run as root: chown it to another account."
+        )
     if not answers.install:
         console.print(f"All checks passed. --install installs this unit as {unit.name}.service:\n")
         console.print(unit.text(), markup=False, highlight=False, soft_wrap=True)
@@ -229,11 +264,6 @@ def _serve(run: RunDescription, answers: Answers, options: list[str], folder: Pa
 def _events(role: str) -> str:
     """Name of the file of a node's events."""
     return f"{role}-events.jsonl"
-
-
-def _command(answers: Answers, options: list[str]) -> list[str]:
-    ranks = ["--ranks", str(answers.ranks)] if answers.ranks > 1 else []
-    return [sys.executable, *PROGRAM, answers.role, *options, *ranks]
 
 
 def _parsed(role: str, options: list[str]) -> Arguments:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from tplr.errors import ConfigError
@@ -74,9 +72,13 @@ class Unit:
     user: str | None
     options_file: Path | None = None
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment that the unit itself sets."""
+        return {name: str(self.folder / "cache" / place) for name, place in CACHES.items()}
+
     def text(self) -> str:
         """Return the content of the unit's file."""
-        cache = self.folder / "cache"
         lines = [
             "[Unit]",
             f"Description={self.description.replace('%', '%%')}",
@@ -90,7 +92,7 @@ class Unit:
             *([f"User={self.user}"] if self.user else []),
             "# The node reads the file .env in here, which helper processes do not inherit.",
             f"WorkingDirectory={_escaped(str(self.folder))}",
-            f"Environment={' '.join(_quoted(f'{name}={cache / place}') for name, place in CACHES.items())}",
+            f"Environment={' '.join(_quoted(f'{name}={value}') for name, value in self.variables.items())}",
             *([f"EnvironmentFile={self.options_file}"] if self.options_file else []),
             f"ExecStart={' '.join(map(_argument, self.command))}{' $OPTIONS' if self.options_file else ''}",
             "# After 2, misconfigured, and 4, outdated, a person must act; 1 is a crash, 3 something that is down.",
@@ -144,36 +146,6 @@ def start(commands: Sequence[str]) -> bool:
 def units_folder() -> Path:
     """Return the folder for units of this process's user: the system's for root, else the user's."""
     return Path("/etc/systemd/system") if os.geteuid() == 0 else expanded(Path("~/.config/systemd/user"))
-
-
-def service_user(folder: Path) -> str | None:
-    """Return the account of a unit that root installs: the owner of ``folder``. None if this process is not root.
-
-    Raises:
-        ConfigError: the owner of ``folder`` has no name.
-    """
-    if os.geteuid() != 0:
-        return None
-    try:
-        return pwd.getpwuid(folder.stat().st_uid).pw_name
-    except KeyError:
-        raise ConfigError(f"{folder}: its owner has no user name: chown it to the account that runs the node") from None
-
-
-def hand_over(folder: Path, names: Sequence[str]) -> None:
-    """Make the owner of ``folder`` the owner of ``names`` in it, which root may have written.
-
-    What links point to keeps its owner: the owner of ``folder`` could link to files of the system.
-    """
-    if os.geteuid() != 0:
-        return
-    owner = folder.stat()
-    give = partial(os.chown, uid=owner.st_uid, gid=owner.st_gid, follow_symlinks=False)
-    for path in (folder / name for name in names if os.path.lexists(folder / name)):
-        give(path)
-        for _, folders, files, here in os.fwalk(path):  # through descriptors: no folder can become a link meanwhile
-            for one in (*folders, *files):
-                give(one, dir_fd=here)
 
 
 def _argument(part: str) -> str:
