@@ -117,8 +117,7 @@ async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -
         "website https://example.org",
         "memory of each rank",
         "$ a month",
-        "all passed; uid 1",  # doctor
-        "all start-up checks passed",  # the service's command, which only has the file
+        "all passed; uid 1",  # doctor, which only has the file
         "tplr-toy-miner.service is installed",
     ):
         assert shown in said
@@ -218,6 +217,7 @@ async def test_root_runs_the_checks_as_the_owner_of_the_folder(
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     own = ("--role", "aggregator", "--folder", folder, "--wallet.name", "a", "--wallet.hotkey", "b", "--no-input")
+    own += ("--ranks", 2)
     for half in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.setenv(f"R2_AGGREGATOR_READ_{half}", "key")
         monkeypatch.setenv(f"R2_AGGREGATOR_WRITE_{half}", "key")
@@ -243,7 +243,9 @@ async def test_root_runs_the_checks_as_the_owner_of_the_folder(
     assert main([*map(str, command)]) == 0
     nobody = pwd.getpwnam("nobody")
     said = (folder / "said").read_text().splitlines()
-    assert [line for line in said if line.isdecimal()] == [str(nobody.pw_uid)] * 4  # doctor, and the node's own check
+    assert [line for line in said if line.isdecimal()] == [
+        str(nobody.pw_uid)
+    ] * 4  # with two ranks: doctor, and the node's own check
     assert f"HOME={nobody.pw_dir}" in said
     assert f"TPLR_CACHE_FOLDER={folder}/cache/tplr" in said  # as in the unit
     assert "of-the-shell" not in "".join(said)  # the service does not have it

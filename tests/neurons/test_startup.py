@@ -177,7 +177,10 @@ async def test_dead_storage_and_missing_dataset(world: World) -> None:
     assert text.count("the server or the network is down") == 1
     status, text = await world.check(env=world.env | {"TPLR_DATASET_SUBFOLDER": "elsewhere"})
     assert status == 2
-    assert "elsewhere/_metadata.yaml" in text
+    assert "elsewhere/_metadata.yaml: no such object (404): check R2_DATASET_* and TPLR_DATASET_SUBFOLDER" in text
+    status, text = await world.check(env=world.env | {"R2_DATASET_READ_SECRET_ACCESS_KEY": "0" * 64})
+    assert status == 2
+    assert "_metadata.yaml: access denied (403): check R2_DATASET_* and TPLR_DATASET_SUBFOLDER" in text
 
 
 async def test_a_dataset_that_alone_does_not_answer_is_given_up(world: World) -> None:
@@ -207,13 +210,17 @@ async def test_one_503_is_no_reason_to_give_up(world: World) -> None:
     assert status == 0, text
 
 
-async def test_what_is_wrong_here_counts_more_than_what_is_down_outside(world: World) -> None:
+async def test_what_is_wrong_here_counts_more_than_what_is_down_outside(world: World, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    here = ("--device", "gpu", "--profile", str(tmp_path / "file"))
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        status, text = await world.check("--device", "cuda:77", env=world.env | {"TPLR_S3_ENDPOINT": nowhere})
+        status, text = await world.check(*here, env=world.env | {"TPLR_S3_ENDPOINT": nowhere})
     assert status == 2
-    assert "--device cuda:77" in text
+    assert "--device gpu: Expected one of cpu, cuda" in text
+    assert f"--profile {tmp_path}/file: File exists; give a writable folder" in text
+    assert "Traceback" not in text
 
 
 async def test_doctor_says_all_of_a_node_at_once(world: World) -> None:

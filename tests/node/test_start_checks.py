@@ -18,7 +18,8 @@ from tplr.hparams import HParams
 from tplr.localnet.plan import scheme_constants
 from tplr.node import start_checks
 from tplr.node.arguments import node_arguments
-from tplr.node.start_checks import check_answers, check_clock, check_fits
+from tplr.node.start_checks import check_answers, check_clock, check_compiler, check_fits
+from tplr.training.device import DeviceSettings
 
 
 async def check_against(path: Path, behind: float) -> None:
@@ -78,3 +79,25 @@ def test_a_disk_that_sufficed_at_the_first_start_suffices_beside_the_saved_state
     taken = 2 * state
     with pytest.raises(ConfigError, match="saved states take"):
         check_fits(hparams, args, torch.device("cpu"))
+
+
+def test_a_missing_compiler_is_found_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the node's first window it would be a crash."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    compiled = DeviceSettings.of("cuda")
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(start_checks.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    check_compiler(gpu, DeviceSettings.of("cuda", compile=False))
+    with pytest.raises(ConfigError) as error:
+        check_compiler(gpu, compiled)
+    said = error.value.problems
+    assert said[0] == "--compile finds no compiler: install gcc, set CC, or give --no-compile"
+    assert said[1].startswith(f"--compile needs {tmp_path}/Python.h: install Python's headers")
+    with pytest.raises(ConfigError, match=r"install g\+\+, set CXX"):
+        check_compiler(cpu, compiled)
+    (tmp_path / "Python.h").touch()
+    for name in ("gcc", "g++"):
+        (tmp_path / name).touch(mode=0o755)
+        check_compiler(gpu if name == "gcc" else cpu, compiled)

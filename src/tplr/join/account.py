@@ -35,15 +35,20 @@ def acting_as(account: pwd.struct_passwd | None) -> Iterator[None]:
     ``user`` and ``group``: without them it could become root again.
 
     Raises:
-        ConfigError: the account can't read this program, so it could not run the service.
+        ConfigError: this process may not change its account; or the account can't read this program, so it could not
+            run the service.
     """
     if account is None or account.pw_uid == os.geteuid():
         yield
         return
     groups, group = os.getgroups(), os.getegid()
-    os.initgroups(account.pw_name, account.pw_gid)
-    os.setegid(account.pw_gid)
-    os.seteuid(account.pw_uid)
+    try:
+        os.initgroups(account.pw_name, account.pw_gid)
+        os.setegid(account.pw_gid)
+        os.seteuid(account.pw_uid)
+    except OSError as error:  # root of a container may lack the rights of root
+        name = account.pw_name
+        raise ConfigError(f"can't act as {name}, whose folder it is: {error.strerror}: run this as {name}") from None
     try:
         _check_program(account.pw_name)  # modules are imported meanwhile
         yield

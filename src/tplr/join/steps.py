@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from rich.markup import escape
@@ -111,7 +110,7 @@ def join(path: Path, answers: Answers, questions: Questions, process: Mapping[st
         if not _write_env(folder / ".env", variables, run, questions, replace=answers.replace_env):
             return MISCONFIGURED
         unit = _unit(run, answers, options, folder, account)
-        if status := _check(unit, _doctor(answers, options, variables), process, account):
+        if status := _run_as_unit(unit, _checks(unit, answers, options, variables), process, account):
             console.print("Fix the listed problems and run this command again: nothing is installed.")
             return status
     _serve(unit, answers, console)
@@ -214,34 +213,36 @@ def _unit(
     )
 
 
-def _doctor(answers: Answers, options: list[str], variables: Mapping[str, str]) -> list[str]:
-    """Return the arguments of ``tplr doctor`` for the node, or for its buckets alone if it has several ranks.
+def _checks(unit: Unit, answers: Answers, options: list[str], variables: Mapping[str, str]) -> list[list[str]]:
+    """Return the commands that check the node: doctor, which performs all checks of the unit's own start.
 
-    Doctor is one process, so only the unit's own command can check the devices of all ranks.
+    Doctor is one process, so with several ranks it tests the buckets, and the unit's command the devices of all ranks.
     """
-    if answers.ranks > 1:
-        return [*configured_kinds(Environment(variables), OWN_BUCKET[answers.role])]
-    return ["--role", answers.role, *options]
+    doctor = [sys.executable, *PROGRAM, "doctor"]
+    if answers.ranks == 1:
+        return [[*doctor, "--role", answers.role, *options]]
+    kinds = configured_kinds(Environment(variables), OWN_BUCKET[answers.role])
+    return [[*doctor, *kinds], [*unit.command, "--check"]]
 
 
-def _check(unit: Unit, doctor: list[str], process: Mapping[str, str], account: pwd.struct_passwd | None) -> int:
-    """Run doctor, and then the command of the unit with ``--check``; return the first exit status that is not 0.
+def _run_as_unit(
+    unit: Unit, commands: list[list[str]], process: Mapping[str, str], account: pwd.struct_passwd | None
+) -> int:
+    """Run commands in the folder and the environment of the unit and as its user, ``account``, until one fails.
 
-    Both run as the unit will: in its folder and environment, and as its user, ``account``.
+    Returns its exit status, or 0.
     """
     env = {name: value for name, value in process.items() if name in INHERITED} | unit.variables
     if account:
         env |= {"HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name}
-    run = partial(
-        subprocess.run,
-        cwd=unit.folder,
-        env=env,
-        user=account and account.pw_uid,
-        group=account and account.pw_gid,
-        umask=0o077,
-        check=False,
-    )
-    return run([sys.executable, *PROGRAM, "doctor", *doctor]).returncode or run([*unit.command, "--check"]).returncode
+    user, group = (account.pw_uid, account.pw_gid) if account else (None, None)
+    for command in commands:
+        done = subprocess.run(  # noqa: S603 - our own commands
+            command, cwd=unit.folder, env=env, user=user, group=group, umask=0o077, check=False
+        )
+        if done.returncode:
+            return done.returncode
+    return 0
 
 
 def _serve(unit: Unit, answers: Answers, console: Console) -> None:

@@ -125,7 +125,7 @@ async def clean(network: NetworkReader, kind: Kind, names: Sequence[str]) -> int
     store, now = network.connections.store(bucket), time.time()
     groups = {group.name: group for group in await list_groups(store)}
     uses = {name: run.use_of(group, now=now) for name, group in groups.items()}
-    Console().print(_table(groups, uses, bucket.name, now=now))
+    Console().print(_table(groups, uses, bucket.name, now=now) if groups else f"no objects of runs in {bucket.name}")
     problems = [f"--delete {name}: the bucket has no such group" for name in names if name not in groups]
     problems += [f"--delete {name}: it is kept: {uses[name]}" for name in names if uses.get(name)]
     if problems:

@@ -5,7 +5,6 @@ import hashlib
 import time
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 
 from tplr.clock import Tick
 from tplr.errors import ChainUnavailable, DataError, StoreError, TrainingError
@@ -33,9 +32,9 @@ class Miner:
         hparams: HParams,
         *,
         speed: ModelSpeed | None = None,
-        profile: Path | None = None,
+        profile: WindowProfile | None = None,
     ) -> None:
-        """``profile``: folder for a profiler trace of the second trained window."""
+        """``profile`` runs each window's training."""
         self._replica = replica
         self._train_state = replica.train_state
         self._data_loader = data_loader
@@ -49,7 +48,7 @@ class Miner:
         # Times of training and of everything that it waits for; work that overlaps with it is not counted.
         self._times = WindowTime() if overlap else replica.times
         self._speed = speed
-        self._profile = profile and WindowProfile(profile)
+        self._profile = profile
         self._training: int | None = None  # the window being trained
         self._tokens = 0  # tokens trained in the window so far
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tplr.config import DatasetBuckets
 from tplr.disk_cache import DiskCache
-from tplr.errors import ConfigError, DataError
+from tplr.errors import AccessDenied, ConfigError, DataError, ObjectNotFound
 from tplr.hparams import HParams
 from tplr.pages.dataset import PageDataset
 from tplr.pages.manifest import DatasetManifest
@@ -144,25 +144,31 @@ async def open_data_source(
 
     Raises:
         DataError: the data don't fit the run's constants.
+        ConfigError: the bucket does not have the data, or the key does not open it.
         StoreError: the data can't be read.
     """
     stores = [connections.store(bucket) for bucket in location.replicas]
-    if hparams.data == "store":
-        cache = DiskCache(cache_folder / "blocks", max_bytes=CACHE_BYTES)
-        store, reader = await open_bucket_store(stores, location.subfolder, cache, resources.transfers)
-        samples = SampleReader(
-            store, reader, sequence_length=hparams.sequence_length, vocab_size=hparams.model.vocab_size
+    try:
+        if hparams.data == "store":
+            cache = DiskCache(cache_folder / "blocks", max_bytes=CACHE_BYTES)
+            store, reader = await open_bucket_store(stores, location.subfolder, cache, resources.transfers)
+            samples = SampleReader(
+                store, reader, sequence_length=hparams.sequence_length, vocab_size=hparams.model.vocab_size
+            )
+            return StoreDataSource(samples, hparams)
+        manifests = ManifestCache(
+            cache_folder, dataset_place(location.replicas, location.subfolder, connections.endpoint)
         )
-        return StoreDataSource(samples, hparams)
-    cache = ManifestCache(cache_folder, dataset_place(location.replicas, location.subfolder, connections.endpoint))
-    dataset = await PageDataset.open(
-        stores,
-        location.subfolder,
-        tokenizer,
-        concurrency=resources.transfers,
-        cache=cache,
-        threads=resources.data_threads,
-    )
+        dataset = await PageDataset.open(
+            stores,
+            location.subfolder,
+            tokenizer,
+            concurrency=resources.transfers,
+            cache=manifests,
+            threads=resources.data_threads,
+        )
+    except (AccessDenied, ObjectNotFound) as error:
+        raise ConfigError(f"{error}: check R2_DATASET_* and TPLR_DATASET_SUBFOLDER") from error
     check_address(dataset.manifest, hparams)
     return PageDataSource(dataset, hparams)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
+import sysconfig
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +18,7 @@ import torch
 from tplr.chain import Chain
 from tplr.chain.base import Neuron
 from tplr.chain.commitment import encode_commitment
+from tplr.config import process_variables
 from tplr.errors import ChainUnavailable, ConfigError, NotRegistered, StoreError, StoreUnavailable
 from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.files import atomic_write
@@ -30,6 +33,7 @@ from tplr.schemas import Bucket
 from tplr.storage import ObjectStore
 from tplr.storage.probe import RETRY_SECONDS, ProbeResult, probe_access
 from tplr.storage.retry import with_retry
+from tplr.training.device import DeviceSettings
 
 # No decision depends on this machine's clock, but S3 refuses requests whose time is off by more than 15 minutes.
 MAX_SKEW_SECONDS = 300.0
@@ -63,6 +67,26 @@ def check_fits(hparams: HParams, args: Arguments, device: torch.device, ranks: i
     plan = make_plan(hparams, here, role=role, settings=args.device_settings)
     plan.check()
     return plan
+
+
+def check_compiler(device: torch.device, settings: DeviceSettings) -> None:
+    """Raise ConfigError if ``settings`` compile the model and this machine lacks what the compiler of ``device`` needs.
+
+    Otherwise the node would crash in its first window: Triton builds the launchers of a GPU's kernels with the C
+    compiler and Python's headers, and kernels of a CPU are C++.
+    """
+    if not settings.compile:
+        return
+    gpu = device.type == "cuda"
+    variable, names = ("CC", ("gcc", "clang")) if gpu else ("CXX", ("g++",))
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    problems = []
+    if not any(map(shutil.which, [process_variables().get(variable, ""), *names])):
+        problems.append(f"--compile finds no compiler: install {names[0]}, set {variable}, or give --no-compile")
+    if gpu and not header.exists():
+        problems.append(f"--compile needs {header}: install Python's headers (python3-dev), or give --no-compile")
+    if problems:
+        raise ConfigError(problems)
 
 
 def check_window(hparams: HParams, block_time: float) -> None:

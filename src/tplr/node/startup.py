@@ -34,6 +34,7 @@ from tplr.node.start_checks import (
     check_answers,
     check_clock,
     check_committable,
+    check_compiler,
     check_fits,
     check_registration,
     check_state_folder,
@@ -51,6 +52,7 @@ from tplr.telemetry import JsonlListener, Listener, PrometheusListener, Telemetr
 from tplr.training.commands import Commands
 from tplr.training.model import build_model
 from tplr.training.parallel import SINGLE_PROCESS
+from tplr.training.profile import WindowProfile
 from tplr.training.schemes import payload_spec
 
 if TYPE_CHECKING:
@@ -123,13 +125,15 @@ async def prepare(
     checks.take("state", check_state_folder, args.state_folder)
     parallel = commands.parallel if commands else SINGLE_PROCESS
     fits = hparams and device and checks.take("memory", check_fits, hparams, args, device, parallel.size)
-    settings = args.device_settings
+    if device:
+        checks.take("compiler", check_compiler, device, args.device_settings)
     model = (
         hparams
         and device
         and fits  # the replica loads the weights: a saved state's, or the first ones
-        and checks.take("model", build_model, hparams, device, parallel, settings, first_weights=False)
+        and checks.take("model", build_model, hparams, device, parallel, args.device_settings, first_weights=False)
     )
+    profile = args.profile and checks.take("profile", WindowProfile, args.profile)
     comms, source, connections = services.comms, services.source, services.connections
     if checks.problems or not (
         model and fits and device and listeners and hparams and connections and comms and source
@@ -138,12 +142,18 @@ async def prepare(
 
     context = _make_context(args, comms, listeners)
     replica = Replica(
-        model, hparams, context, args.state_folder, every_peer=args.test, settings=settings, commands=commands
+        model,
+        hparams,
+        context,
+        args.state_folder,
+        every_peer=args.test,
+        settings=args.device_settings,
+        commands=commands,
     )
     await stack.enter_async_context(replica)
     data_loader = await stack.enter_async_context(WindowDataLoader(source, comms))
     if args.role == "miner":
-        role = Miner(replica, data_loader, context, hparams, speed=_speed(fits, device), profile=args.profile)
+        role = Miner(replica, data_loader, context, hparams, speed=_speed(fits, device), profile=profile)
     else:
         role = Validator(replica, data_loader, context, hparams)
     return Node(
