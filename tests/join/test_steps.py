@@ -254,6 +254,9 @@ async def test_root_runs_the_checks_as_the_owner_of_the_folder(
     assert os.geteuid() == 0
     # The owner links to a file of root.
     secret.write_text("TOKEN=only-for-root\n")
+    (of_nobody / "linked.toml").symlink_to(secret)
+    assert main(["join", str(of_nobody / "linked.toml")]) == 2
+    assert f"{of_nobody}/linked.toml: Permission denied: let the account of the node" in capsys.readouterr().err
     (folder / ".env").unlink()
     (folder / ".env").symlink_to(secret)
     assert main([*map(str, command), "--replace-env"]) == 0

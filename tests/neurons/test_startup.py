@@ -14,7 +14,7 @@ import pytest_asyncio
 from forked import ForkedCommands, forked_commands, unframed
 from guides import from_guide
 
-from tplr.chain.hotkeys import new_hotkey, save_hotkey
+from tplr.chain.hotkeys import hotkey_file, new_hotkey, save_hotkey
 from tplr.chain.local import LocalChain
 from tplr.errors import ChainUnavailable
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
@@ -255,6 +255,17 @@ async def test_unregistered_hotkey(world: World) -> None:
     status, text = await world.check("--wallet.hotkey", "stranger")
     assert status == 2
     assert "has no uid on subnet 3: register it" in text
+
+
+async def test_a_hotkey_without_its_private_key_is_refused_before_it_has_to_sign(world: World) -> None:
+    """Wallets have such files beside the others, for sharing."""
+    file = hotkey_file(world.network.folder / "wallets", world.node.name, HOTKEY)
+    whole = json.loads(file.read_text())
+    public = {name: whole[name] for name in ("accountId", "publicKey", "ss58Address")}
+    file.with_name("public").write_text(json.dumps(public))
+    status, text = await world.check("--wallet.hotkey", "public")
+    assert status == 2
+    assert "has no private key on this machine and can't sign: check --wallet.path" in text
 
 
 async def test_localnet_with_a_port_in_use_and_other_wrong_arguments(world: World, tmp_path: Path) -> None:

@@ -31,13 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from tplr.config import process_variables
     from tplr.errors import ConfigError, TplrError
+    from tplr.join.account import acting_as, service_account
     from tplr.join.description import load_description
     from tplr.logging import setup_logging
 
     setup_logging()
     problems = number_problems(args, ("ranks", "down", "up"))
+    folder = args.folder or args.description.parent
     try:
-        load_description(args.description)
+        with acting_as(service_account(folder.absolute())):
+            load_description(args.description)
     except ConfigError as error:
         problems = [*error.problems, *problems]
     try:

@@ -153,7 +153,9 @@ def _read(path: Path, limit: int) -> bytes:
         with path.open("rb") as file:
             body = file.read(limit + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}: give the path of a run.toml") from None
+        denied = isinstance(error, PermissionError)
+        remedy = "let the account of the node read it" if denied else "give the path of a run.toml"
+        raise ConfigError(f"{path}: {error.strerror}: {remedy}") from None
     if len(body) > limit:
         raise ConfigError(f"{path}: expected at most {limit} bytes")
     return body

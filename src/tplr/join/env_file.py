@@ -22,7 +22,9 @@ def read_env_file(path: Path) -> dict[str, str]:
     try:
         return {name: value for name, value in dotenv_values(path).items() if value is not None}
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{path}: expected a readable file in UTF-8, got {type(error).__name__}") from None
+        raise ConfigError(
+            f"{path}: expected a file in UTF-8 that the account of the node can read, got {type(error).__name__}"
+        ) from None
 
 
 def write_env_file(path: Path, variables: Mapping[str, str], *, comment: str) -> None:

@@ -212,6 +212,8 @@ async def _reach_services(
         if connections and location:
             group.create_task(reach("dataset", check_answers([*map(connections.store, location.replicas)])))
         chain = await _checked_chain(args, stack, checks, until)
+        if chain:
+            checks.take("wallet and chain", chain.sign, b"a start-up check")  # a file may hold only the public key
         if chain and checks.neuron and hparams and connections and writable and states:
             comms = Comms(
                 chain,
