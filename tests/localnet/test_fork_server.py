@@ -12,8 +12,15 @@ from tplr.localnet.fork_server import ForkServer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers are for Linux")
 ENV = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-# A module that allocates memory when it is imported, and reports the process of its import.
-LARGE = "import os\nDATA = bytearray(64 * 2**20)\nIMPORTED_IN = os.getpid()\n"
+# A module that allocates memory when it is imported, and reports the process of its import, and its own end.
+LARGE = """
+import os
+DATA = bytearray(64 * 2**20)
+IMPORTED_IN = os.getpid()
+class Last:
+    def __del__(self): print("dismantled", flush=True)
+LAST = Last()
+"""
 
 
 @pytest.fixture
@@ -37,22 +44,25 @@ def run(server, folder, *arguments, **env):
         return server.start([sys.executable, *arguments], env=env, folder=folder, stdout=log.fileno())
 
 
-def test_what_is_imported_before_is_shared_and_programs_start_as_ever(serve, tmp_path):
+def test_what_is_imported_before_is_shared_and_programs_start_and_end_as_ever(serve, tmp_path):
+    """But modules are not dismantled at the end, which would copy the memory that they share."""
     server = serve("large")
     server.wait_until_ready()
     (tmp_path / "script.py").write_text(
-        "import large, os, sys\n"
+        "import atexit, large, os, sys, threading, time\n"
         "if __name__ == '__main__':\n"
         "    rows = open('/proc/self/smaps_rollup').read().splitlines()\n"
         "    own = sum(int(row.split()[1]) for row in rows if row.startswith('Private_Dirty'))\n"
         "    print(large.IMPORTED_IN == int(sys.argv[1]), own < 30_000, os.environ['A'], 'PYTHONPATH' in os.environ)\n"
+        "    atexit.register(print, 'exit')\n"
+        "    threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\n"
         "    sys.exit(7)\n"
     )
     script = run(server, tmp_path, str(tmp_path / "script.py"), str(server.pid), A="1")
     assert script.wait(20) == script.poll() == 7
     module = run(server, tmp_path, "-m", "script", str(server.pid), A="2")
     assert module.wait(20) == 7
-    assert (tmp_path / "log").read_text() == "True True 1 False\nTrue True 2 False\n"
+    assert (tmp_path / "log").read_text() == "".join(f"True True {a} False\nthread\nexit\n" for a in (1, 2))
     assert os.getpgid(script.pid) == script.pid  # a zombie: the id is not another process's
 
 

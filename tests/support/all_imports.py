@@ -12,12 +12,15 @@ LIBRARIES = (
     "transformers.models.auto.tokenization_auto",
     "pyarrow.parquet",
     "bittensor",
+    "cbor2",
     "h5py",
+    "hypothesis.strategies",
     "moto.server",
     "nbclient",
     "pandas",
     "prometheus_client",
     "scipy.stats",
+    "tabulate",  # torch._dynamo imports it at each exit
     "torchdata.nodes",
 )
 

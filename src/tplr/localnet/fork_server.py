@@ -10,6 +10,7 @@ streams, and a socket on which the server sends the process id and, when the pro
 stays a zombie until the server ends, so that its id can't belong to another process when it is signalled.
 """
 
+import atexit
 import contextlib
 import gc
 import json
@@ -24,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from tplr.config import replace_process_variables
 from tplr.errors import LocalnetError
@@ -193,7 +195,13 @@ def main() -> None:
     gc.freeze()  # a collection writes to every object that it visits
     control.send(b"ready")
     if (request := _serve(control)) is not None:
-        _run_as_main(request)
+        try:
+            _run_as_main(request)
+        except SystemExit as end:
+            if not isinstance(end.code, int | None):
+                raise
+            _end(end.code or 0)
+        _end(0)
 
 
 def _serve(control: socket.socket) -> _Request | None:
@@ -258,6 +266,19 @@ def _run_as_main(request: _Request) -> None:
         case [script, *_]:
             sys.argv = request.arguments
             runpy.run_path(script, run_name="__main__")
+
+
+def _end(status: int) -> NoReturn:
+    """End like an interpreter, but do not dismantle it: that writes to all modules, whose memory is shared with the
+    server, and takes half a second."""
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(status)  # the interpreter reports why
+    os._exit(status & 0xFF)
 
 
 def _thread_count() -> int:
