@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 import torch
-from forked import ForkedCommands, forked_commands, unframed
+from forked import ForkedCommands, unframed
 from guides import GuideCommand, from_guide
 from rich.console import Console
 
@@ -92,12 +92,11 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         owner, newcomer = (node_environment(network, node, server.endpoint) for node in network.nodes[:2])
         shared = ("R2_DATASET_", "R2_AGGREGATOR_", "TPLR_")  # variables that a newcomer only knows from run.toml
         newcomer = {name: value for name, value in newcomer.items() if not name.startswith(shared)}
-        with forked_commands(network.folder) as commands:
-            world = World(network, owner, newcomer, commands)
-            status, said = await world.init()
-            assert status == 0, said
-            assert "whoever has both can join" in said
-            yield world
+        world = World(network, owner, newcomer, ForkedCommands(network.folder))
+        status, said = await world.init()
+        assert status == 0, said
+        assert "whoever has both can join" in said
+        yield world
 
 
 async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from forked import forked_commands, unframed
+from forked import ForkedCommands, unframed
 from guides import from_guide
 from misfits import added
 
@@ -44,25 +44,25 @@ async def test_who_joins_takes_part(tmp_path: Path) -> None:
         ledger.close()
         chain = ("--network", f"local:{network.chain}")
         wallet = ("--wallet.path", network.folder / "wallets", "--wallet.name", "newcomer", "--wallet.hotkey", HOTKEY)
-        with forked_commands(tmp_path) as commands:
+        commands = ForkedCommands(tmp_path)
 
-            async def run(words: list[object], env: dict[str, str]) -> str:
-                status, printed = await commands.run(words, env=env | {"COLUMNS": "200"}, folder=network.folder)
-                assert status == 0, printed
-                return unframed(printed)
+        async def run(words: list[object], env: dict[str, str]) -> str:
+            status, printed = await commands.run(words, env=env | {"COLUMNS": "200"}, folder=network.folder)
+            assert status == 0, printed
+            return unframed(printed)
 
-            init = from_guide(
-                "docs/run.md",
-                ".venv/bin/tplr run init --name NAME --netuid 3 --hparams hparams.json --link website=https://example.org",
-                {"NAME": "toy", "3": NETUID},
-            )
-            await run([*init.process, *chain], node_environment(network, network.nodes[0], net.endpoint))
-            await net.wait_until(lambda view: view.completed >= 1, timeout=200)
-            join = from_guide("docs/run.md", ".venv/bin/tplr join run.toml --install")
-            own = ("--device", "cpu", "--no-input", "--folder", tmp_path / "node", "--unit-folder", tmp_path / "units")
-            (tmp_path / "node").mkdir()
-            keys = bucket_variables("gradients", newcomer.account, "read", "write")
-            said = await run([*join.process, *wallet, *own], bare | keys)
+        init = from_guide(
+            "docs/run.md",
+            ".venv/bin/tplr run init --name NAME --netuid 3 --hparams hparams.json --link website=https://example.org",
+            {"NAME": "toy", "3": NETUID},
+        )
+        await run([*init.process, *chain], node_environment(network, network.nodes[0], net.endpoint))
+        await net.wait_until(lambda view: view.completed >= 1, timeout=200)
+        join = from_guide("docs/run.md", ".venv/bin/tplr join run.toml --install")
+        own = ("--device", "cpu", "--no-input", "--folder", tmp_path / "node", "--unit-folder", tmp_path / "units")
+        (tmp_path / "node").mkdir()
+        keys = bucket_variables("gradients", newcomer.account, "read", "write")
+        said = await run([*join.process, *wallet, *own], bare | keys)
         assert f"all passed; uid {uid}" in said
         child = service(tmp_path / "units" / "tplr-toy-miner.service", bare)
         child.start()

@@ -9,12 +9,11 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forked import ForkedCommands, forked_commands
+from forked import ForkedCommands
 from guides import GuideCommand, from_guide
 from misfits import Misfits
 
@@ -52,9 +51,8 @@ class ReadBack:
 
 
 @pytest.fixture
-def read_back(tmp_path: Path) -> Iterator[ReadBack]:
-    with forked_commands(tmp_path) as commands:
-        yield ReadBack(commands, tmp_path)
+def read_back(tmp_path: Path) -> ReadBack:
+    return ReadBack(ForkedCommands(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("outer_delay", [0, pytest.param(1, marks=pytest.mark.long)])

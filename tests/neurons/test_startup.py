@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from forked import ForkedCommands, forked_commands, unframed
+from forked import ForkedCommands, unframed
 from guides import from_guide
 
 from tplr.chain.hotkeys import hotkey_file, new_hotkey, save_hotkey
@@ -70,8 +70,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         await upload_dataset(corpus, network.dataset.writable, server.endpoint)
         async with LocalChain(network.chain, hotkey="") as chain, asyncio.timeout(30):
             await first_final_block(chain)
-        with forked_commands(network.folder) as commands:
-            yield World(network, server, commands)
+        yield World(network, server, ForkedCommands(network.folder))
 
 
 async def first_final_block(chain: LocalChain) -> None:

@@ -7,7 +7,9 @@
 of commands use the same server. A client passes it its standard streams, forwards signals, and ends like the fork.
 """
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import select
@@ -16,11 +18,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tplr.localnet.fork_server import ForkServer
+    import subprocess
+
+    from tplr.localnet.fork_server import Forked, ForkServer
 
 SOCKET = "FORKED_PYTHON"  # variable with the path of the socket of the server of scripts/test.sh
 START_SECONDS = 60.0  # until the server listens; its imports may take longer, and clients wait for them
@@ -36,39 +41,86 @@ def interpreter(path: str | None = None) -> list[str]:
     return [sys.executable, __file__, "--at", path] if path else [sys.executable]
 
 
-def ask(path: str, arguments: list[str]) -> int:
+@functools.cache
+def server() -> str | None:
+    """Return the socket of the server of ``scripts/test.sh``, or of one that ends with this process.
+
+    None on other systems than Linux, which have none.
+    """
+    if path := os.environ.get(SOCKET):
+        return path
+    if sys.platform != "linux":
+        return None
+    import shutil
+    import subprocess
+    import tempfile  # imports that a client of each command would wait for
+
+    folder = tempfile.mkdtemp()  # a socket's path is short
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    subprocess.Popen([sys.executable, __file__, "--serve", f"{folder}/python", str(os.getpid())])
+    return f"{folder}/python"
+
+
+def start(
+    arguments: Sequence[str], *, env: Mapping[str, str], folder: Path, stdout: int
+) -> "Forked | subprocess.Popen[bytes]":
+    """Run ``python ARGUMENT ...`` in a fork that ends with the returned object; errors also go to ``stdout``.
+
+    Unlike ``interpreter``, this gives the id of the fork itself. Without a server it is a new interpreter.
+    """
+    if (path := server()) is None:
+        import subprocess
+
+        command = [sys.executable, *arguments]
+        return subprocess.Popen(command, env=env, cwd=folder, stdout=stdout, stderr=subprocess.STDOUT)
+    from tplr.localnet.fork_server import Forked
+
+    with Path(os.devnull).open() as nothing:
+        streams = [nothing.fileno(), stdout, stdout]
+        return Forked(_requested(path, arguments, env=env, folder=folder, streams=streams))
+
+
+def ask(path: str, arguments: Sequence[str]) -> int:
     """Run ``python ARGUMENT ...`` in a fork with the streams, folder, variables and priority of this process.
 
     Returns its exit status; if a signal ended it, the same signal ends this process.
     """
-    request = {
-        "command": [sys.executable, *arguments],
-        "env": dict(os.environ),
-        "folder": str(Path.cwd()),
-        "priority": os.getpriority(os.PRIO_PROCESS, 0),
-    }
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                server.connect(path)
-                break
-            except (FileNotFoundError, ConnectionRefusedError):
-                if time.monotonic() > deadline or not Path(path).parent.exists():  # the tests have been ended
-                    raise
-                time.sleep(0.1)
-        socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
-        if not (begun := server.recv(32)):
+    with _requested(path, arguments, env=os.environ, folder=Path.cwd(), streams=[0, 1, 2]) as answers:
+        if not (begun := answers.recv(32)):
             sys.exit("forked_python: the server has ended; it said why on its standard error")
         pid = int(begun)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: os.kill(pid, number))
-        status = int(server.recv(32) or 1)
+        status = int(answers.recv(32) or 1)
     if status < 0:
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
+
+
+def _requested(
+    path: str, arguments: Sequence[str], *, env: Mapping[str, str], folder: Path, streams: Sequence[int]
+) -> socket.socket:
+    """Return a connection on which the server at ``path`` answers with the fork's id, and later with its status."""
+    request = {
+        "command": [sys.executable, *arguments],
+        "env": dict(env),
+        "folder": str(folder),
+        "priority": os.getpriority(os.PRIO_PROCESS, 0),
+    }
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            connection.connect(path)
+            break
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > deadline or not Path(path).parent.exists():  # the tests have been ended
+                raise
+            time.sleep(0.1)
+    socket.send_fds(connection, [json.dumps(request).encode()], streams)
+    return connection
 
 
 def serve(path: str, parent: int) -> None:

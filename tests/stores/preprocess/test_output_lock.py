@@ -3,16 +3,16 @@
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import forked_python
 import pytest
 
 from tplr.config import process_variables
 from tplr.errors import DataError
-from tplr.localnet.fork_server import Forked, ForkServer
 from tplr.localnet.network import base_environment
 from tplr.stores.datasets import DatasetFactory
 from tplr.stores.preprocess.config import PipelineConfig
@@ -28,54 +28,30 @@ CONFIG = PipelineConfig.from_dict({
 })  # fmt: skip
 
 
-class Server:
-    """Forks commands from a process that has imported their modules."""
-
-    def __init__(self, folder: Path) -> None:
-        self._env = base_environment(process_variables(), folder / "home")
-        preloaded = (
-            "tplr.cli.data.prepare",
-            "tplr.stores.preprocess.pipeline",
-            "transformers.models.auto.tokenization_auto",
-        )
-        self._server = ForkServer(env=self._env, folder=folder, log=folder / "fork-server.log", preloaded=preloaded)
-        self._server.open()
-        self.close = self._server.close
-        self._server.wait_until_ready()
-
-    def start(self, command: list[str], log: Path) -> Forked:
-        with log.open("wb") as output:
-            return self._server.start(command, env=self._env, folder=log.parent, stdout=output.fileno())
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    found = Server(tmp_path_factory.mktemp("server"))
-    yield found
-    found.close()
-
-
 class Writers:
     """Starts ``tplr data prepare`` on one source and ends its remaining processes."""
 
-    def __init__(self, folder: Path, tokenizer_path: Path, server: Server) -> None:
-        self._folder, self._server = folder, server
+    def __init__(self, folder: Path, tokenizer_path: Path) -> None:
+        self._folder = folder
         self.source, self.out, self.tokenizer_path = folder / "in.jsonl", folder / "out", tokenizer_path
         self.source.write_text("".join(json.dumps({"text": f"record {i} " * 8}) + "\n" for i in range(4000)))
         CONFIG.to_file(folder / "c.json")
         paths = [self.source, "-o", self.out, "-c", folder / "c.json", "--tokenizer", tokenizer_path]
-        self._command = [sys.executable, "-m", "tplr.cli", "data", "prepare", *map(str, paths), "--batch-size", "16"]
-        self.started: list[Forked] = []
+        self._command = ["-m", "tplr.cli", "data", "prepare", *map(str, paths), "--batch-size", "16"]
+        self._env = base_environment(process_variables(), folder / "home")
+        self.started: list[Any] = []
 
-    def start(self) -> Forked:
-        self.started.append(self._server.start(self._command, self._folder / f"{len(self.started)}.log"))
-        return self.started[-1]
+    def start(self) -> Any:
+        with (self._folder / f"{len(self.started)}.log").open("wb") as log:
+            started = forked_python.start(self._command, env=self._env, folder=self._folder, stdout=log.fileno())
+        self.started.append(started)
+        return started
 
-    def said(self, process: Forked) -> str:
+    def said(self, process: Any) -> str:
         """Return the output of a process."""
         return (self._folder / f"{self.started.index(process)}.log").read_text()
 
-    def stopped_when(self, reached: Callable[[], bool]) -> Forked:
+    def stopped_when(self, reached: Callable[[], bool]) -> Any:
         """A process that is paused when ``reached`` is true, so that others find it running."""
         process = self.start()
         while not reached():
@@ -89,12 +65,13 @@ class Writers:
 
 
 @pytest.fixture
-def writers(tmp_path: Path, tokenizer_path: Path, server: Server) -> Iterator[Writers]:
-    found = Writers(tmp_path, tokenizer_path, server)
+def writers(tmp_path: Path, tokenizer_path: Path) -> Iterator[Writers]:
+    found = Writers(tmp_path, tokenizer_path)
     yield found
     for process in found.started:
-        os.kill(process.pid, signal.SIGKILL)  # an ended process is a zombie of the server
-        process.wait()
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from forked_python import interpreter
 from guides import all_of_guide, words
 
 from tplr.errors import AccessDenied
@@ -58,9 +60,16 @@ def start(tmp_path: Path, keys: Any) -> Iterator[Callable[..., subprocess.Popen[
     (tmp_path / "keys.json").write_text(json.dumps(keys))
     started: list[subprocess.Popen[str]] = []
 
-    def run(*arguments: str) -> subprocess.Popen[str]:
+    def run(*arguments: str, new: bool = False) -> subprocess.Popen[str]:
+        """``new``: in an interpreter with memory of its own, and not in a fork."""
         (tmp_path / "ready.json").unlink(missing_ok=True)
-        command = [sys.executable, "-m", "tplr.testing.s3server", "--root", str(tmp_path / "root")]
+        command = [
+            *([sys.executable] if new else interpreter()),
+            "-m",
+            "tplr.testing.s3server",
+            "--root",
+            str(tmp_path / "root"),
+        ]
         command += ["--keys", str(tmp_path / "keys.json"), "--ready-file", str(tmp_path / "ready.json")]
         started.append(subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True))
         return started[-1]
@@ -76,15 +85,15 @@ async def ready(tmp_path: Path, process: subprocess.Popen[str]) -> SimpleNamespa
         assert process.poll() is None, process.communicate()
         await asyncio.sleep(0.02)
     facts = json.loads((tmp_path / "ready.json").read_text())
-    assert facts["pid"] == process.pid
-    return SimpleNamespace(endpoint=f"http://{facts['host']}:{facts['port']}")
+    return SimpleNamespace(endpoint=f"http://{facts['host']}:{facts['port']}", pid=facts["pid"])
 
 
 async def test_a_killed_server_comes_back_with_every_object_that_it_confirmed(
     start: Any, tmp_path: Path, connect: Any
 ) -> None:
     process = start("--port", "0", "--no-write-rate")
-    s3 = await connect(await ready(tmp_path, process))
+    server = await ready(tmp_path, process)
+    s3 = await connect(server)
     for number in range(5):
         await s3.put_object(Bucket="gradients", Key=f"key-{number}", Body=bytes([number]) * 100_000)
     # Killed in the middle of a body, whose key has an older object.
@@ -93,7 +102,7 @@ async def test_a_killed_server_comes_back_with_every_object_that_it_confirmed(
     while not list((tmp_path / "root/drafts").iterdir()):
         assert not put.done(), put.exception()
         await asyncio.sleep(0.01)
-    process.kill()
+    os.kill(server.pid, signal.SIGKILL)
     process.wait()
     body.go.set()
     await asyncio.gather(put, return_exceptions=True)
@@ -127,9 +136,10 @@ async def test_the_guides_commands_start_it(tmp_path: Path) -> None:
     command[-3] = "0"
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)  # noqa: ASYNC220
     try:
-        endpoint = (await ready(tmp_path, process)).endpoint
+        server = await ready(tmp_path, process)
+        assert server.pid == process.pid
         key = {"access_key_id": "1" * 32, "secret_access_key": "1" * 64}
-        async with S3Connections(endpoint) as connections:
+        async with S3Connections(server.endpoint) as connections:
             store = connections.store(Bucket(name="models", account_id="a" * 32, **key))
             await store.put("weights", b"1")
             assert (tmp_path / "objects").is_dir()
@@ -194,10 +204,10 @@ def test_a_wrong_key_table_is_said(start: Any, tmp_path: Path) -> None:
 
 
 async def test_bodies_are_streamed_both_ways(start: Any, tmp_path: Path, connect: Any) -> None:
-    process = start("--port", "0", "--no-write-rate")
-    s3 = await connect(await ready(tmp_path, process))
+    server = await ready(tmp_path, start("--port", "0", "--no-write-rate", new=True))
+    s3 = await connect(server)
     await s3.put_object(Bucket="gradients", Key="a", Body=bytes(MIB))
-    before = peak_memory(process.pid)
+    before = peak_memory(server.pid)
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(96 * MIB)
@@ -208,7 +218,7 @@ async def test_bodies_are_streamed_both_ways(start: Any, tmp_path: Path, connect
     async for chunk in answer["Body"].iter_chunks(MIB):
         size += len(chunk)
     assert size == 96 * MIB
-    assert peak_memory(process.pid) - before < 24 * MIB
+    assert peak_memory(server.pid) - before < 24 * MIB
 
 
 def peak_memory(pid: int) -> int:

@@ -1,34 +1,30 @@
-"""Ranks as real processes over gloo, forked from a server that has imported torch, so starts import nothing."""
+"""Ranks as real processes over gloo, forked from a server that has imported torch, so starts import nothing.
 
-import functools
+Run as a program, this file is a rank.
+"""
+
+import contextlib
 import importlib
 import json
-import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import forked_python
+
 DEADLINE = 400.0  # seconds, on a machine that is busy with other tests
-_CONTEXT = multiprocessing.get_context("forkserver")
-
-
-@functools.cache
-def _start_server() -> None:
-    """The server imports ``rank_life`` only if it finds it: it inherits variables, not ``sys.path``."""
-    _CONTEXT.set_forkserver_preload(["rank_life"])
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ.pop("PYTHONPATH")
-        os.environ |= {} if before is None else {"PYTHONPATH": before}
+TORCHRUN_RANK = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from rank_life import torchrun_rank
+torchrun_rank(*sys.argv[1:])
+"""
 
 
 @dataclass(frozen=True)
@@ -49,30 +45,36 @@ class Ended:
 
 
 def run_ranks(size: int, place: Path, function: str, *, stopped: int | None = None, **arguments: Any) -> Ended:
-    """Run ``rank_life.FUNCTION(**arguments)`` on ``size`` ranks; each result is JSON.
+    """Run ``rank_life.FUNCTION(**arguments)`` on ``size`` ranks; the arguments and each result are JSON.
 
     Args:
         stopped: a rank that hangs; it is ended after the others have ended.
     """
-    _start_server()
     place.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes = [
-        _CONTEXT.Process(target=_run, args=(rank, size, port, place, function, arguments), daemon=True)
-        for rank in range(size)
-    ]
-    began = time.monotonic()
-    for process in processes:
-        process.start()
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    began, processes = time.monotonic(), []
+    for rank in range(size):
+        command = [__file__, str(place / f"{rank}.json"), function, json.dumps(arguments)]
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with (place / f"{rank}.log").open("wb") as log:
+            processes.append(forked_python.start(command, env=env | own, folder=place, stdout=log.fileno()))
     for rank, process in enumerate(processes):
         if rank != stopped:
-            process.join(max(0.0, began + DEADLINE - time.monotonic()))
-    seconds, codes = time.monotonic() - began, [process.exitcode for process in processes]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, began + DEADLINE - time.monotonic()))
+    seconds, codes = time.monotonic() - began, [process.poll() for process in processes]
     for process in processes:
-        process.kill()
-        process.join()
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
     return Ended(codes, [_read(place / f"{rank}.json") for rank in range(size)], _logs(place, size), seconds)
 
 
@@ -83,7 +85,6 @@ def torchrun(size: int, *arguments: str, max_restarts: int) -> None:
     """
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    _start_server()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -92,11 +93,12 @@ def torchrun(size: int, *arguments: str, max_restarts: int) -> None:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=max_restarts,
-        start_method="forkserver",
     )
+    program, *options = forked_python.interpreter(forked_python.server())
+    command = [*options, "-c", TORCHRUN_RANK, str(Path(__file__).parent), *arguments]
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     try:
-        elastic_launch(config, importlib.import_module("rank_life").torchrun_rank)(*arguments)
+        elastic_launch(config, program)(*command)
     finally:
         for number, handler in handlers.items():  # the agent leaves its own handlers
             if handler is not None and signal.getsignal(number) is not handler:
@@ -111,10 +113,8 @@ def _logs(folder: Path, size: int) -> list[str]:
     return [(folder / f"{rank}.log").read_text() for rank in range(size)]
 
 
-def _run(rank: int, size: int, port: int, folder: Path, function: str, arguments: dict[str, Any]) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    log = (folder / f"{rank}.log").open("w")
-    os.dup2(log.fileno(), sys.stderr.fileno())
-    result = getattr(importlib.import_module("rank_life"), function)(**arguments)
-    (folder / f"{rank}.json").write_text(json.dumps(result))
+if __name__ == "__main__":
+    result, function, arguments = sys.argv[1:]
+    Path(result).write_text(
+        json.dumps(getattr(importlib.import_module("rank_life"), function)(**json.loads(arguments)))
+    )
