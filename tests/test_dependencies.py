@@ -3,7 +3,6 @@
 import ast
 import functools
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -48,6 +47,8 @@ def imported(*, at_import: bool) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path, tree in trees().items():
         for node in tree.body if at_import else ast.walk(tree):
+            if not isinstance(node, ast.Import | ast.ImportFrom | ast.Call):  # of a million nodes
+                continue
             for module in imports(node):
                 top = module.split(".")[0]
                 if top not in sys.stdlib_module_names and top != "tplr":
@@ -91,12 +92,3 @@ def test_every_declared_dependency_is_pinned():
 @pytest.mark.parametrize(("script", "extra"), [("localnet.sh", "localnet"), ("test.sh", "test"), ("check.sh", "dev")])
 def test_each_script_installs_what_it_runs(script: str, extra: str):
     assert re.search(rf'setup\.sh"? {extra}\b', (ROOT / "scripts" / script).read_text())
-
-
-def test_a_node_needs_no_extra():
-    modules = ", ".join(["tplr.node.startup", "tplr.node.miner", "tplr.node.validator", "tplr.data"])
-    blocked = "import sys; sys.modules |= dict.fromkeys(['h5py', 'matplotlib', 'wandb', 'ray', 'boto3', 'botocore'])"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{blocked}\nimport {modules}"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr

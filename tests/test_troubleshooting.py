@@ -5,12 +5,11 @@ this file checks the other direction.
 """
 
 import ast
+import functools
 import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tplr"
@@ -41,7 +40,9 @@ def logged() -> Iterator[tuple[str, str]]:
                     yield f"{place}:{node.lineno}", text
 
 
-CALLS = list(logged())
+@functools.cache  # computed at the first use, because every test process collects this file
+def calls() -> list[tuple[str, str]]:
+    return list(logged())
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -55,14 +56,16 @@ def test_each_line_has_all_three_on_one_row() -> None:
 
 
 def test_the_calls_were_found() -> None:
-    assert len(CALLS) > 40
+    assert len(calls()) > 40
     assert all((SOURCE / name).exists() for name in OF_A_NODE)
 
 
-@pytest.mark.parametrize("text", sorted({text for _, text in CALLS}))
-def test_every_line_has_a_cause_and_a_remedy(text: str) -> None:
-    pattern = re.compile("(.+)".join(map(re.escape, VALUE.split(text))))
-    assert any(pattern.fullmatch(line) for line in QUOTED), [place for place, said in CALLS if said == text]
+def test_every_line_has_a_cause_and_a_remedy() -> None:
+    def is_quoted(text: str) -> bool:
+        pattern = re.compile("(.+)".join(map(re.escape, VALUE.split(text))))
+        return any(pattern.fullmatch(line) for line in QUOTED)
+
+    assert [(place, text) for place, text in calls() if not is_quoted(text)] == []
 
 
 def test_no_line_is_explained_twice() -> None:

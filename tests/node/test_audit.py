@@ -31,7 +31,7 @@ def build(rules: str = "hardened", **changes: int) -> World:
     hparams = small(profile("demo"), pages_per_window=2, evaluation_sequences=16, peer_replacement_frequency=50)
     hparams = hparams.model_copy(update={"uids_per_window": 2, "pay_windows": 2, "profile": rules, **changes})
     members = [*(Honest(8) for _ in range(6)), Malformed("malformed", 4), Late("late by one second", 4)]
-    world = World(hparams, members)
+    world = World(hparams, members, measures_loss=False)
     asyncio.run(world.run(WINDOWS))
     return world
 
@@ -68,18 +68,15 @@ class Overlapping(Honest):
         await super().report(world, window)
 
 
-async def audit(world: World, tmp_path: Path, until: int = LAST, *, scores_from: int = START_WINDOW):
+def new_auditor(world: World, tmp_path: Path) -> Auditor:
     train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
     train_state.start_window = START_WINDOW
-    auditor = Auditor(
-        train_state,
-        START_WINDOW,
-        cast(Any, world.data_loader),
-        cast(Any, world.comms),
-        world.hparams,
-        validator=VALIDATOR,
-    )
-    return await auditor.audit(until, scores_from=scores_from)
+    loader, comms = cast(Any, world.data_loader), cast(Any, world.comms)
+    return Auditor(train_state, START_WINDOW, loader, comms, world.hparams, validator=VALIDATOR)
+
+
+async def audit(world: World, tmp_path: Path, until: int = LAST, *, scores_from: int = START_WINDOW):
+    return await new_auditor(world, tmp_path).audit(until, scores_from=scores_from)
 
 
 async def test_an_audit_of_an_honest_validator_agrees(world: World, tmp_path: Path) -> None:
@@ -177,7 +174,7 @@ async def test_what_is_not_there_now_is_no_difference(world: World, tmp_path: Pa
     store = world.by_uid[2].store
     monkeypatch.setattr(store, "head", unreachable)
     with pytest.raises(StoreUnavailable, match="window 1: the update of uid 2, which was applied, can't be reached"):
-        await audit(world, tmp_path)
+        await audit(world, tmp_path, scores_from=LAST)
     monkeypatch.undo()
     key = gradient_key(2, 2, world.hparams.version)
     held = store._objects.pop(key)
@@ -185,7 +182,7 @@ async def test_what_is_not_there_now_is_no_difference(world: World, tmp_path: Pa
         with pytest.raises(
             WindowLost, match=r"updates that no node can provide: uid 2, .* the miner has deleted the update"
         ):
-            await audit(world, tmp_path)
+            await audit(world, tmp_path, scores_from=LAST)
     finally:
         store._objects[key] = held
 
@@ -225,7 +222,7 @@ async def test_one_changed_byte_of_one_object_is_named(world, tmp_path, kind, fi
     body = world.bucket._objects[key][1]
     changed(world.bucket, key, body.index(find) + len(find) if len(find) > 1 else 0)
     try:
-        found = await audit(world, tmp_path)
+        found = await audit(world, tmp_path, scores_from=2)
     finally:
         world.bucket._objects.clear()
         world.bucket._objects.update(held)
@@ -240,7 +237,7 @@ async def test_a_changed_byte_of_an_update_is_its_miner_s(world: World, tmp_path
     changed(store, key, len(held[1]) // 2)
     try:
         with pytest.raises(WindowLost, match=r"uid 2, .* its bucket now: hash_mismatch; .* the miner has deleted"):
-            await audit(world, tmp_path)
+            await audit(world, tmp_path, scores_from=LAST)
     finally:
         store._objects[key] = held
 
@@ -254,7 +251,7 @@ async def test_a_report_that_its_validator_signed_is_still_compared(world: World
     key, lie = debug_key(2, VALIDATOR, world.hparams.version), report.model_copy(update=change)
     await put_document(world.bucket, key, lie, window=2, signer=world.signer)
     try:
-        found = await audit(world, tmp_path)
+        found = await audit(world, tmp_path, scores_from=2)
     finally:
         world.bucket._objects.update(held)
     assert found is not None
@@ -266,6 +263,7 @@ async def seal(world: World, report: ScoreReport) -> None:
 
 
 async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path: Path) -> None:
+    """One auditor finds all: a difference leaves it before the window."""
     held = dict(world.bucket._objects)
     report = await world.comms.get_scores(VALIDATOR, 3)
     assert report.alignment is not None
@@ -305,12 +303,15 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
         "sampled uids": observed(other, sampled=True),
         "earlier windows that the scores depend on": {"follows_from": ()},
     }
+    auditor = new_auditor(world, tmp_path)
+    assert await auditor.audit(LAST - 1, scores_from=LAST) is None
     for what, lie in [*lies.items(), ("held-out loss", aligned(loss=None))]:
         await seal(world, report.model_copy(update=lie))
-        found = await audit(world, tmp_path, scores_from=LAST)
+        found = await auditor.audit(LAST)
         assert found is not None, what
         assert (found.window, found.what) == (LAST, what)
     world.bucket._objects.update(held)
+    assert await auditor.audit(LAST) is None
 
 
 @pytest.mark.parametrize(
@@ -364,12 +365,7 @@ async def test_scores_whose_evidence_is_gone_are_not_verified(world: World, tmp_
     key = scores_key(2, VALIDATOR, world.hparams.version)
     held = world.bucket._objects.pop(key)
     try:
-        train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
-        train_state.start_window = START_WINDOW
-        auditor = Auditor(
-            train_state, 1, cast(Any, world.data_loader), cast(Any, world.comms), world.hparams, validator=VALIDATOR
-        )
-        assert await auditor.audit(LAST) is None
+        assert await audit(world, tmp_path, scores_from=LAST) is None
     finally:
         world.bucket._objects[key] = held
     assert "window 3: peer scores not verified: no report of windows [2]" in caplog.text

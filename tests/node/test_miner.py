@@ -1,6 +1,7 @@
 """Error feedback after an update that was not published; real training and packing, and a store that refuses."""
 
 import asyncio
+import functools
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,9 +155,11 @@ def pages_of(window: int) -> WindowBatches:
     return WindowBatches("0" * 64, np.random.default_rng(window).integers(0, 64, (BATCHES, 2, 12)))
 
 
-def following_update(hparams: HParams, folder: Path, *, restored_after: int | None) -> bytes:
+@functools.cache
+def following_update(scheme: Scheme, *, restored_after: int | None) -> bytes:
     """The update of the next window if that of this one is restored after so many of its batches; None: never."""
-    state, meta = TrainState(build_model(hparams), hparams, folder), {"uid": 3, "pages_digest": "0" * 64}
+    hparams = tiny_hparams(scheme, outer_delay=1)
+    state, meta = TrainState(build_model(hparams), hparams, Path("unused")), {"uid": 3, "pages_digest": "0" * 64}
     state.train(pages_of(WINDOW).batches, WINDOW)
     body = state.pack(window=WINDOW, batches=BATCHES, **meta)
     asked = iter(range(BATCHES))
@@ -206,6 +209,6 @@ async def test_an_update_that_did_not_get_out_returns_while_the_next_window_is_t
     interrupted = bool(trouble) and role is Occupied
     assert miner.expecting == ([True, True, False, False] if interrupted else [True] * BATCHES)
     after = (2 if role is Occupied else BATCHES) if trouble else None
-    assert following == following_update(hparams, tmp_path / "alone", restored_after=after)
-    assert (following == following_update(hparams, tmp_path / "alone", restored_after=None)) == (not trouble)
+    assert following == following_update(scheme, restored_after=after)
+    assert (following == following_update(scheme, restored_after=None)) == (not trouble)
     assert state.digest() == before

@@ -1,6 +1,7 @@
 """Every step against plain Python, resumed at every sample: in this process, and all steps in another process."""
 
 import bz2
+import functools
 import gzip
 import json
 import lzma
@@ -143,6 +144,7 @@ def make_files(folder: Path) -> None:
 Case = tuple[CheckpointableDataset, list[Any]]
 
 
+@functools.cache
 def cases(files: Path) -> dict[str, Case]:
     """Return name → a pipeline, and its samples by plain Python (of endless pipelines, the first 30)."""
     columns = ("input_ids", "mask")

@@ -258,15 +258,11 @@ def test_a_closed_iterator_raises_instead_of_waiting():
         list(samples)
 
 
-def of_kind(sample):
-    """In a process: return the number of the process, return a value that can't be sent back, or fail."""
-    match sample["id"]:
-        case 41:
-            return lambda: None
-        case 42:
-            raise LookupError(42)
-        case _:
-            return {"id": sample["id"], "process": os.getpid()}
+class Kept(str):
+    """Code that can't be sent to a process."""
+
+    def __reduce__(self):
+        raise TypeError("can't pickle this code")
 
 
 def test_processes_get_batches_and_each_sample_has_its_own_error(monkeypatch):
@@ -274,22 +270,24 @@ def test_processes_get_batches_and_each_sample_has_its_own_error(monkeypatch):
     sizes = []
     submit = Workers.submit
     monkeypatch.setattr(Workers, "submit", lambda self, item: sizes.append(len(item)) or submit(self, item))
-    rows = [{"id": i} for i in range(100)]
-    rows[43]["unpicklable"] = threading.Lock()
-    dataset = CheckpointableDataset.from_sequence(rows).parallel_map(of_kind, 1, 16, executor_type="process")
+    # Code, which a process runs without an import of this file. A value that can't be sent back, a failure, and code
+    # that can't be sent.
+    work = [f"{{'id': {i}, 'process': __import__('os').getpid()}}" for i in range(100)]
+    work[41:44] = "lambda: None", "{}[42]", Kept(work[43])
+    dataset = CheckpointableDataset.from_sequence(work).parallel_map(eval, 1, 16, executor_type="process")
     with dataset.iter() as samples:
         found = list(islice(samples, 41))
         for number, error, message in ((41, Exception, "pickle"), (42, LookupError, "42"), (43, TypeError, "pickle")):
             with pytest.raises(error, match=message) as caught:
                 next(samples)
-            assert f"map failed for the sample {{'id': {number}" in caught.value.__notes__[0]
+            assert f"map failed for the sample {repr(work[number])[:10]}" in caught.value.__notes__[0]
             state = samples.state_dict()
         found += list(samples)
     assert [sample["id"] for sample in found] == [*range(41), *range(44, 100)]
     assert os.getpid() not in {sample["process"] for sample in found}
     assert 8 <= max(sizes) <= 64
     assert sum(sizes) == 100
-    rest = CheckpointableDataset.from_sequence(rows).parallel_map(of_kind, 1, 16).iter(state_dict=state)
+    rest = CheckpointableDataset.from_sequence(work).parallel_map(eval, 1, 16).iter(state_dict=state)
     assert [sample["id"] for sample in rest] == list(range(44, 100))
 
 
