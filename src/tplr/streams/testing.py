@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tplr.streams.dataset import CheckpointableDataset
+from tplr.streams.dataset import CheckpointableDataset, StateDict
 
 
 def same(a: Any, b: Any) -> bool:
@@ -39,16 +39,19 @@ def check_resume(dataset: CheckpointableDataset, *, places: Iterable[int] | None
     """
     with dataset.iter() as fresh:
         whole = list(islice(fresh, limit))
+    wanted = None if places is None else set(places)
+    states: dict[int, StateDict] = {}
     with dataset.iter() as again:
-        states = [again.state_dict()]
-        for _ in range(len(whole)):
-            next(again)
-            states.append(again.state_dict())
+        for place in range(len(whole) + 1):
+            if place:
+                next(again)
+            if wanted is None or place in wanted:
+                states[place] = again.state_dict()
         if len(whole) < limit:  # also after the end
             assert next(again, None) is None
             assert next(again, None) is None
-            states.append(again.state_dict())
-    for place in range(len(states)) if places is None else places:
+            states[len(whole) + 1] = again.state_dict()
+    for place in states if wanted is None else sorted(wanted):
         state, rest = states[place], whole[place:]
         before = _through_json(state)
         for _ in range(2):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bittensor_core import Keypair
+from forked_python import interpreter
 
 from tplr import errors
 from tplr.chain import hotkeys
@@ -50,7 +51,7 @@ class ProcessChain:
     @classmethod
     async def open(cls, path: Path, hotkey: Keypair, *, clock: SharedClock, archive: bool) -> Self:
         pipe = asyncio.subprocess.PIPE
-        command = [sys.executable, __file__, str(path), hotkey.ss58_address, str(clock.file), str(int(archive))]
+        command = [*interpreter(), __file__, str(path), hotkey.ss58_address, str(clock.file), str(int(archive))]
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
         assert process.stdout is not None
         return cls(process, hotkey, json.loads(await process.stdout.readline()))
