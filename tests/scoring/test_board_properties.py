@@ -96,6 +96,7 @@ def test_scores_are_finite_never_negative_and_sum_to_one(history) -> None:
         board.see(one)
     assert all(0 <= one.final < float("inf") for one in board.peer_scores.values())
     assert not board.weights or sum(board.weights.values()) == pytest.approx(1.0)
+    assert paid(history) == board.peer_scores
 
 
 @settings(max_examples=40)

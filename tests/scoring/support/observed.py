@@ -6,6 +6,7 @@ from typing import Any
 from tplr.hparams import load_hparams
 from tplr.schemas import OUT_OF_SYNC, UNREAD, Evidence, PeerObservation, PeerScore, Reason
 from tplr.scoring.board import Board
+from tplr.scoring.measured_window import MeasuredWindow
 
 PAY_WINDOWS = 6
 HPARAMS = load_hparams().model_copy(
@@ -25,10 +26,11 @@ WRONGS: dict[str, dict[str, Any]] = {
 
 
 def paid(windows: Sequence[Evidence]) -> dict[int, PeerScore]:
+    """Return the scores after these windows. A board remembers only evidence, so those before are not computed."""
+    *earlier, last = windows
     board = Board(HPARAMS)
-    for one in windows:
-        board.see(one)
-    return board.peer_scores
+    board._windows = tuple(MeasuredWindow(one, HPARAMS) for one in earlier)
+    return dict(board.see(last).peer_scores)
 
 
 def good(observation: Callable[..., PeerObservation], uids: Sequence[int] = UIDS) -> dict[int, PeerObservation]:
