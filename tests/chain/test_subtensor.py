@@ -174,7 +174,8 @@ def wallet(tmp_path, monkeypatch):
 async def chain(world, wallet):
     substrate = LedgerSubstrate(world)
     hotkey = wallet.hotkey.ss58_address
-    chain = SubtensorChain(substrate, wallet, netuid=1, hotkey=hotkey, block_time=12.0)  # type: ignore
+    about = {"genesis": world.admin.genesis_hash, "netuid": 1, "block_time": 12.0}
+    chain = SubtensorChain(substrate, wallet, hotkey=hotkey, **about)  # type: ignore
     yield chain
     await chain.close()
 
@@ -254,7 +255,8 @@ async def test_the_quota_of_commitments_is_a_rate_limit(make_world, wallet):
     world = make_world(limits=ChainLimits(commitment_quota=128))
     hotkey = wallet.hotkey.ss58_address
     world.join(hotkey)
-    chain = SubtensorChain(LedgerSubstrate(world), wallet, netuid=1, hotkey=hotkey, block_time=12.0)  # type: ignore
+    about = {"genesis": world.admin.genesis_hash, "netuid": 1, "block_time": 12.0}
+    chain = SubtensorChain(LedgerSubstrate(world), wallet, hotkey=hotkey, **about)  # type: ignore
     await chain.commit("x" * 128)
     with pytest.raises(RateLimited) as refused:
         await chain.commit("x" * 128)

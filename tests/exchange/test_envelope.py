@@ -96,7 +96,7 @@ def test_what_is_signed_has_less_than_256_bytes() -> None:
         lengths.append(len(message))
         return bytes(64)
 
-    run = Run(netuid=65535, version="v" * 64)
+    run = Run(netuid=65535, version="v" * 64, genesis=f"0x{'ab' * 32}")
     widest = Signer(run, 65535, ALICE.ss58_address, sign)
     raw = sign_document(REPORT, kind="k" * 32, window=2**53 - 1, signer=widest)
     assert lengths[0] < 256
@@ -112,6 +112,7 @@ def test_what_is_signed_has_less_than_256_bytes() -> None:
         {"signer": signer(EVE)},
         {"signer": signer(run=Run(netuid=4, version="1"))},
         {"signer": signer(run=Run(netuid=3, version="2"))},
+        {"signer": signer(run=Run(netuid=3, version="1", genesis=f"0x{'ab' * 32}"))},
         {"signer": dataclasses.replace(signer(EVE), hotkey=ALICE.ss58_address)},
     ],
 )

@@ -82,7 +82,9 @@ class FinishedRun:
     def signer(self, name: str, uid: int = 0) -> Signer:
         """Return the signer of a node."""
         keypair = load_hotkey(self.folder / "wallets", name, HOTKEY)
-        return Signer.with_key(Run(NETUID, self.hparams.version), uid, keypair)
+        with contextlib.closing(sqlite3.connect(self.folder / "chain.sqlite")) as chain:
+            [(genesis,)] = chain.execute("SELECT hash FROM block WHERE number = 0")
+        return Signer.with_key(Run(NETUID, self.hparams.version, genesis), uid, keypair)
 
     def hotkey(self, uid: int) -> str:
         """Return the hotkey that has the uid since the run's start."""

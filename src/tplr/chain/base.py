@@ -60,8 +60,13 @@ class Chain(Protocol):
 
     ``head`` and ``blocks`` follow the best block, which another block of the same number may replace. ``block`` returns
     final blocks only: every value that all nodes must agree on comes from it.
+
+    Attributes:
+        genesis: hash of block 0, 0x-hex, which identifies the chain.
+        netuid: of the subnet.
     """
 
+    genesis: str
     netuid: int
     hotkey: str
     block_time: float

@@ -116,6 +116,7 @@ class BlockFile(ABC):
         )
         with self._session():
             (value,) = self._db.execute("SELECT value FROM genesis").fetchone()
+            (self.genesis_hash,) = self._db.execute("SELECT hash FROM block WHERE number = 0").fetchone()
         self.genesis = Genesis(**{"stale_heads": 0.0} | json.loads(value))  # older files lack it
 
     @staticmethod

@@ -43,6 +43,7 @@ class LocalChain:
         self.hotkey = hotkey if isinstance(hotkey, str) else hotkey.ss58_address
         self._clock = clock or WallClock()
         self._ledger = Ledger(path, clock=self._clock, archive=archive)
+        self.genesis = self._ledger.genesis_hash
         self.netuid = self._ledger.genesis.netuid
         self.block_time = self._ledger.genesis.block_time
         # One write at a time for each hotkey: each waits for its block.

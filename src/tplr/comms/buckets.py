@@ -1,6 +1,7 @@
 """The buckets committed on chain, this node's own buckets, and the authors of signed documents."""
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -62,7 +63,7 @@ class NodeBuckets(ChainManager):
         )
         self._hparams = hparams
         self._version = hparams.version
-        self._run = Run(chain.netuid, hparams.version)
+        self._run = Run(chain.netuid, hparams.version, chain.genesis)
         self.own_store: ObjectStore = connections.store(own_bucket)
         self._aggregates = connections.store(aggregator_bucket) if aggregator_bucket else None
         self._checkpoints = connections.store(checkpoints_bucket) if checkpoints_bucket else None
@@ -79,6 +80,11 @@ class NodeBuckets(ChainManager):
         """Return the bucket that ``uid`` committed on chain, read-only; None if there is none."""
         bucket = self.get_bucket(uid)
         return self._connections.store(bucket) if bucket else None
+
+    def stores_of(self, uids: Iterable[int]) -> dict[str, ObjectStore]:
+        """Return the buckets as ``store_of`` by hotkey, in this order, without those of uids that have none."""
+        hotkeys = {neuron.uid: neuron.hotkey for neuron in self.metagraph.neurons}
+        return {hotkeys[uid]: store for uid in uids if (store := self.store_of(uid))}
 
     def _store_of(self, uid: int) -> ObjectStore:
         """As ``store_of``. Raises ObjectNotFound if there is none."""
@@ -112,7 +118,7 @@ class NodeBuckets(ChainManager):
         hotkey = self.get_hotkey(uid)
         if hotkey is None:
             raise ObjectNotFound(f"uid {uid} is not registered")
-        return Author(Run(self._run.netuid, version) if version else self._run, uid, hotkey)
+        return Author(replace(self._run, version=version) if version else self._run, uid, hotkey)
 
     @property
     def signer(self) -> Signer:

@@ -24,6 +24,8 @@ from tplr.untrusted import parse_untrusted
 MAX_HEADER_BYTES = 512
 # The window of a document that does not belong to a window.
 WHOLE_RUN = 0
+# Of the genesis hash: the whole one would make a message too long (``Chain.sign``).
+CHAIN_DIGITS = 32
 SIGNATURE = re.compile(rb'"signature":"([0-9a-f]{128})"')
 # For the header and the signed lines: no characters that JSON escapes, and no line breaks.
 KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -34,7 +36,10 @@ DocumentT = TypeVar("DocumentT", bound=Document)
 
 @dataclass(frozen=True)
 class Run:
-    """The scope of a signature: a subnet, and the version of the rules that the run began with.
+    """The scope of a signature: a subnet of a chain, and the version of the rules that the run began with.
+
+    Attributes:
+        genesis: hash of the chain's block 0, 0x-hex; "" only in simulations without a chain.
 
     Raises:
         ValueError: the version is not allowed in an envelope.
@@ -42,6 +47,7 @@ class Run:
 
     netuid: int
     version: str
+    genesis: str = ""
 
     def __post_init__(self) -> None:
         if not VERSION.fullmatch(self.version):
@@ -96,7 +102,8 @@ class _Label:
     def message(self, sha256: str) -> bytes:
         """Return the signed message: less than 256 bytes for every label."""
         run, uid = self.author.run, self.author.uid
-        lines = ("tplr/v1", str(run.netuid), run.version, self.kind, str(self.window), str(uid), sha256)
+        chain = run.genesis.removeprefix("0x")[:CHAIN_DIGITS]
+        lines = ("tplr/v1", chain, str(run.netuid), run.version, self.kind, str(self.window), str(uid), sha256)
         return "\n".join(lines).encode()
 
 

@@ -32,7 +32,8 @@ class FaultyChain:
     """
 
     def __init__(self, chain: Chain, *, seed: int = 0, rate: float = 0.0) -> None:
-        self.netuid, self.hotkey, self.block_time = chain.netuid, chain.hotkey, chain.block_time
+        self.genesis, self.netuid, self.hotkey = chain.genesis, chain.netuid, chain.hotkey
+        self.block_time = chain.block_time
         self.calls: list[str] = []
         self.silent = False
         self.lag = 0

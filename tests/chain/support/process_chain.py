@@ -43,7 +43,8 @@ class ProcessChain:
     """Implements ``Chain``; one call at a time is in flight."""
 
     def __init__(self, process: asyncio.subprocess.Process, keypair: Keypair, about: dict[str, Any]) -> None:
-        self.netuid, self.hotkey, self.block_time = about["netuid"], about["hotkey"], about["block_time"]
+        self.genesis, self.netuid = about["genesis"], about["netuid"]
+        self.hotkey, self.block_time = about["hotkey"], about["block_time"]
         self._process = process
         self._keypair = keypair
         self._asking = asyncio.Lock()
@@ -109,7 +110,8 @@ class ProcessChain:
 
 async def _serve(path: str, hotkey: str, clock: str, archive: str) -> None:
     async with LocalChain(path, hotkey, clock=SharedClock(Path(clock)), archive=archive == "1") as chain:
-        _say({"netuid": chain.netuid, "hotkey": chain.hotkey, "block_time": chain.block_time})
+        about = {"genesis": chain.genesis, "netuid": chain.netuid}
+        _say(about | {"hotkey": chain.hotkey, "block_time": chain.block_time})
         blocks = chain.blocks()
         while line := await asyncio.to_thread(sys.stdin.readline):
             method, *arguments = json.loads(line)

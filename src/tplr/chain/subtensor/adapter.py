@@ -52,12 +52,14 @@ class SubtensorChain:
         substrate: bt.Substrate,
         wallet: bt.Wallet,
         *,
+        genesis: str,
         netuid: int,
         hotkey: str,
         block_time: float,
         endpoints: Sequence[str] = (),
         archive: Sequence[str] = (),
     ) -> None:
+        self.genesis = genesis
         self.netuid = netuid
         self.hotkey = hotkey
         self.block_time = block_time
@@ -103,10 +105,12 @@ class SubtensorChain:
         archive = list(archive) or own_archive
         substrate, endpoints = await dial_any(endpoints, archive)
         async with closed_if_it_fails(substrate):
+            genesis = await within(READ_SECONDS, substrate.block_hash(0))
             block_time = await within(READ_SECONDS, substrate.block_time())
         return cls(
             substrate,  # type: ignore[arg-type] - the SDK's protocol lacks a return type that its own class has
             wallet,
+            genesis=genesis,
             netuid=netuid,
             hotkey=own.ss58_address,
             block_time=block_time,

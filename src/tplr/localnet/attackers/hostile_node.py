@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from tplr.chain.connect import LOCAL_PREFIX
 from tplr.chain.hotkeys import load_hotkey, sign
+from tplr.chain.local import LocalChain
 from tplr.config import Environment, Kind
 from tplr.exchange.envelope import Run
 from tplr.hparams import load_hparams
@@ -70,7 +72,8 @@ def main(argv: Sequence[str]) -> int:
     hotkey = load_hotkey(args.wallet_path, args.wallet_name, args.wallet_hotkey)
     # An aggregator does not sign: it has another node's hotkey, and only reads with it.
     signs = partial(sign, hotkey) if role == "validator" else None
-    HostileConnections.sealer = Sealer(Run(args.netuid, hparams.version), hotkey.ss58_address, signs)
+    genesis = LocalChain(args.network.removeprefix(LOCAL_PREFIX), hotkey.ss58_address).genesis
+    HostileConnections.sealer = Sealer(Run(args.netuid, hparams.version, genesis), hotkey.ss58_address, signs)
     HostileConnections.kind = "aggregator" if role == "aggregator" else "gradients"
     # A node's start has no parameter for the connections, because only this program needs one.
     startup.S3Connections = HostileConnections
