@@ -107,6 +107,10 @@ async def test_a_copied_account_id_hides_no_bucket(world: World) -> None:
     await world.move_lead(to=HOTKEYS["evil"].ss58_address)
     await bob.refresh()
     assert bob.highest_stake_validator() == EVIL
+    assert await bob.get_aggregate(included) == [body]
+    requests = bob._connections.results.total()
+    assert await bob.get_aggregate(included) == [body]
+    assert bob._connections.results.total() == requests + 2  # only the honest bucket is asked, by HEAD and GET
     world.server.faults.add("^GET .*gradient-", Reset(), times=None)
     assert await bob.get_update_start(W, ALICE, 5) == b"an up"
 

@@ -57,44 +57,50 @@ async def test_the_first_aggregate_that_is_right_is_taken() -> None:
     none, false, right = MemoryStore(), MemoryStore(), MemoryStore()
     body = assemble(SET, list(BODIES.values()))
     await false.put(KEY, body[:-1] + b"x")
-    assert await find_aggregate([none], SET, SourceSpeeds()) is None
+    assert await find_aggregate({"none": none}, SET, SourceSpeeds()) is None
+    stores = {"none": none, "false": false, "right": right}
     with pytest.raises(PayloadError, match="aggregator-7"):
-        await find_aggregate([none, false, right], SET, SourceSpeeds())
+        await find_aggregate(stores, SET, SourceSpeeds())
     await right.put(KEY, body)
-    assert await find_aggregate([none, false, right], SET, SourceSpeeds()) == list(BODIES.values())
+    assert await find_aggregate(stores, SET, SourceSpeeds()) == list(BODIES.values())
 
 
 @pytest.mark.parametrize(("method", "hanging"), [("HEAD", 3), ("GET", 1)])
 async def test_a_bucket_that_hangs_costs_little(served, method, hanging) -> None:
     """The hanging bucket is asked first, on a real server; the buckets of the others answer."""
-    hang, none, right = [served.store] * hanging, MemoryStore(), MemoryStore()
+    right = MemoryStore()
+    stores = {f"hangs-{number}": served.store for number in range(hanging)} | {"none": MemoryStore()}
     body = assemble(SET, list(BODIES.values()))
     await served.store.put(KEY, body)
     served.server.faults.add(f"^{method} ", Delay(3600), times=None)
     began = time.monotonic()
     with pytest.raises(StoreUnavailable):  # the bucket may have it, so the window is not lost
-        await find_aggregate([*hang, none], SET, SourceSpeeds())
+        await find_aggregate(stores, SET, SourceSpeeds())
     assert time.monotonic() - began < ANSWER_SECONDS + PATIENCE_SECONDS + 2
     await right.put(KEY, body)
+    stores["right"] = right
     began = time.monotonic()
     speeds = SourceSpeeds()
-    assert await find_aggregate([*hang, none, right], SET, speeds) == list(BODIES.values())
+    assert await find_aggregate(stores, SET, speeds) == list(BODIES.values())
     passed = time.monotonic() - began
     if method == "HEAD":  # the others are asked soon, all at once
         assert PATIENCE_SECONDS <= passed < PATIENCE_SECONDS + 2
-    assert speeds.order([*hang, none, right])[-1] is served.store  # asked last in the next window
+    order = speeds.order(stores)
+    assert order.index("right") < order.index("hangs-0")  # in the next window
 
 
 async def test_who_answers_late_is_taken_if_nobody_else_has_it(served) -> None:
     await served.store.put(KEY, assemble(SET, list(BODIES.values())))
     served.server.faults.add("^HEAD ", Delay(2 * PATIENCE_SECONDS))
-    assert await find_aggregate([served.store, MemoryStore()], SET, SourceSpeeds()) == list(BODIES.values())
+    stores = {"late": served.store, "none": MemoryStore()}
+    assert await find_aggregate(stores, SET, SourceSpeeds()) == list(BODIES.values())
 
 
 async def test_one_that_answers_spares_the_others(served) -> None:
     right = MemoryStore()
     await right.put(KEY, assemble(SET, list(BODIES.values())))
-    assert await find_aggregate([MemoryStore(), right, served.store], SET, SourceSpeeds()) == list(BODIES.values())
+    stores = {"none": MemoryStore(), "right": right, "spared": served.store}
+    assert await find_aggregate(stores, SET, SourceSpeeds()) == list(BODIES.values())
     assert served.requests == []
 
 

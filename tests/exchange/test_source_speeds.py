@@ -1,13 +1,12 @@
 """Sources by measured speed: unknown ones are tried, slow and failing ones come last, but not for ever."""
 
-from tplr.exchange.source_speeds import EXPLORE, SourceSpeeds
-from tplr.storage import MemoryStore
+from tplr.exchange.source_speeds import EXPLORE, TOO_SLOW, SourceSpeeds
 
-SLOW, FAST, OTHER = MemoryStore("slow"), MemoryStore("fast"), MemoryStore("other")
+SLOW, FAST, OTHER = "slow", "fast", "other"
 
 
 def names(speeds: SourceSpeeds) -> list[str]:
-    return [store.name for store in speeds.order([SLOW, FAST, OTHER])]
+    return speeds.order([SLOW, FAST, OTHER])
 
 
 def test_unknown_sources_keep_their_order_and_come_first() -> None:
@@ -53,7 +52,17 @@ def test_now_and_then_the_oldest_measurement_is_repeated() -> None:
     firsts = []
     for _ in range(2 * EXPLORE):
         first = speeds.order([SLOW, FAST, OTHER])[0]
-        speeds.note(first, size={"slow": 10, "other": 50, "fast": 100}[first.name], seconds=1.0)
-        firsts.append(first.name)
+        speeds.note(first, size={"slow": 10, "other": 50, "fast": 100}[first], seconds=1.0)
+        firsts.append(first)
     assert firsts.count("fast") == 2 * EXPLORE - 2
     assert {"slow", "other"} <= set(firsts)
+
+
+def test_the_fastest_of_the_others_says_what_is_too_slow() -> None:
+    speeds = SourceSpeeds()
+    assert speeds.expected([SLOW, FAST]) == 0.0
+    speeds.note(FAST, size=100, seconds=1.0)
+    speeds.note(OTHER, size=50, seconds=1.0)
+    assert speeds.expected([SLOW, FAST, OTHER]) == 100 / TOO_SLOW
+    assert speeds.expected([SLOW, OTHER]) == 50 / TOO_SLOW
+    assert speeds.expected([]) == 0.0

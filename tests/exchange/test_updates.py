@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tplr.exchange import first_answer
+from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.exchange.updates import find_by_hash, put_commit, put_update
 from tplr.keys import commit_key, gradient_key
 from tplr.schemas import Bucket
@@ -99,7 +100,8 @@ async def test_an_update_is_found_beside_a_bucket_that_hangs_or_has_another(serv
     await served.store.put(UPDATE, BODY)
     served.server.faults.add(f"^{method} ", Delay(3600), times=None)
     began = time.monotonic()
-    assert await find_by_hash([served.store, other, MemoryStore()], UPDATE, sha256=SHA256, size=len(BODY)) is None
+    stores = {"hangs": served.store, "other": other, "right": right}
+    assert await find_by_hash(stores, UPDATE, SourceSpeeds(), sha256=SHA256, size=len(BODY)) is None
     await right.put(UPDATE, BODY)
-    assert await find_by_hash([served.store, other, right], UPDATE, sha256=SHA256, size=len(BODY)) == BODY
+    assert await find_by_hash(stores, UPDATE, SourceSpeeds(), sha256=SHA256, size=len(BODY)) == BODY
     assert time.monotonic() - began < 5.0

@@ -19,14 +19,19 @@ class IncludedUpdates(Decisions):
     """The updates of decided sets, for nodes that could not gather them in time."""
 
     @cached_property
-    def _source_speeds(self) -> SourceSpeeds:
+    def _aggregate_speeds(self) -> SourceSpeeds:
+        return SourceSpeeds()
+
+    @cached_property
+    def _witness_speeds(self) -> SourceSpeeds:
         return SourceSpeeds()
 
     async def get_aggregate(self, included: IncludedSet) -> list[bytes] | None:
         """Fetch the updates of an included set from an aggregator or a validator, as ``aggregates.find_aggregate``."""
         # All validators are asked, because a former elector still holds its aggregates.
-        stores = [self._aggregates, *map(self.store_of, self.validators())]
-        return await aggregates.find_aggregate(filter(None, stores), included, self._source_speeds)
+        stores = {"aggregator": self._aggregates} if self._aggregates else {}
+        stores |= self.stores_of(self.validators())
+        return await aggregates.find_aggregate(stores, included, self._aggregate_speeds)
 
     async def aggregate_of(self, uid: int, included: IncludedSet) -> list[bytes] | None:
         """Fetch the updates of an included set from validator ``uid``, as ``aggregates.get_aggregate``."""
@@ -77,7 +82,7 @@ class IncludedUpdates(Decisions):
                 asked.add((owner, key))
                 try:
                     part = store.get(key, max_bytes=size, byte_range=(start, start + size))
-                    return await first_answer.in_time(part, store, size=size)
+                    return await first_answer.in_time(part, store, size)
                 except StoreUnavailable as error:
                     silent = error
                 except StoreError as error:
@@ -104,12 +109,16 @@ class IncludedUpdates(Decisions):
 
     async def witnessed(self, included: IncludedSet, uids: Collection[int]) -> dict[int, bytes]:
         """Fetch the updates of a set that an elector has published for these uids, verified by their hashes."""
-        stores = [store for uid in self.electors.uids if (store := self.store_of(uid))]
+        stores, speeds = self.stores_of(self.electors.uids), self._witness_speeds
         wanted = [one for one in included.included if one.uid in uids]
         found = await asyncio.gather(
             *(
                 updates.find_by_hash(
-                    stores, gradient_key(included.window, one.uid, self._version), sha256=one.sha256, size=one.size
+                    stores,
+                    gradient_key(included.window, one.uid, self._version),
+                    speeds,
+                    sha256=one.sha256,
+                    size=one.size,
                 )
                 for one in wanted
             )

@@ -8,7 +8,7 @@ checks each update against its hash in the set, so it does not need to trust the
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -123,9 +123,9 @@ def place_in_aggregate(included: IncludedSet, uid: int) -> tuple[str, int]:
 
 
 async def find_aggregate(
-    stores: Iterable[ObjectStore], included: IncludedSet, speeds: SourceSpeeds
+    stores: Mapping[str, ObjectStore], included: IncludedSet, speeds: SourceSpeeds
 ) -> list[bytes] | None:
-    """Fetch the updates as ``get_aggregate`` from the fastest of ``stores`` with a valid aggregate.
+    """Fetch the updates as ``get_aggregate`` from the fastest of ``stores``, by owner, with a valid aggregate.
 
     Raises only if no store has a valid one. Does not wait for stores that do not answer: ``first_answer.find_first``.
     """

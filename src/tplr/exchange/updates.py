@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tplr.compress.layout import PayloadSpec
@@ -40,8 +40,10 @@ async def put_update(
     return await with_retry(update.attempt, deadline_seconds=deadline_seconds)
 
 
-async def find_by_hash(stores: Iterable[ObjectStore], key: str, *, sha256: str, size: int) -> bytes | None:
-    """Fetch the object with this hash from one of ``stores`` that has it at ``key``; None if none has it.
+async def find_by_hash(
+    stores: Mapping[str, ObjectStore], key: str, speeds: SourceSpeeds, *, sha256: str, size: int
+) -> bytes | None:
+    """Fetch the object with this hash from one of ``stores``, by owner, that has it at ``key``; None if none has it.
 
     Does not wait for stores that do not answer: ``first_answer.find_first``.
     """
@@ -58,7 +60,7 @@ async def find_by_hash(stores: Iterable[ObjectStore], key: str, *, sha256: str, 
         return body if found.hexdigest() == sha256 else None
 
     try:
-        return await find_first(stores, look, fetch, SourceSpeeds(), what=key)
+        return await find_first(stores, look, fetch, speeds, what=key)
     except StoreError as error:
         logger.info("%s not found: %s", key, error)
         return None
