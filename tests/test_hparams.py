@@ -54,6 +54,7 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
         ({"windows_per_weights": 61}, "gradient_retention_windows 100 is below 101: with sealed_scores, nobody could"),
         ({"profile": "documented"}, "probation_windows: the documented profile has no probation, set it to 0"),
         ({"probation_windows": 21}, "pay_windows 20 is below 21: no miner could earn a place on the peer list"),
+        ({"elector_stake_share": 0.019}, "elector_stake_share is 0.019: Input should be greater than or equal to 0.02"),
         ({"pay_windows": 1}, "pay_windows 1 is below 2: no miner could earn a place on the peer list"),
         ({"batch_size": "8"}, "batch_size is '8'"),
         ({"model": {}}, "model.hidden_size is missing"),

@@ -264,7 +264,8 @@ class HParams(_Strict):
         manifest_timeout_seconds: time to wait for the included set after gathering; 0 if none is published.
         relay_seconds: the longest time from an elector's decision to publish something until all others have read it:
             to write, to poll and to read, and the difference of their clocks (``exchange/election.py``).
-        elector_stake_share: share of the largest validators' stake that makes a validator an elector.
+        elector_stake_share: share of the largest validators' stake that makes a validator an elector. The documents of
+            an election have room for the 50 electors that 0.02 allows (``exchange/ballots.py``).
         checkpoint_frequency: windows between two published checkpoints; an elector keeps ``checkpoints_kept``.
         checkpoint_init_version: start from the newest checkpoint of that version; null for random weights by
             ``init_seed``.
@@ -321,7 +322,7 @@ class HParams(_Strict):
     gather_patience_seconds: float = Field(gt=0)
     manifest_timeout_seconds: float = Field(ge=0)
     relay_seconds: float = Field(default=2.0, gt=0)
-    elector_stake_share: float = Field(default=0.05, ge=0.01, le=1)
+    elector_stake_share: float = Field(default=0.05, ge=0.02, le=1)
     require_commit: bool
     gradient_retention_windows: int = Field(gt=0)
     checkpoint_frequency: int = Field(gt=0)

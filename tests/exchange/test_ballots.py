@@ -203,17 +203,20 @@ def test_what_they_did_not_sign_is_refused(reader, forgery: str) -> None:
         FORGED[forgery](reader)
 
 
-def test_the_documents_of_20_electors_and_256_uids_have_room() -> None:
+@pytest.mark.parametrize(("electors", "named"), [(20, 256), (50, 0)])
+def test_the_documents_of_electors_and_256_uids_have_room(electors: int, named: int) -> None:
+    """Of 20 with any votes, and of as many as the configuration allows with usual ones: each uid is in one group."""
     found = {str(uid): "5e" * 32 for uid in range(65000, 65256)}
     listed = PeerList(
         peers=tuple(range(65000, 65256)),
-        reserve_peers=tuple(range(65000, 65256)),
-        probation=tuple(range(65000, 65256)),
+        reserve_peers=tuple(range(65000, 65000 + named)),
+        probation=tuple(range(65000, 65000 + named)),
         initial_selection=False,
         sync_window=10**9,
         first_effective_window=10**9,
     )
-    vote = Vote(found=found, missing=dict.fromkeys(found, Reason.HASH_MISMATCH), peers=listed)
+    missing = dict.fromkeys([*found][:named], Reason.HASH_MISMATCH)
+    vote = Vote(found=found, missing=missing, peers=listed)
     assert len(body_of(vote)) < Vote.max_bytes
     included = IncludedSet(
         window=WINDOW,
@@ -223,9 +226,9 @@ def test_the_documents_of_20_electors_and_256_uids_have_room() -> None:
         success_rate=0.5,
     )
     value = Value(included=included, peers=listed)
-    votes = tuple(sign(1, vote).decode() for _ in range(20))
-    echoes = tuple(echo(1) for _ in range(20))
-    hashes = {str(uid): "5e" * 32 for uid in range(65000, 65020)}
+    votes = tuple(sign(1, vote).decode() for _ in range(electors))
+    echoes = tuple(echo(1) for _ in range(electors))
+    hashes = {str(uid): "5e" * 32 for uid in range(65000, 65000 + electors)}
     proposal = sign(1, Proposal(slot=2**39, value=value, votes=hashes)).decode()
     many = Proof(slot=2**39, value=value, echoes=echoes)
     for document in (

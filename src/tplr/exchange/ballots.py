@@ -23,7 +23,7 @@ VOID_WITHIN = 3
 # slot.
 REMEMBERED = 4
 # Embedding an envelope escapes its quotation marks, which makes it larger. A vote on 256 uids has 30 kB, the votes of
-# 20 electors have 700 kB.
+# 20 electors have 700 kB. There are at most 50 electors (``HParams.elector_stake_share``).
 MAX_VOTE_BYTES = 2**16
 MAX_BALLOT_BYTES = 2**21
 

@@ -54,7 +54,7 @@ def run_constants(size: Size, **changes: Any) -> HParams:
         "gather_patience_seconds": 30,
         "manifest_timeout_seconds": 10,
         "relay_seconds": 2.0,
-        "elector_stake_share": 0.01,
+        "elector_stake_share": 0.02,
         "require_commit": True,
         "gradient_retention_windows": 100,
         "checkpoint_frequency": 100,
