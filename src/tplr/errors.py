@@ -21,7 +21,8 @@ TplrError
 ├── PayloadError          a peer's bytes are not valid; ``reason`` says why
 ├── TrainingError         a gradient is not finite: there is nothing to send
 ├── DataError             the dataset is missing something or contradicts its manifest; also a ValueError
-├── StateError            a node's own saved state can't be used
+├── StateError            a saved state or checkpoint can't be used
+│   └── FalseModel        a checkpoint holds another model than the one that it claims to be
 ├── Outdated              the run continues under rules that this node does not know
 ├── WindowLost            the updates of a past window are no longer available from any node
 └── LocalnetError         a process of a localnet ended by itself, or did not start
@@ -154,6 +155,10 @@ class DataError(TplrError, ValueError):
 
 class StateError(TplrError):
     """A node's own saved state is incomplete, of another run or of another version."""
+
+
+class FalseModel(StateError):
+    """A checkpoint that matches its author's manifest, but is no model, or another one than most electors report."""
 
 
 class WindowLost(TplrError):

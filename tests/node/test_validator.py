@@ -1,14 +1,18 @@
 """A window that can't be gathered changes no score, and a restart loses no scores."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
+import pytest
 from reports import score_report
 
 from tplr.clock import Tick
-from tplr.errors import ObjectNotFound, WindowLost
+from tplr.errors import ObjectNotFound, TrainingError, WindowLost
 from tplr.hparams import HParams, load_hparams
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.validator import Validator
@@ -16,6 +20,7 @@ from tplr.node.window_time import WindowTime
 from tplr.schemas import Evidence, PeerObservation, ScoreReport
 from tplr.telemetry import Telemetry
 from tplr.telemetry.events import Event
+from tplr.training.model import build_model
 
 LOST = 7
 
@@ -125,3 +130,27 @@ async def test_a_window_that_is_lost_is_reported_and_changes_no_score() -> None:
     assert [event["event"] for event in problems] == ["problem"] * 3
     assert f"window {LOST}: uids [3]" in problems[0]["text"]
     assert validator._board.peer_scores == {}
+
+
+async def test_an_evaluation_ends_with_the_node_between_two_batches(tmp_path: Path) -> None:
+    """Its thread can't be cancelled, and the process would wait for it."""
+    raw = load_hparams().model_dump()
+    raw["model"] |= {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    hparams = HParams.model_validate(raw)
+    model, passes = build_model(hparams), []
+    begun, ended = threading.Event(), threading.Event()
+
+    def wait(*_: object) -> None:
+        passes.append(1)
+        begun.set()
+        assert ended.wait(60)
+
+    model.get_input_embeddings().register_forward_pre_hook(wait)
+    async with Replica(model, hparams, cast(Any, SimpleNamespace(comms=None)), tmp_path) as replica:
+        batches = np.zeros((3, 2, 12), np.int64)
+        evaluation = asyncio.create_task(asyncio.to_thread(replica.train_state.baseline, batches))
+        assert await asyncio.to_thread(begun.wait, 60)
+    ended.set()
+    with pytest.raises(TrainingError, match="about to end"):
+        await evaluation
+    assert len(passes) == 1

@@ -35,6 +35,14 @@ def test_every_batch_counts_once_and_the_losses_are_in_order(size: int) -> None:
         assert all_losses(found, batches, one).tolist() == batches[:, :, 0].ravel().tolist()
 
 
+def test_a_pass_ends_between_two_batches() -> None:
+    stops = iter([False, False, True])
+    taken = own_batches(np.zeros((7, 2, 3)), SINGLE_PROCESS, lambda: next(stops))
+    assert len([next(taken), next(taken)]) == 2
+    with pytest.raises(TrainingError, match="about to end"):
+        next(taken)
+
+
 def test_no_batches_and_losses_that_are_not_finite() -> None:
     with pytest.raises(ValueError, match="no batches"):
         next(own_batches(np.empty((0, 2, 3)), SINGLE_PROCESS))

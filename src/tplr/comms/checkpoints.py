@@ -175,10 +175,16 @@ class CheckpointExchange(NodeBuckets):
         return [store for store in (self._checkpoints, self.store_of(uid)) if store]
 
     async def fetch_checkpoint(
-        self, checkpoint: Checkpoint, folder: Path, wanted: Mapping[str, TensorLayout]
+        self,
+        checkpoint: Checkpoint,
+        folder: Path,
+        wanted: Mapping[str, TensorLayout],
+        manifest: SnapshotManifest | None = None,
     ) -> SnapshotManifest:
         """Download the tensors ``wanted`` of a checkpoint into ``folder``, verified; as ``checkpoints.fetch``."""
-        return await checkpoints.fetch(checkpoint, folder, wanted=wanted, concurrency=self._resources.checkpoint_parts)
+        return await checkpoints.fetch(
+            checkpoint, folder, wanted=wanted, manifest=manifest, concurrency=self._resources.checkpoint_parts
+        )
 
     async def withdraw_checkpoints(self, after: int) -> None:
         """Delete this node's published checkpoints of windows above ``after``. Raises StoreError."""

@@ -22,7 +22,7 @@ from blake3 import blake3
 from pydantic import ConfigDict, FailFast, Field, model_validator
 
 from tplr.direct_io import UncachedWriter
-from tplr.errors import PayloadError, StateError
+from tplr.errors import FalseModel, PayloadError, StateError
 from tplr.files import atomic_write, atomic_writer, sync_folder, write_error
 from tplr.schemas import Blake3, Items, Sealed, Sha256, Window, Wire
 from tplr.storage.parts import MAX_PARTS, PartHashes, count_parts
@@ -352,7 +352,7 @@ class SnapshotReader:
 
     @torch.no_grad()
     def check_finite(self) -> None:
-        """Raise StateError if a floating-point tensor has an infinite or NaN entry; reads all of them."""
+        """Raise FalseModel if a floating-point tensor has an infinite or NaN entry; reads all of them."""
         for name, places in self._places.items():
             layout = self._tensors[name]
             if not DTYPES[layout.dtype].is_floating_point:
@@ -363,7 +363,7 @@ class SnapshotReader:
                     part = layout.empty_rows(min(rows, place.stop - start))
                     self._read_rows(place, start, part)
                     if not part.isfinite().all():
-                        raise StateError(f"snapshot of {self._folder}: {name} has entries that are not finite numbers")
+                        raise FalseModel(f"snapshot of {self._folder}: {name} has entries that are not finite numbers")
 
     def _read_rows(self, place: _PiecePlace, first_row: int, target: torch.Tensor) -> None:
         """Read the rows of one piece that begin at the tensor's ``first_row``."""

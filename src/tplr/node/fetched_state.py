@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 
 from tplr.comms import Comms
 from tplr.errors import StateError
-from tplr.exchange.checkpoints import Checkpoint, discard_fetch
-from tplr.exchange.snapshot import TensorLayout, remove_snapshot
+from tplr.exchange.checkpoints import Checkpoint, discard_fetch, fetch_manifest, manifest_cap
+from tplr.exchange.snapshot import SnapshotManifest, TensorLayout, remove_snapshot
 from tplr.node.state import SavedState
 from tplr.node.train_state import TrainState
 
@@ -21,18 +21,20 @@ async def fetched_state(train_state: TrainState, comms: Comms, checkpoint: Check
     Its files exist until the block ends.
 
     Raises:
+        FalseModel: it has entries that are not finite numbers.
         StateError: it is of another run or model, or does not match its manifest.
         StoreError: it can't be downloaded.
     """
     shared = train_state.outer.shared_shapes
     tensors = _model_layout(train_state)
     tensors |= {f"outer.{name}": TensorLayout(dtype="F32", shape=tuple(shape)) for name, shape in shared.items()}
-    async with _downloaded(train_state, comms, checkpoint, tensors) as saved:
-        if saved.values.get("run") != train_state.run:
-            raise StateError(f"it belongs to another run: {saved.values.get('run')}")
-        steps, windows = saved.manifest.global_step, saved.window - train_state.start_window
-        if steps > windows:
-            raise StateError(f"{steps} steps in {windows} windows")
+    manifest = await fetch_manifest(checkpoint, max_bytes=manifest_cap(tensors))
+    if manifest.values.get("run") != train_state.run:
+        raise StateError(f"it belongs to another run: {manifest.values.get('run')}")
+    steps, windows = manifest.global_step, manifest.window - train_state.start_window
+    if steps > windows:
+        raise StateError(f"{steps} steps in {windows} windows")
+    async with _downloaded(train_state, comms, checkpoint, tensors, manifest) as saved:
         yield saved
 
 
@@ -44,13 +46,17 @@ async def fetch_first_weights(train_state: TrainState, comms: Comms, checkpoint:
 
 @contextlib.asynccontextmanager
 async def _downloaded(
-    train_state: TrainState, comms: Comms, checkpoint: Checkpoint, tensors: Mapping[str, TensorLayout]
+    train_state: TrainState,
+    comms: Comms,
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, TensorLayout],
+    manifest: SnapshotManifest | None = None,
 ) -> AsyncIterator[SavedState]:
     """Download ``tensors`` of a checkpoint, none of which has a value that is not finite."""
     folder = train_state.snapshots.folder / "incoming"
     try:
         await asyncio.to_thread(discard_fetch, folder)
-        saved = SavedState(folder, await comms.fetch_checkpoint(checkpoint, folder, tensors))
+        saved = SavedState(folder, await comms.fetch_checkpoint(checkpoint, folder, tensors, manifest))
         await asyncio.to_thread(saved.check_finite)
         yield saved
     finally:

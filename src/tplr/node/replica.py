@@ -15,7 +15,7 @@ from tplr.clock import WindowClock
 from tplr.comms import Comms
 from tplr.compress.payload import Update
 from tplr.concurrency.prefetch import Prefetch
-from tplr.errors import ChainUnavailable, StateError, StoreError, WindowLost
+from tplr.errors import ChainUnavailable, FalseModel, StateError, StoreError, WindowLost
 from tplr.exchange.checkpoints import Checkpoint
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
@@ -99,9 +99,11 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         self.times = WindowTime()
         self._saving: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
+        self._false: Counter[str] = Counter()  # false checkpoints that were downloaded, by the author's hotkey
         self._wrong_after: int | None = None  # own checkpoints of later windows are to be withdrawn
 
     async def __aexit__(self, *_: object) -> None:
+        self.train_state.ending = True  # the threads of cancelled tasks end only by themselves
         await self._stop_saving()
         await self._prefetch.__aexit__()
 
@@ -128,15 +130,18 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
 
     async def _take_checkpoint(self, *, newer_than: int) -> bool:
         """Restore the first valid checkpoint of a window above ``newer_than``; return whether there was one."""
-        tried: Counter[int] = Counter()
-        for checkpoint in await self._context.comms.checkpoints():
+        tried: Counter[str] = Counter()
+        found = await self._context.comms.checkpoints()
+        # Who has published a false one comes last.
+        for checkpoint in sorted(found, key=lambda one: self._false[one.author.hotkey] > 0):
+            by = checkpoint.author.hotkey
             # A checkpoint of a future window would move this node ahead of the clock.
             if not newer_than < checkpoint.window <= self._context.clock.window:
                 continue
             # Each is a download of the whole model; an honest elector has no more, also while it publishes one.
-            if tried[checkpoint.uid] > self._hparams.checkpoints_kept:
+            if max(tried[by], self._false[by]) > self._hparams.checkpoints_kept:
                 continue
-            tried[checkpoint.uid] += 1
+            tried[by] += 1
             try:
                 report = await self._confirming(checkpoint)
                 async with fetched_state(self.train_state, self._context.comms, checkpoint) as fetched:
@@ -148,6 +153,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
                 logger.warning(
                     "checkpoint of window %d by uid %d not used: %s", checkpoint.window, checkpoint.uid, error
                 )
+                self._false[by] += isinstance(error, FalseModel)
                 continue
             if checkpoint.window > self.window:
                 # A skipped window may contain this node's last update: treat it as applied.
@@ -176,15 +182,15 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         return report
 
     async def _check_model(self, fetched: SavedState, report: DebugReport) -> None:
-        """Raise StateError unless this is the model of the previous window's report."""
+        """Raise FalseModel unless this is the model of the previous window's report."""
         window = fetched.window
         seed = fingerprint_seed(window=window - 1, block_hash=await self._context.comms.window_hash(window))
         samples, whole = self._hparams.fingerprint_samples, bool(report.digest)
         found = await asyncio.to_thread(saved_fingerprints, fetched, seed=seed, samples=samples, whole=whole)
         if (report.fingerprint, report.outer_fingerprint) != found[:2]:
-            raise StateError("its fingerprints differ from those that most electors report")
+            raise FalseModel("its fingerprints differ from those that most electors report")
         if report.digest != found[2]:
-            raise StateError("its digest differs from the one that most electors report")
+            raise FalseModel("its digest differs from the one that most electors report")
 
     async def _set_first_weights(self) -> None:
         """Set the run's first weights: random ones, or those of another version's checkpoint."""

@@ -75,7 +75,7 @@ class SavedState:
             _read_rows(reader, f"{group}.{name}", target)
 
     def check_finite(self) -> None:
-        """Raise StateError if a tensor has an entry that is not finite.
+        """Raise FalseModel if a tensor has an entry that is not finite, StateError if one can't be read.
 
         Weights from other nodes are checked before any of them is loaded into the model.
         """

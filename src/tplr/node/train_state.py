@@ -80,6 +80,7 @@ class TrainState:
         start_window: first window of the run; -1 until it is known.
         global_step: number of outer steps applied, the position of every schedule. A window without an applied update
             does not count.
+        ending: whether the node is about to end: evaluations then end before their next batch, with TrainingError.
         loads: number of times another model replaced the present one, as after a restart or in a rollback.
     """
 
@@ -110,6 +111,7 @@ class TrainState:
         self.stateful: dict[str, Stateful] = {}
         self.start_window = -1
         self.global_step = 0
+        self.ending = False
         self.loads = 0
         self._applied: tuple[int, ...] = ()  # uids of the updates that are about to be applied; see ``set_caps``
         self.snapshots = StateFolder(folder)
@@ -249,7 +251,9 @@ class TrainState:
     @command
     def baseline(self, batches: np.ndarray) -> Baseline:
         """Compute the model's losses without any update. Raises TrainingError if one is not finite."""
-        return baseline(self.model, batches, self._hparams.precision, self._parallel, self._settings)
+        return baseline(
+            self.model, batches, self._hparams.precision, self._parallel, self._settings, stop=self._is_ending
+        )
 
     @command
     def evaluate(self, update: Update, assigned: np.ndarray | None, held_out: Baseline) -> Evaluation:
@@ -264,6 +268,7 @@ class TrainState:
             precision=self._hparams.precision,
             parallel=self._parallel,
             settings=self._settings,
+            stop=self._is_ending,
         )
 
     @command
@@ -308,8 +313,16 @@ class TrainState:
 
     def _gradient(self, batches: np.ndarray) -> Gradient:
         return probe_gradient(
-            self.model, batches, self._hparams.precision, parallel=self._parallel, settings=self._settings
+            self.model,
+            batches,
+            self._hparams.precision,
+            parallel=self._parallel,
+            settings=self._settings,
+            stop=self._is_ending,
         )
+
+    def _is_ending(self) -> bool:
+        return self.ending
 
     def has_digest(self, window: int) -> bool:
         """Return whether a node's report of ``window`` has a digest: at intervals, and before each checkpoint."""

@@ -24,6 +24,7 @@ from tplr.errors import TrainingError
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.evaluation import Baseline
 from tplr.training.gradient import take_gradients
+from tplr.training.local import Stop, never
 from tplr.training.loss import Precision, batch_losses
 from tplr.training.outer.base import OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
@@ -75,19 +76,21 @@ def probe_gradient(
     *,
     parallel: ParallelContext = SINGLE_PROCESS,
     settings: DeviceSettings = DEFAULTS,
+    stop: Stop = never,
 ) -> Gradient:
     """Compute the gradient with one forward and backward pass over batches; ranks take batches alternately.
 
     Args:
         batches: (batches, B, T) token ids.
+        stop: as in ``own_batches``.
 
     Raises:
-        TrainingError: a loss is not finite.
+        TrainingError: a loss is not finite, or ended by ``stop``.
         ValueError: no batches.
     """
     model.zero_grad(set_to_none=True)
     found = []
-    for batch, counts in own_batches(batches, parallel):
+    for batch, counts in own_batches(batches, parallel, stop):
         mean, losses = batch_losses(model, batch, precision, settings)
         # FSDP averages gradients over ranks; the factor makes them a sum.
         (mean * (parallel.size if counts else 0) / len(batches)).backward()

@@ -24,6 +24,7 @@ import torch
 from tplr.compress.payload import Update
 from tplr.schemas import Evaluation, LossChange
 from tplr.training.device import DEFAULTS, DeviceSettings
+from tplr.training.local import Stop, never
 from tplr.training.loss import Precision, token_losses
 from tplr.training.outer.base import OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
@@ -62,6 +63,8 @@ def sequence_losses(
     precision: Precision,
     parallel: ParallelContext = SINGLE_PROCESS,
     settings: DeviceSettings = DEFAULTS,
+    *,
+    stop: Stop = never,
 ) -> np.ndarray:
     """Compute the mean loss of each sequence in nats per token, float64 [batches * B]; one forward pass for each batch.
 
@@ -69,13 +72,15 @@ def sequence_losses(
 
     Args:
         batches: (batches, B, T) token ids.
+        stop: as in ``own_batches``.
 
     Raises:
+        TrainingError: ended by ``stop``.
         ValueError: no batches.
     """
     found = [
         token_losses(model, batch, precision, settings).double().mean(dim=1)
-        for batch, _ in own_batches(batches, parallel)
+        for batch, _ in own_batches(batches, parallel, stop)
     ]
     return all_losses(found, batches, parallel)
 
@@ -86,9 +91,11 @@ def baseline(
     precision: Precision,
     parallel: ParallelContext = SINGLE_PROCESS,
     settings: DeviceSettings = DEFAULTS,
+    *,
+    stop: Stop = never,
 ) -> Baseline:
-    """Measure the model's losses without any update. Raises TrainingError if a loss is not finite."""
-    losses = sequence_losses(model, batches, precision, parallel, settings)
+    """Measure the model's losses without any update. Raises TrainingError if a loss is not finite, or by ``stop``."""
+    losses = sequence_losses(model, batches, precision, parallel, settings, stop=stop)
     check_finite(losses)
     return Baseline(batches, losses)
 
@@ -104,6 +111,7 @@ def evaluate(
     precision: Precision,
     parallel: ParallelContext = SINGLE_PROCESS,
     settings: DeviceSettings = DEFAULTS,
+    stop: Stop = never,
 ) -> Evaluation:
     """Measure an update on the held-out pages and its assigned ones. Afterwards the model's bytes are unchanged.
 
@@ -111,6 +119,7 @@ def evaluate(
         assigned: (batches, B, T) token ids of the miner's assigned pages; None: calibrate, on a part of the held-out
             pages alone.
         held_out: baseline on pages that nobody knew during the window.
+        stop: as in ``own_batches``.
 
     Raises:
         TrainingError, ValueError: as ``baseline`` and ``sequence_losses``.
@@ -118,9 +127,9 @@ def evaluate(
     if assigned is None:
         before = [held_out.for_calibration()]
     else:
-        before = [held_out, baseline(model, assigned, precision, parallel, settings)]
+        before = [held_out, baseline(model, assigned, precision, parallel, settings, stop=stop)]
     with trial_step_applied(model, outer, update, step=step):
-        after = [sequence_losses(model, one.batches, precision, parallel, settings) for one in before]
+        after = [sequence_losses(model, one.batches, precision, parallel, settings, stop=stop) for one in before]
     changes = [_change(one.losses, losses) for one, losses in zip(before, after, strict=True)]
     return Evaluation(held_out=changes[0], assigned=changes[1] if assigned is not None else None)
 

@@ -8,23 +8,30 @@ import numpy as np
 import torch
 
 from tplr.errors import TrainingError
+from tplr.training.local import Stop, never
 from tplr.training.parallel import ParallelContext
 
 
-def own_batches(batches: np.ndarray, parallel: ParallelContext) -> Iterator[tuple[np.ndarray, bool]]:
+def own_batches(
+    batches: np.ndarray, parallel: ParallelContext, stop: Stop = never
+) -> Iterator[tuple[np.ndarray, bool]]:
     """Yield this rank's batches, and whether each counts.
 
     In an incomplete last round idle ranks repeat the last batch, which does not count: collectives need every rank.
 
     Args:
         batches: (batches, B, T) token ids.
+        stop: called before each batch; True on any rank ends the pass.
 
     Raises:
+        TrainingError: the pass was ended.
         ValueError: no batches.
     """
     if not len(batches):
         raise ValueError("no batches: the pages contain less text than one batch")
     for begin in range(0, len(batches), parallel.size):
+        if parallel.any(stop()):
+            raise TrainingError("this node is about to end")
         number = begin + parallel.rank
         yield batches[min(number, len(batches) - 1)], number < len(batches)
 
