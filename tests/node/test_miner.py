@@ -28,7 +28,7 @@ from tplr.training.schemes import local_training
 WINDOW = 5
 
 
-TROUBLE = ["", "commit", "late commit", "commit stamped late", "update", "late update"]
+TROUBLE = ["", "commit", "late commit", "commit stamped late", "update", "late update", "slow clock"]
 
 
 def tiny_hparams(scheme: Scheme = "demo", **constants: int) -> HParams:
@@ -44,6 +44,9 @@ class Clock:
 
     def seconds_left(self) -> float:
         return 100.0
+
+    def seconds_since(self, window: int) -> float:
+        return 1.0
 
     async def wait_for_window(self, window: int) -> int:
         self.window = window
@@ -73,7 +76,8 @@ class Bucket:
     async def put_update(self, window: int, body: bytes) -> SimpleNamespace:
         if self._trouble == "update":
             raise StoreUnavailable("scripted")
-        return SimpleNamespace(last_modified=2000.0 if self._trouble == "late update" else 1000.0)
+        dates = {"late update": 2000.0, "slow clock": 1000.0 - 86400}
+        return SimpleNamespace(last_modified=dates.get(self._trouble, 1000.0))
 
     async def upload_bounds(self, window: int, delta: float) -> SimpleNamespace:
         return UploadBounds(1000.0, 1003.0)
@@ -109,6 +113,31 @@ async def test_an_update_that_did_not_get_out_returns_to_the_error_feedback(trou
     gradient = local_training(parameters, hparams).run(model, pages.batches, step=2).tensors["lm_head.weight"]
     momentum = gradient * learning_rate(2, hparams.demo.learning_rate)
     assert torch.allclose(kept["tensors"]["lm_head.weight"], momentum, atol=1e-7, rtol=1e-3) == bool(trouble)
+
+
+async def test_an_update_is_sent_again_to_a_bucket_whose_clock_is_behind_for_as_long_as_it_can_count(monkeypatch):
+    monkeypatch.setattr(UploadBounds, "resolution", 0.0)
+    hparams, clock = tiny_hparams().model_copy(update={"time_window_delta_seconds": 3.0}), Clock()
+    bucket, dates = Bucket(clock, ""), [999.9, 999.99, 1000.5]
+
+    async def put_update(window: int, body: bytes) -> SimpleNamespace:
+        return SimpleNamespace(last_modified=dates.pop(0))
+
+    async def upload_bounds(window: int, delta: float) -> UploadBounds:
+        return UploadBounds(1000.0, 1003.0, resolution=0.0)
+
+    monkeypatch.setattr(bucket, "put_update", put_update)
+    monkeypatch.setattr(bucket, "upload_bounds", upload_bounds)
+    context = SimpleNamespace(comms=bucket, clock=clock, telemetry=SimpleNamespace(emit=lambda *_, **__: None))
+    train_state = SimpleNamespace(parameters={})
+    miner = Miner(SimpleNamespace(train_state=train_state, times=WindowTime()), None, context, hparams)
+    assert await miner._publish(WINDOW, b"") is None
+    assert not dates
+    clock.window = WINDOW
+    dates.append(900.0)
+    assert await miner._publish(WINDOW, b"") == (
+        "the bucket's clock is 100 s behind the chain's, and the bound ends in 2 s"
+    )
 
 
 BATCHES = 4

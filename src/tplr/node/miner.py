@@ -265,8 +265,12 @@ class Miner:
         if self._hparams.require_commit and (late := commit.last_modified - bounds.start) > 0:
             return f"the hash was published {late:.0f} s after the window's end"
         while (verdict := bounds.judge(info.last_modified)) is Reason.TOO_EARLY:
-            # The store's clock is behind the chain's.
-            await asyncio.sleep(bounds.start - info.last_modified)
+            # The store's clock is behind the chain's. After the bound, other nodes no longer look for the update.
+            behind = bounds.start - info.last_modified
+            left = self._hparams.time_window_delta_seconds - self._clock.seconds_since(window + 1)
+            if behind > left:
+                return f"the bucket's clock is {behind:.0f} s behind the chain's, and the bound ends in {left:.0f} s"
+            await asyncio.sleep(behind)
             info = await self._comms.put_update(window, body)
         return f"uploaded {info.last_modified - bounds.end:.0f} s after the deadline" if verdict else None
 
