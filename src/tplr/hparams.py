@@ -270,8 +270,8 @@ class HParams(_Strict):
         checkpoint_init_version: start from the newest checkpoint of that version; null for random weights by
             ``init_seed``.
         require_commit: gather only updates whose hash was published before the window ended.
-        gradient_retention_windows: windows after which a node deletes its updates, commits and reports. A node that
-            was offline for longer cannot replay them.
+        gradient_retention_windows: windows after which a node deletes its updates, commits and score reports. A node
+            that was offline for longer cannot replay them.
         precision: dtype of forward and backward passes, in training and evaluation; weights are float32.
         outer_delay: with 1, a miner trains a window while the previous window's updates are gathered and applied; with
             0, after that.

@@ -1,11 +1,13 @@
 """A node's own buckets, and the deletion of old objects from them."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from three_nodes import ALICE, BOB, W, World
 
-from tplr.keys import commit_key, gradient_key, state_key
+from tplr.clock import Tick
+from tplr.keys import commit_key, debug_key, gradient_key, state_key
 from tplr.localnet.accounts import bucket_variables
 from tplr.testing.s3server import Status
 
@@ -42,6 +44,25 @@ async def test_clean_up_runs_with_the_windows(world: World) -> None:
             await world.clock.drive(gone(), step=12.0)
         for loop in loops:
             loop.cancel()
+
+
+async def test_reports_stay_as_long_as_the_checkpoints_that_they_confirm(world: World, monkeypatch) -> None:
+    """A checkpoint is taken only with most electors' reports of its model, and decisions of that age are kept, too."""
+    alice = world[ALICE]
+    changes = {"gradient_retention_windows": 2, "checkpoint_frequency": 3, "checkpoints_kept": 1}
+    monkeypatch.setattr(alice, "_hparams", alice._hparams.model_copy(update=changes))
+    await world.pass_window()
+    for window in (W - 6, W - 5, W):
+        for make in (gradient_key, debug_key):
+            await alice.own_store.put(make(window, ALICE, "1"), b"x")
+
+    async def ticks() -> AsyncIterator[Tick]:
+        yield Tick(W + 1, 0)
+
+    monkeypatch.setattr(alice.clock, "ticks", ticks)
+    await alice.run_cleanup()
+    reports = {debug_key(window, ALICE, "1") for window in (W - 5, W)}
+    assert set(await world.keys(ALICE)) == reports | {gradient_key(W, ALICE, "1")}
 
 
 async def test_own_buckets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,9 +145,20 @@ class NodeBuckets(ChainManager):
         await self._cleanup(self.own_store, uid, current_window - stale_retention)
 
     async def run_cleanup(self) -> None:
-        """Delete objects older than ``gradient_retention_windows`` once a window, until cancelled."""
+        """Once a window, delete objects older than ``gradient_retention_windows``; until cancelled.
+
+        Reports are deleted when they are older than the kept checkpoints.
+        """
+        others = [kind for kind in retention.EACH_WINDOW if kind not in retention.REPORTS]
         async for tick in self.clock.ticks():
-            await self.cleanup_s3_data(self.uid, tick.window, self._hparams.gradient_retention_windows)
+            oldest = tick.window - self._hparams.gradient_retention_windows
+            await self._cleanup(self.own_store, self.uid, oldest, others)
+            await self._cleanup(self.own_store, self.uid, self._kept_from(tick.window), retention.REPORTS)
+
+    def _kept_from(self, current_window: int) -> int:
+        """Return the oldest window of which a node may need something that starts from a kept checkpoint."""
+        kept = self._hparams.checkpoint_frequency * (self._hparams.checkpoints_kept + 1)
+        return current_window - max(kept, self._hparams.gradient_retention_windows)
 
     async def _cleanup(
         self, store: ObjectStore, uid: int | None, before: int, kinds: Iterable[str] = retention.EACH_WINDOW

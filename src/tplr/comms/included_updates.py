@@ -127,6 +127,4 @@ class IncludedUpdates(Decisions):
 
     async def cleanup_aggregates(self, current_window: int) -> None:
         """Delete decisions, aggregates and witnessed updates of windows before the kept checkpoints."""
-        kept = self._hparams.checkpoint_frequency * (self._hparams.checkpoints_kept + 1)
-        before = current_window - max(kept, self._hparams.gradient_retention_windows)
-        await self._cleanup(self.own_store, None, before, AGGREGATES)
+        await self._cleanup(self.own_store, None, self._kept_from(current_window), AGGREGATES)

@@ -8,6 +8,8 @@ from tplr.storage.many import delete_many, list_objects
 
 # Objects of every window. Peer lists and the start window stay: a node that catches up needs them.
 EACH_WINDOW = ("gradient", "commit", "debug", "scores", "scores-seal", "vote", "echo", "status")
+# The part of these that confirms checkpoints, and is kept for as long as they are.
+REPORTS = ("debug",)
 # What electors and aggregators keep for as long as checkpoints: decisions, aggregates, and updates of other uids.
 AGGREGATES = ("aggregator", "gradient")
 
