@@ -5,19 +5,21 @@ import hashlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from blake3 import blake3
 from signers import signed, signer
 
+from tplr.chain.electors import Elector, Electors
 from tplr.errors import ObjectNotFound, StateError, StoreError, StoreUnavailable
-from tplr.exchange.checkpoints import Checkpoint, discard_fetch, fetch, publish, published, withdraw
+from tplr.exchange.checkpoints import Checkpoint, alike, discard_fetch, fetch, publish, published, withdraw
 from tplr.exchange.envelope import Signer, canonical
 from tplr.exchange.snapshot import MANIFEST, ShardWriter, SnapshotManifest, SnapshotReader, TensorLayout, write_manifest
 from tplr.keys import RunVersion, checkpoint_prefix
-from tplr.schemas import Bucket
-from tplr.storage import MemoryStore, ObjectStore, S3Connections, parts
+from tplr.schemas import Bucket, ObjectInfo
+from tplr.storage import MemoryStore, ObjectStore, S3Connections, download, parts
 from tplr.storage.parts import count_parts
 from tplr.testing.s3server import Rules, serve
 
@@ -81,6 +83,38 @@ async def test_round_trip(store: ObjectStore, tmp_path: Path) -> None:
         target = torch.zeros_like(tensor)
         reader.read_into(name, target)
         assert torch.equal(target, tensor)
+
+
+class Stalling(MemoryStore):
+    """Sends no byte of a shard."""
+
+    asked = 0
+
+    async def receive(self, key: str, *_: Any, **__: Any) -> ObjectInfo:
+        self.asked += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_shards_come_from_any_author_of_the_same_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.3)
+    stalling, good = Stalling(), MemoryStore()
+    mine = snapshot(tmp_path / "mine", 10)
+    for store, author in ((stalling, ME), (good, signer(6)), (good, signer(7))):
+        await publish(store, tmp_path / "mine", signer=author, keep_last=3)
+    snapshot(tmp_path / "other", 10, max_bytes=50)
+    await publish(good, tmp_path / "other", signer=signer(8), keep_last=3)
+    first, *others = (Checkpoint(stalling, 10, ME), *(Checkpoint(good, 10, signer(uid)) for uid in (6, 7, 8, 9)))
+    stakes = {8: 40, 5: 21, 6: 20, 7: 19}
+    electors = Electors(tuple(Elector(uid, signer(uid).hotkey, stake) for uid, stake in stakes.items()))
+    groups = await alike(sorted([first, *others], key=lambda one: -electors.stake([one.uid])), WANTED, electors)
+    assert [[one.uid for one in group] for group in groups] == [[5, 6, 7], [8], [9]]
+    fetched = await fetch(first, tmp_path / "fetched", wanted=WANTED, mirrors=groups[0][1:])
+    assert fetched.shards == mine.shards[: len(fetched.shards)]
+    assert len(fetched.shards) == 3
+    assert stalling.asked == 1  # for the first shard only
+    with pytest.raises(StoreUnavailable):
+        await fetch(first, tmp_path / "alone", wanted=WANTED)
 
 
 async def test_without_its_manifest_it_is_not_there(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -180,10 +180,16 @@ class CheckpointExchange(NodeBuckets):
         folder: Path,
         wanted: Mapping[str, TensorLayout],
         manifest: SnapshotManifest | None = None,
+        mirrors: Sequence[Checkpoint] = (),
     ) -> SnapshotManifest:
         """Download the tensors ``wanted`` of a checkpoint into ``folder``, verified; as ``checkpoints.fetch``."""
         return await checkpoints.fetch(
-            checkpoint, folder, wanted=wanted, manifest=manifest, concurrency=self._resources.checkpoint_parts
+            checkpoint,
+            folder,
+            wanted=wanted,
+            manifest=manifest,
+            mirrors=mirrors,
+            concurrency=self._resources.checkpoint_parts,
         )
 
     async def withdraw_checkpoints(self, after: int) -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tplr.chain.electors import Electors
 from tplr.errors import ObjectNotFound, PayloadError, StateError, StoreError
 from tplr.exchange.documents import READ_SECONDS, get_signed, holds_document, put_document
 from tplr.exchange.envelope import Author, Signer
@@ -22,15 +23,19 @@ from tplr.exchange.snapshot import (
     shard_head,
     write_manifest,
 )
+from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.keys import checkpoint_prefix, parse_window_key, version_at
 from tplr.logging import logger
 from tplr.storage import ObjectStore, discard_download, download_file, etag_of, upload_file
+from tplr.storage.download import FLOOR
 from tplr.storage.many import delete_many, list_objects
 from tplr.storage.retry import with_retry
 from tplr.storage.upload import CONCURRENCY as PARTS_AT_ONCE
 from tplr.untrusted import printable
 
 HEAD_SECONDS = 60.0
+# Time of a shard in addition to that at the expected speed.
+SLOW_SECONDS = 10.0
 # A header names its shard's pieces, a few hundred bytes each.
 MAX_HEAD_BYTES = 2**20
 
@@ -140,6 +145,7 @@ async def fetch(
     *,
     wanted: Mapping[str, TensorLayout],
     manifest: SnapshotManifest | None = None,
+    mirrors: Sequence[Checkpoint] = (),
     concurrency: int = PARTS_AT_ONCE,
 ) -> SnapshotManifest:
     """Download the tensors ``wanted`` of a checkpoint into ``folder``, verified, and write the manifest last.
@@ -149,32 +155,84 @@ async def fetch(
 
     Args:
         manifest: the checkpoint's manifest, if it is known.
+        mirrors: checkpoints of other authors with the same shards. Each shard is fetched from the fastest source.
         concurrency: number of parts that are fetched at once.
 
     Raises:
         StateError: it is not a checkpoint of that window and version, or does not hold ``wanted``.
         StoreError: as ``download_file``.
     """
-    store, prefix = checkpoint.store, checkpoint.prefix
+    sources, speeds = {one.author.hotkey: one for one in (checkpoint, *mirrors)}, SourceSpeeds()
     manifest = manifest or await fetch_manifest(checkpoint, max_bytes=manifest_cap(wanted))
     shards = await asyncio.to_thread(needed_shards, manifest, wanted)
     for shard in shards:
         path = folder / shard.name
         if not await asyncio.to_thread(_is_whole, folder, manifest, shard):
-            await download_file(
-                store,
-                prefix + shard.name,
-                path,
-                size=shard.size,
-                blake3s=shard.blake3s,
-                concurrency=concurrency,
-            )
+            await _fetch_shard(sources, shard, path, speeds, concurrency)
             await asyncio.to_thread(check_head, folder, manifest, shard)
     mine = manifest.model_copy(
         update={"shards": shards, "tensors": {name: manifest.tensors[name] for name in sorted(wanted)}}
     )
     await asyncio.to_thread(write_manifest, folder, mine)
     return mine
+
+
+async def _fetch_shard(
+    sources: Mapping[str, Checkpoint], shard: SnapshotShard, path: Path, speeds: SourceSpeeds, concurrency: int
+) -> None:
+    """Download a shard from the fastest source; from the next one if that fails, or is slower than another has been.
+
+    Parts that arrived are kept. Each source that is given up doubles the time of the next, because this node's own link
+    may be slow; the last one has the time of ``download_file``.
+    """
+    clock = asyncio.get_running_loop().time
+    unasked = speeds.order(sources)
+    while unasked:
+        owner = unasked.pop(0)
+        expected = speeds.expected(unasked) / 2 ** (len(sources) - len(unasked) - 1)
+        began, source = clock(), sources[owner]
+        try:
+            await download_file(
+                source.store,
+                source.prefix + shard.name,
+                path,
+                size=shard.size,
+                blake3s=shard.blake3s,
+                deadline_seconds=SLOW_SECONDS + shard.size / expected if expected > FLOOR else None,
+                concurrency=concurrency,
+            )
+        except StoreError as error:
+            speeds.note(owner, size=0, seconds=clock() - began)
+            if not unasked:
+                raise
+            logger.info("%s of uid %d: %s", shard.name, source.uid, error)
+        else:
+            speeds.note(owner, size=shard.size, seconds=clock() - began)
+            return
+
+
+async def alike(
+    found: Sequence[Checkpoint], wanted: Mapping[str, TensorLayout], electors: Electors
+) -> list[list[Checkpoint]]:
+    """Group checkpoints of one window by the content of ``wanted``; the group with the most stake comes first.
+
+    Those without a readable manifest, or without ``wanted``, are each alone: ``fetch`` raises the error.
+    """
+
+    if len(found) == 1:
+        return [[*found]]
+
+    async def content(checkpoint: Checkpoint) -> Hashable:
+        try:
+            manifest = await fetch_manifest(checkpoint, max_bytes=manifest_cap(wanted))
+            return await asyncio.to_thread(needed_shards, manifest, wanted), manifest.global_step
+        except (StateError, StoreError):
+            return checkpoint.author.hotkey
+
+    groups: dict[Hashable, list[Checkpoint]] = {}
+    for checkpoint, key in zip(found, await asyncio.gather(*map(content, found)), strict=True):
+        groups.setdefault(key, []).append(checkpoint)
+    return sorted(groups.values(), key=lambda group: -electors.stake(one.uid for one in group))
 
 
 def discard_fetch(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from tplr.comms import Comms
 from tplr.errors import StateError
@@ -15,27 +15,38 @@ from tplr.node.train_state import TrainState
 
 
 @contextlib.asynccontextmanager
-async def fetched_state(train_state: TrainState, comms: Comms, checkpoint: Checkpoint) -> AsyncIterator[SavedState]:
+async def fetched_state(
+    train_state: TrainState, comms: Comms, checkpoint: Checkpoint, *mirrors: Checkpoint
+) -> AsyncIterator[SavedState]:
     """Download a checkpoint of the run of ``train_state``, which may then ``restore_shared`` it.
 
     Its files exist until the block ends.
+
+    Args:
+        mirrors: checkpoints with the same content.
 
     Raises:
         FalseModel: it has entries that are not finite numbers.
         StateError: it is of another run or model, or does not match its manifest.
         StoreError: it can't be downloaded.
     """
-    shared = train_state.outer.shared_shapes
-    tensors = _model_layout(train_state)
-    tensors |= {f"outer.{name}": TensorLayout(dtype="F32", shape=tuple(shape)) for name, shape in shared.items()}
+    tensors = shared_layout(train_state)
     manifest = await fetch_manifest(checkpoint, max_bytes=manifest_cap(tensors))
     if manifest.values.get("run") != train_state.run:
         raise StateError(f"it belongs to another run: {manifest.values.get('run')}")
     steps, windows = manifest.global_step, manifest.window - train_state.start_window
     if steps > windows:
         raise StateError(f"{steps} steps in {windows} windows")
-    async with _downloaded(train_state, comms, checkpoint, tensors, manifest) as saved:
+    async with _downloaded(train_state, comms, checkpoint, tensors, manifest=manifest, mirrors=mirrors) as saved:
         yield saved
+
+
+def shared_layout(train_state: TrainState) -> dict[str, TensorLayout]:
+    """Return the layout of the tensors that a node loads from another one's checkpoint, by name."""
+    tensors = _model_layout(train_state)
+    for name, shape in train_state.outer.shared_shapes.items():
+        tensors[f"outer.{name}"] = TensorLayout(dtype="F32", shape=tuple(shape))
+    return tensors
 
 
 async def fetch_first_weights(train_state: TrainState, comms: Comms, checkpoint: Checkpoint) -> None:
@@ -50,13 +61,15 @@ async def _downloaded(
     comms: Comms,
     checkpoint: Checkpoint,
     tensors: Mapping[str, TensorLayout],
+    *,
     manifest: SnapshotManifest | None = None,
+    mirrors: Sequence[Checkpoint] = (),
 ) -> AsyncIterator[SavedState]:
     """Download ``tensors`` of a checkpoint, none of which has a value that is not finite."""
     folder = train_state.snapshots.folder / "incoming"
     try:
         await asyncio.to_thread(discard_fetch, folder)
-        saved = SavedState(folder, await comms.fetch_checkpoint(checkpoint, folder, tensors, manifest))
+        saved = SavedState(folder, await comms.fetch_checkpoint(checkpoint, folder, tensors, manifest, mirrors))
         await asyncio.to_thread(saved.check_finite)
         yield saved
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ from tplr.comms import Comms
 from tplr.compress.payload import Update
 from tplr.concurrency.prefetch import Prefetch
 from tplr.errors import ChainUnavailable, FalseModel, StateError, StoreError, WindowLost
-from tplr.exchange.checkpoints import Checkpoint
+from tplr.exchange.checkpoints import Checkpoint, alike
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
 from tplr.node.agreement import Agreement, Divergence
 from tplr.node.failpoints import failpoint
-from tplr.node.fetched_state import fetch_first_weights, fetched_state
+from tplr.node.fetched_state import fetch_first_weights, fetched_state, shared_layout
 from tplr.node.model_lock import ModelLock
 from tplr.node.state import SavedState
 from tplr.node.train_state import PARTS, Stateful, TrainState, saved_fingerprints
@@ -129,42 +129,63 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             await self._set_first_weights()
 
     async def _take_checkpoint(self, *, newer_than: int) -> bool:
-        """Restore the first valid checkpoint of a window above ``newer_than``; return whether there was one."""
+        """Restore the first valid checkpoint of a window above ``newer_than``; return whether there was one.
+
+        Of the others' checkpoints of one window, those come first that electors with the most stake publish alike.
+        """
+        comms = self._context.comms
+        # A checkpoint of a future window would move this node ahead of the clock.
+        found = [one for one in await comms.checkpoints() if newer_than < one.window <= self._context.clock.window]
+        start, each = self.train_state.start_window, self._hparams.checkpoint_frequency
+        # Those of electors that have published a false one come last; before them those of windows in which none is due, as
+        # a single elector could choose a newer one than all others have.
+        found.sort(key=lambda one: (self._false[one.author.hotkey] > 0, (one.window - start) % each > 0))
         tried: Counter[str] = Counter()
-        found = await self._context.comms.checkpoints()
-        # Who has published a false one comes last.
-        for checkpoint in sorted(found, key=lambda one: self._false[one.author.hotkey] > 0):
-            by = checkpoint.author.hotkey
-            # A checkpoint of a future window would move this node ahead of the clock.
-            if not newer_than < checkpoint.window <= self._context.clock.window:
-                continue
+        done: list[Checkpoint] = []
+
+        def may_try(one: Checkpoint) -> bool:
             # Each is a download of the whole model; an honest elector has no more, also while it publishes one.
-            if max(tried[by], self._false[by]) > self._hparams.checkpoints_kept:
+            by = one.author.hotkey
+            return max(tried[by], self._false[by]) <= self._hparams.checkpoints_kept and one not in done
+
+        def kind(one: Checkpoint) -> tuple[bool, bool, int]:
+            return self._false[one.author.hotkey] > 0, one.uid == comms.uid, one.window
+
+        for first in found:
+            if not may_try(first):
                 continue
-            tried[by] += 1
-            try:
-                report = await self._confirming(checkpoint)
-                async with fetched_state(self.train_state, self._context.comms, checkpoint) as fetched:
-                    if report:
-                        await self._check_model(fetched, report)
-                    await self.wait_for_save()
-                    await self._with_model(self.train_state.restore_shared, fetched)
-            except (ChainUnavailable, StateError, StoreError) as error:
-                logger.warning(
-                    "checkpoint of window %d by uid %d not used: %s", checkpoint.window, checkpoint.uid, error
-                )
-                self._false[by] += isinstance(error, FalseModel)
-                continue
-            if checkpoint.window > self.window:
-                # A skipped window may contain this node's last update: treat it as applied.
-                await self._with_model(self.train_state.own_applied, checkpoint.window - 1)
-            self.window = checkpoint.window
-            self._agreement.forget()
-            self._prefetch.clear()  # of windows that are skipped, whose updates may never be found
-            logger.info("checkpoint of window %d by uid %d restored", checkpoint.window, checkpoint.uid)
-            self._context.telemetry.emit("restored", window=checkpoint.window, peer=checkpoint.uid)
-            return True
+            same = [one for one in found if kind(one) == kind(first) and may_try(one)]
+            for group in await alike(same, shared_layout(self.train_state), comms.electors):
+                done += group
+                tried.update(one.author.hotkey for one in group)
+                if await self._restore_one_of(group):
+                    return True
         return False
+
+    async def _restore_one_of(self, group: Sequence[Checkpoint]) -> bool:
+        """Restore a checkpoint that several electors publish, or one; return whether it is valid."""
+        checkpoint = group[0]
+        try:
+            report = await self._confirming(checkpoint)
+            async with fetched_state(self.train_state, self._context.comms, *group) as fetched:
+                if report:
+                    await self._check_model(fetched, report)
+                await self.wait_for_save()
+                await self._with_model(self.train_state.restore_shared, fetched)
+        except (ChainUnavailable, StateError, StoreError) as error:
+            logger.warning("checkpoint of window %d by uid %d not used: %s", checkpoint.window, checkpoint.uid, error)
+            if isinstance(error, FalseModel):
+                self._false.update(one.author.hotkey for one in group)
+            return False
+        if checkpoint.window > self.window:
+            # A skipped window may contain this node's last update: treat it as applied.
+            await self._with_model(self.train_state.own_applied, checkpoint.window - 1)
+        self.window = checkpoint.window
+        self._agreement.forget()
+        self._prefetch.clear()  # of windows that are skipped, whose updates may never be found
+        logger.info("checkpoint of window %d by uid %d restored", checkpoint.window, checkpoint.uid)
+        self._context.telemetry.emit("restored", window=checkpoint.window, peer=checkpoint.uid)
+        return True
 
     async def _confirming(self, checkpoint: Checkpoint) -> DebugReport | None:
         """Return most electors' report with the digest of a checkpoint's model, before the model is downloaded.
