@@ -137,7 +137,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         # A checkpoint of a future window would move this node ahead of the clock.
         found = [one for one in await comms.checkpoints() if newer_than < one.window <= self._context.clock.window]
         start, each = self.train_state.start_window, self._hparams.checkpoint_frequency
-        # Those of electors that have published a false one come last; before them those of windows in which none is due, as
+        # Last come those of electors that have published a false one; before them those of windows without a due one:
         # a single elector could choose a newer one than all others have.
         found.sort(key=lambda one: (self._false[one.author.hotkey] > 0, (one.window - start) % each > 0))
         tried: Counter[str] = Counter()

@@ -6,6 +6,7 @@ Its bucket, wallet and stake are real, and it follows the run like every node, s
 """
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from typing import Self
 
 from tplr.chain.connect import LOCAL_PREFIX
 from tplr.chain.hotkeys import load_hotkey, sign
-from tplr.chain.local import LocalChain
+from tplr.chain.ledger import Ledger
 from tplr.config import Environment, Kind
 from tplr.exchange.envelope import Run
 from tplr.hparams import load_hparams
@@ -72,8 +73,9 @@ def main(argv: Sequence[str]) -> int:
     hotkey = load_hotkey(args.wallet_path, args.wallet_name, args.wallet_hotkey)
     # An aggregator does not sign: it has another node's hotkey, and only reads with it.
     signs = partial(sign, hotkey) if role == "validator" else None
-    genesis = LocalChain(args.network.removeprefix(LOCAL_PREFIX), hotkey.ss58_address).genesis
-    HostileConnections.sealer = Sealer(Run(args.netuid, hparams.version, genesis), hotkey.ss58_address, signs)
+    with contextlib.closing(Ledger(args.network.removeprefix(LOCAL_PREFIX))) as ledger:
+        run_of_chain = Run(args.netuid, hparams.version, ledger.genesis_hash)
+    HostileConnections.sealer = Sealer(run_of_chain, hotkey.ss58_address, signs)
     HostileConnections.kind = "aggregator" if role == "aggregator" else "gradients"
     # A node's start has no parameter for the connections, because only this program needs one.
     startup.S3Connections = HostileConnections
