@@ -18,6 +18,7 @@ from tplr.localnet.plan import (
     WINDOWS_FOR_PROBATION,
     Scheme,
     add_arguments,
+    claim_run_dir,
     fewest_windows,
     make_plan,
     needed_bytes,
@@ -48,9 +49,13 @@ def test_the_default_is_a_new_folder_below_runs(tmp_path):
 
 def test_two_runs_in_one_second_have_two_folders(monkeypatch):
     monkeypatch.setattr("time.gmtime", lambda: (2026, 1, 2, 3, 4, 5, 0, 0, 0))
-    first = make_plan().run_dir
-    first.mkdir(parents=True)
-    assert make_plan().run_dir.name == f"{first.name}-2"
+    one, other = make_plan(), make_plan()  # both before a folder exists
+    first = claim_run_dir(one).run_dir
+    assert first == one.run_dir == other.run_dir
+    assert claim_run_dir(other).run_dir.name == f"{first.name}-2"
+    assert make_plan().run_dir.name == f"{first.name}-3"
+    own = make_plan(run_dir=first)
+    assert claim_run_dir(own) == own
 
 
 def test_a_folder_of_ones_own_gets_no_link(tmp_path):

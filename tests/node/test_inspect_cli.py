@@ -1,5 +1,6 @@
 """``tplr explain`` and ``tplr audit`` as commands on a chain file and a server: output and exit status."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -7,13 +8,21 @@ from guides import from_guide
 
 from tplr.cli.reported import FAILED
 from tplr.exchange.scores import seal_of
+from tplr.keys import scores_key
 from tplr.node.audit import Auditor, Difference
 from tplr.node.inspect_cli import AGREES, DIFFERS
 from tplr.schemas import VALID, Alignment, Evaluation, Evidence, LossChange, PeerObservation, PeerScore, ScoreReport
 from tplr.scoring.board import Board
 from tplr.scoring.explain import explain, measured_window, shares_of
 
-MINER, WINDOW = 1, 7
+MINER, WINDOW = 1, 1
+
+
+@pytest.fixture
+async def stage(staged: Any) -> AsyncIterator[Any]:
+    """A network whose window ``WINDOW`` and the next one have ended."""
+    async with staged(manifest_timeout_seconds=0.5, blocks_per_window=1) as opened:
+        yield opened
 
 
 def report(uid: int) -> ScoreReport:
@@ -49,6 +58,8 @@ async def test_explain(stage, command, capsys, caplog) -> None:
     shares = shares_of(made, [measured_window(made, stage.hparams)], stage.hparams.probation_windows)
     expected = explain(made, MINER, power=stage.hparams.power_normalisation, shares=shares)
     assert "out_of_sync: it reports another model, is too far behind" in expected
+    # Whoever lists scores can name any window, but none that has not ended.
+    await validator.own_store.put(scores_key(10**9, validator.uid, stage.hparams.version), b"{}")
     windows = (("--window", WINDOW), (), ("--window", "latest"))
     for asked in (*windows, ("--validator", validator.uid)):
         capsys.readouterr()
@@ -151,7 +162,9 @@ async def test_an_audit_prints_what_it_believes(stage, command, capsys, monkeypa
     await validator.put_scores(report(validator.uid))
     assert await command("audit", "--window", "latest") == (DIFFERS if found else AGREES)
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("DIFFERS: window 7: weights: published 1, found 2" if found else "AGREES: validator")
+    assert first.startswith(
+        f"DIFFERS: window {WINDOW}: weights: published 1, found 2" if found else "AGREES: validator"
+    )
     assert second == f"BELIEVED: window {WINDOW}: steps behind of uids [3] not verified"
 
 

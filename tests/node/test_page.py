@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -79,14 +80,18 @@ class Scene:
         seen = await self.leader.comms.get_report(self.leader.comms.uid, window)
         await node.comms.put_report(seen.model_copy(update={"uid": node.comms.uid, **changes}))
 
-    async def write(self, request: PageRequest | None = None, **variables: str) -> RunDocument:
-        request = request or self.request
+    async def maker(self, request: PageRequest, **variables: str) -> PageMaker:
         comms = self.leader.comms
         await comms.refresh()
         environment = Environment({"TPLR_S3_ENDPOINT": self.stage.server.endpoint, **variables})
         network = NetworkReader(request.network, environment, comms._connections, self.stage.hparams, comms)
-        maker = await self.stage.drive(PageMaker.open(request, network))
-        await self.stage.drive(maker.write())
+        return await self.stage.drive(PageMaker.open(request, network))
+
+    async def write(
+        self, request: PageRequest | None = None, maker: PageMaker | None = None, **variables: str
+    ) -> RunDocument:
+        request = request or self.request
+        await self.stage.drive((maker or await self.maker(request, **variables)).write())
         assert request.json
         return RunDocument.model_validate_json(request.json.read_bytes())
 
@@ -198,6 +203,60 @@ async def test_what_is_read_of_a_run(scene) -> None:
     assert kept.miners == later.miners
     assert kept.agreement == later.agreement
     assert [one.kept for one in kept.checkpoints] == [False]
+
+
+async def test_a_uid_that_changes_hands_is_two_miners(scene) -> None:
+    await scene.recording.begin()
+    for _ in range(3):
+        await scene.record()
+    newcomer = scene.miners[1]
+    # The newcomer also signs reports of windows in which the uid was another's.
+    for window in range(START, START + 3):
+        await scene.reports(window, newcomer, fingerprint="f" * 64)
+    owner, block = newcomer.comms.hotkey, (START + 2) * scene.stage.hparams.blocks_per_window + 1
+    with contextlib.closing(sqlite3.connect(scene.stage.network.chain)) as chain, chain:
+        chain.execute("UPDATE neuron SET hotkey = 'former' WHERE uid = 2")
+        chain.execute("INSERT INTO neuron (block, uid, hotkey, coldkey) VALUES (?, 2, ?, 'cold')", [block, owner])
+    scene.leader.comms._directories.clear()
+    await publish(scene, report(START, peer_scores={"2": PeerScore(hotkey="former")}, weights={"2": 1.0}))
+    found = await scene.write()
+    assert [(one.hotkey, one.outcomes) for one in found.miners[1:]] == [("former", "ii-"), (owner, "--i")]
+    assert [one.pay for one in found.miners[1:]] == [(1.0, None, None), (None, None, None)]
+    assert [(one.hotkey, one.models) for one in found.nodes[2:]] == [("former", "..-"), (owner, "--x")]
+
+
+async def test_windows_without_scores_are_read_again_only_if_there_are_new_ones(scene, monkeypatch) -> None:
+    monkeypatch.setattr("tplr.page.command.UNSETTLED_WINDOWS", 1)
+    await scene.recording.begin()
+    for _ in range(4):
+        await scene.record()
+    maker = await scene.maker(scene.request)
+    asked: list[str] = []
+    take = scene.stage.server.faults.take
+    monkeypatch.setattr(
+        scene.stage.server.faults, "take", lambda method, target: asked.append(target) or take(method, target)
+    )
+
+    async def read() -> list[int]:
+        """Write the page; return the windows whose reports were read."""
+        asked.clear()
+        await scene.write(maker=maker)
+        return [window for window in range(START, START + 4) if any(debug_key(window, 0, "1") in one for one in asked)]
+
+    newest = START + 3
+    assert await read() == [START, START + 1, START + 2, newest]
+    assert await read() == [newest]
+    await publish(scene, report(START))
+    for key in (scores_key(START + 1, 0, "1"), evaluation_key(START, 0, "1")):
+        await scene.store.put(key, b"{}")
+    scene.stage.server.faults.add(rf"^GET .*{scores_key(START, 0, '1')}", Status(403, "AccessDenied"), times=None)
+    assert await read() == [START, START + 1, newest]
+    assert any(evaluation_key(START, 0, "1") in one for one in asked)
+    scene.stage.server.faults.clear()
+    assert await read() == [START, newest]  # its scores could not be read; the others are no scores
+    assert not any(evaluation_key(START, 0, "1") in one for one in asked)
+    assert (await scene.write(maker=maker)).miners[0].pay == (1.0, None, None, None)
+    assert await read() == [newest]
 
 
 async def test_hostile_documents_and_dead_buckets(scene) -> None:
@@ -373,7 +432,7 @@ async def test_a_page_is_published(scene) -> None:
     await scene.write(request, **bucket_variables("page", account, "read", "write"))
     store = scene.leader.comms._connections.store(account.readable)
     assert (await store.get(page_key("1"), max_bytes=10**7)) == scene.request.out.read_bytes()
-    assert json.loads(await store.get(page_document_key("1"), max_bytes=10**7))["format"] == 1
+    assert json.loads(await store.get(page_document_key("1"), max_bytes=10**7))["format"] == 2
 
 
 async def test_a_page_follows_its_run(staged, caplog) -> None:

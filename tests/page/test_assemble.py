@@ -74,6 +74,40 @@ def test_who_held_which_model() -> None:
     ]
 
 
+def test_a_uid_that_changes_hands_is_another_miner() -> None:
+    def record(window: int, owner: str | None, **more: object) -> WindowRecord:
+        names = {0: "validators hotkey"} | ({} if owner is None else {1: owner})
+        fields = {"models": {0: "aa", 1: "aa"}, "electors": {0: 0.75, 1: 0.25}, "commitments": {0: True, 1: True}}
+        return WindowRecord.model_validate({"window": window, "included": (1,), "hotkeys": names} | fields | more)
+
+    events = NodeEvents("mine", "miner", 1, training_loss={5: 8.0, 6: 7.5, 9: 7.0})
+    found = document(
+        record(5, "former", scores={1: score(0.5, "empty")}),
+        record(6, None, scores={1: score(0.25)}),
+        record(7, "former"),
+        record(8, None),
+        record(9, "a hotkey", scores={1: score(1.0)}),
+        record(10, None),
+        events=(events,),
+    )
+    former, unknown, present = found.miners
+    assert [one.hotkey for one in found.miners] == ["former", "", "a hotkey"]
+    assert [one.outcomes for one in found.miners] == ["iii---", "---i--", "----ii"]
+    assert (former.pay, present.pay) == ((0.5, 0.25, *[None] * 4), (*[None] * 4, 1.0, None))
+    assert (former.training_loss, unknown.training_loss) == ((), ())
+    assert present.training_loss == (*[None] * 4, 7.0, None)  # of the windows in which it was the owner
+    nodes = [(one.hotkey, one.name, one.stake, one.models) for one in found.nodes if one.uid == 1]
+    assert nodes[0] == ("former", "", 0.0, "===---")
+    assert nodes[2] == ("a hotkey", "mine", 1.0, "----==")
+    assert found.elections
+    assert [(one.hotkey, one.votes) for one in found.elections.electors[1:]] == [
+        ("former", "yyy---"),
+        ("", "---y--"),
+        ("a hotkey", "----yy"),
+    ]
+    assert [unpack(found.explanations, 1, at) for at in (0, 4)] == [[("weight", "0.500000")], [("weight", "1.000000")]]
+
+
 def test_what_operators_know() -> None:
     half = tuple(5.0 if phase in ("training", "saving") else 0.0 for phase in PHASES)
     miner = NodeEvents("miner-1", "miner", 1, training_loss={6: 7.5}, seconds={5: half, 6: half})

@@ -24,7 +24,7 @@ def test_a_document_is_read_back_as_it_was() -> None:
     made = synthetic_document(3, 2)
     assert RunDocument.model_validate_json(to_json(made)) == made
     with pytest.raises(ValidationError):
-        RunDocument.model_validate_json(to_json(made).replace(b'"format":1', b'"format":2'))
+        RunDocument.model_validate_json(to_json(made).replace(b'"format":2', b'"format":3'))
 
 
 def test_the_guide_names_every_field() -> None:

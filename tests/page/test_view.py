@@ -231,10 +231,46 @@ def test_a_run_without_windows_and_a_run_without_events(browser, tmp_path) -> No
         clean(page, path)
 
 
+@pytest.mark.parametrize("values", [(1e17, 1e17 + 16), (-1e300, 1e300), (-1.7e308, 1.7e308)])
+def test_huge_numbers_of_strangers_are_drawn(browser, tmp_path, values) -> None:
+    raw = json.loads(to_json(synthetic_document(4, 2)))
+    raw["evaluations"] = [
+        {"window": FIRST + at, "task": "any", "metric": "acc", "value": value, "error": None, "uid": 0}
+        for at, value in enumerate(values)
+    ]
+    with browser.page(write(tmp_path, RunDocument.model_validate(raw))) as page:
+        assert page.tab.get_by_role("heading", name="any: acc").is_visible()
+        clean(page, tmp_path / "page.html")
+
+
+def test_a_uid_that_changed_hands_has_two_rows_and_one_owner_in_a_window(browser, tmp_path) -> None:
+    made = synthetic_document(4, 2)
+    raw = json.loads(to_json(made))
+    hotkeys = "5Former" + "r" * 41, f"5Miner{2:042d}"
+    for name, marks in (("miners", "outcomes"), ("nodes", "models")):
+        one = next(one for one in raw[name] if one["uid"] == 2)
+        former = one | {"hotkey": hotkeys[0], marks: one[marks][:2] + "--"}
+        one |= {"hotkey": hotkeys[1], marks: "--" + one[marks][2:]}
+        raw[name].insert(raw[name].index(one), former)
+    path = write(tmp_path, RunDocument.model_validate(raw))
+    with browser.page(path, fragment=f"#window={FIRST}&uid=2") as page:
+        heading = page.tab.locator("h3").first
+        assert heading.inner_text() == f"miner-2 (uid 2) of 5Formerr… in window {FIRST}"
+        page.tab.get_by_role("button", name="Next window").click(click_count=2)
+        assert heading.inner_text() == f"miner-2 (uid 2) of 5Miner00… in window {FIRST + 2}"
+        assert page.explanation == unpack(made.explanations, 2, 2)
+        window = page.tab.locator("section").filter(has=page.tab.get_by_text("Updates of the selected window"))
+        assert window.locator("tbody tr").count() == 2
+        clean(page, path)
+
+
 def test_votes_are_drawn_where_there_are_some(browser, tmp_path) -> None:
     made = synthetic_document(4, 2)
     raw = json.loads(to_json(made))
-    electors = [{"uid": 0, "stake": 0.75, "votes": "yyn."}, {"uid": 2, "stake": 0.25, "votes": "y.yy"}]
+    electors = [
+        {"uid": 0, "hotkey": "", "stake": 0.75, "votes": "yyn."},
+        {"uid": 2, "hotkey": "", "stake": 0.25, "votes": "y.yy"},
+    ]
     raw["elections"] = {"electors": electors, "decided": "ccv."}
     path = write(tmp_path, RunDocument.model_validate(raw))
     with browser.page(path) as page:

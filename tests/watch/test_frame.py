@@ -39,8 +39,8 @@ def score(pay: float, credit: float, loss: float | None = None, struck: tuple[st
     return MinerScore(pay=pay, credit=credit, loss=loss, struck=struck, rows=())
 
 
-def frame_of(records: list[WindowRecord]) -> Frame:
-    view = view_of(records, uids=(0, 1, 2, 3, 4), validators=(0, 1), judge=0)
+def frame_of(records: list[WindowRecord], owners: dict[int, str] | None = None) -> Frame:
+    view = view_of(records, uids=(0, 1, 2, 3, 4), validators=(0, 1), judge=0, owners=owners or {})
     view.clock = CLOCK
     return Frame("templar: finney, netuid 3, version 1", view, COLUMNS)
 
@@ -61,6 +61,20 @@ def test_a_file_s_name_is_no_markup() -> None:
 
 def row(text: str, name: str) -> list[str]:
     return next(line for line in text.splitlines() if f"│ {name} " in line).strip("│ ").split()
+
+
+def test_a_newcomer_is_not_shown_with_the_former_owner_s_history() -> None:
+    before = {"hotkeys": {0: "v", 1: "gone", 2: "former", 3: "miner"}, "skipped": {}}
+    records = [
+        record(15, scores={2: score(0.75, 0.02, 3.25, ("empty",)), 3: score(0.25, 0.01)}, **before),
+        record(16, included=(3,), models={0: "same", 3: "same"}, electors={0: 1.0}, hotkeys={0: "v", 3: "miner"}),
+    ]
+    text = text_of(frame_of(records, {0: "v", 1: "new", 2: "newcomer", 3: "miner"}))
+    assert row(text, "miner 2") == ["miner", "2", "no", "report"]
+    assert row(text, "miner 3") == ["miner", "3", "in", "step", "16", "2", "of", "2", "0.0100", "0.250"]
+    assert row(text, "validator 1") == ["validator", "1", "no", "report"]
+    assert "struck" not in text
+    assert "elections: 2 of 2 windows decided, the newest is 16 with 100% of the stake" in text
 
 
 def test_a_public_run_in_one_frame() -> None:

@@ -230,6 +230,10 @@ class ChainManager:
         """Return the window that ``block`` belongs to."""
         return block_to_window(block, self.blocks_per_window)
 
+    async def window_now(self) -> int:
+        """Return the window of the chain's newest block. Raises ``ChainUnavailable``."""
+        return self.block_to_window(await self.chain.head())
+
     async def window_start(self, window: int) -> Block:
         """Return the first block of ``window``. If the window has just begun, wait until that block is final.
 

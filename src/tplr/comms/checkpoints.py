@@ -161,13 +161,24 @@ class CheckpointExchange(NodeBuckets):
         return [one for _, one in sorted(others, key=lambda turn: turn[0])] + own
 
     async def leaders_checkpoints(self, version: str | None = None) -> list[Checkpoint]:
-        """List the leading validator's published checkpoints, newest first. Raises StoreError."""
+        """List the leading validator's published checkpoints, newest first; not verified.
+
+        Those of windows that have not begun are left out, as their author can give them any name. Of another version
+        they are listed: its windows may have had another length.
+
+        Raises:
+            ChainUnavailable: it is not known which windows have begun.
+            StoreError: a bucket can't be listed.
+        """
         leader = self.highest_stake_validator()
         if leader is None:
             return []
         found: list[Checkpoint] = []
         for store in self._public_stores(leader):
             found += await checkpoints.published(store, self.author(leader, version))
+        if version in (None, self._version):
+            now = await self.window_now()
+            found = [one for one in found if one.window <= now]
         return sorted(found, key=lambda one: one.window, reverse=True)
 
     def _public_stores(self, uid: int) -> list[ObjectStore]:

@@ -18,7 +18,7 @@ from tplr.localnet.chaos import Chaos, write_script
 from tplr.localnet.live import open_display, render_summary, render_view
 from tplr.localnet.network import forget_working_files, windows_in_all
 from tplr.localnet.picture import draw_losses
-from tplr.localnet.plan import NetworkPlan
+from tplr.localnet.plan import NetworkPlan, claim_run_dir
 from tplr.localnet.problems import show_problems
 from tplr.localnet.reopen import own_page, reopened
 from tplr.localnet.summary import Summary, rows_of, summarize
@@ -47,7 +47,7 @@ def main(plan: NetworkPlan) -> int:
     setup_logging()
     name_node("localnet")
     try:
-        return asyncio.run(_main(plan))
+        return asyncio.run(_main(claim_run_dir(plan)))
     except ConfigError as error:
         show_problems(error)
         return CAN_NOT_START

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -228,6 +228,22 @@ def make_plan(
     if problems:
         raise ConfigError(problems)
     return plan
+
+
+def claim_run_dir(plan: NetworkPlan) -> NetworkPlan:
+    """Create the run's folder, and return the plan with it. Blocks. Raises OSError.
+
+    If another run has taken the default folder since the plan was made, take the next one.
+    """
+    while True:
+        try:
+            plan.run_dir.mkdir(parents=True, exist_ok=plan.latest is None)
+        except FileExistsError:
+            if plan.latest is None:
+                raise
+            plan = replace(plan, run_dir=default_run_dir().absolute())
+        else:
+            return plan
 
 
 def default_run_dir() -> Path:

@@ -86,7 +86,7 @@ async def _chosen(network: NetworkReader, asked: str, validator: int) -> int:
 
     Raises:
         ConfigError: no scores are published.
-        StoreError: its bucket can't be listed.
+        ChainUnavailable, StoreError: its windows can't be listed.
     """
     if asked != "latest":
         return int(asked)

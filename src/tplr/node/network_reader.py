@@ -81,6 +81,7 @@ class NetworkReader:
 
         Raises:
             ConfigError: there is none.
+            ChainUnavailable, StoreError: as ``Comms.leaders_checkpoints``.
         """
         version = version or self.hparams.version
         for one in await self.comms.leaders_checkpoints(version):

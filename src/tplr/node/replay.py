@@ -229,19 +229,23 @@ async def _fingerprint_seed(network: NetworkReader, window: int) -> int:
 async def published_windows(network: NetworkReader, uid: int, kind: str) -> list[int]:
     """List, ascending, the windows for which the bucket of ``uid`` has an object of ``kind``, as in ``WindowKey``.
 
-    Objects of another uid are left out.
+    Objects of another uid, and of windows that have not ended by the chain, are left out: their author can give them
+    any name. Whether the others are what their names say is only known when they are read.
 
     Raises:
+        ChainUnavailable: it is not known which windows have ended.
         StoreError: its bucket can't be listed.
     """
     store = network.comms.store_of(uid)
     listed = [] if store is None else await list_objects(store, f"{kind}-")
-    keys = (parse_window_key(info.key, network.hparams.version) for info in listed)
-    return sorted({key.window for key in keys if key and key.kind == kind and key.uid in (uid, None)})
+    now = await network.comms.window_now()
+    keys = [parse_window_key(info.key, network.hparams.version) for info in listed]
+    found = {key.window for key in keys if key and key.kind == kind and key.uid in (uid, None)}
+    return sorted(window for window in found if window < now)
 
 
 async def reported_windows(network: NetworkReader) -> list[int]:
-    """List, ascending, the windows that the leading validator has reported. Raises StoreError."""
+    """List, ascending, the windows that the leading validator has reported. Raises as ``published_windows``."""
     leader = network.comms.highest_stake_validator()
     return [] if leader is None else await published_windows(network, leader, "debug")
 
@@ -250,12 +254,14 @@ async def chosen_window(network: NetworkReader, asked: str, start: int) -> int:
     """Return the window that ``asked`` names.
 
     Args:
-        asked: a number; ``start`` for the run's first window; ``latest`` for the newest one that the leading validator
-            has reported; or ``checkpoint`` for the last one that its newest checkpoint has applied.
+        asked: a number; ``start`` for the run's first window; ``latest`` for the newest one that has ended and of
+            which the leading validator's bucket lists a report; or ``checkpoint`` for the last one that its newest
+            checkpoint has applied.
 
     Raises:
         ConfigError: it is before the run's ``start``, or the leading validator has not reported it yet; or there is no
             checkpoint.
+        ChainUnavailable, StoreError: the windows or checkpoints can't be listed.
     """
     if asked == "checkpoint":
         try:

@@ -7,6 +7,7 @@ from tplr.chain import Neuron
 from tplr.node.audit_stamps import AuditStamp
 from tplr.node.window_time import PHASES
 from tplr.page.document import (
+    OTHER_OWNER,
     OUTCOME_OF_REASON,
     Agreement,
     Checkpoint,
@@ -27,6 +28,7 @@ from tplr.page.document import (
 )
 from tplr.page.history import MinerScore, WindowRecord
 from tplr.page.own_events import NodeEvents
+from tplr.page.owners import Owners, OwnRecords, UidOwner
 from tplr.page.sentences import pack
 from tplr.scoring import penalties
 from tplr.scoring.documented import penalties as documented_penalties
@@ -36,6 +38,7 @@ MEANINGS = {
 }
 # Decimals of the charts' numbers; sentences have more.
 SHARE, LOSS = 4, 4
+VOTES = {True: "y", False: "n", None: "."}  # by whether an elector is committed to the decided value
 
 
 def assemble(
@@ -57,11 +60,12 @@ def assemble(
     """
     first, last = (min(records), max(records)) if records else (run.start_window, run.start_window - 1)
     span = [records.get(window, WindowRecord(window=window)) for window in range(first, last + 1)]
-    known = {one.uid: one for one in events if one.uid is not None}
+    owners = Owners(span)
+    known = {owners.newest(one.uid, one.windows): one for one in events if one.uid is not None}
     registered = {neuron.uid: neuron for neuron in neurons}
     majority = [_majority(one.models) for one in span]
-    miners = sorted({uid for one in span for uid in (*(one.included or ()), *one.skipped, *one.probation, *one.scores)})
-    reporting = {uid for one in span for uid in one.models}
+    miners = owners.of(lambda one: (*(one.included or ()), *one.skipped, *one.probation, *one.scores))
+    electors, reporting = owners.of(lambda one: one.electors), owners.of(lambda one: one.models)
     return RunDocument(
         run=run,
         windows=Windows(
@@ -73,15 +77,16 @@ def assemble(
         ),
         nodes=tuple(
             _node(
-                uid,
-                registered.get(uid),
-                known.get(uid),
-                mines=uid in miners,
-                models=_models(uid, span, majority),
+                node,
+                registered.get(node.uid),
+                known.get(node),
+                mines=node in miners,
+                votes=node in electors,
+                models=_models(node.uid, owners.records(node), majority),
             )
-            for uid in sorted(reporting | {*miners})
+            for node in owners.in_order({*reporting, *miners})
         ),
-        miners=tuple(_miner(uid, span, known.get(uid)) for uid in miners),
+        miners=tuple(_miner(node, owners.records(node), known.get(node)) for node in owners.in_order(miners)),
         losses=_losses(span, events),
         evaluations=tuple(sorted(evaluations, key=lambda one: (one.task, one.metric, one.window, one.uid or -1))),
         agreement=Agreement(
@@ -92,25 +97,33 @@ def assemble(
         checkpoints=tuple(sorted(checkpoints, key=lambda one: (one.window, one.uid))),
         audits=tuple(audits),
         time=_time(span, events),
-        elections=_elections(span),
+        elections=_elections(span, owners),
         explanations=pack(
-            {uid: [one.scores[uid].rows if uid in one.scores else None for one in span] for uid in miners}
+            {
+                uid: [one.scores[uid].rows if uid in one.scores else None for one in span]
+                for uid in {node.uid for node in miners}
+            }
         ),
     )
 
 
-def _elections(span: Sequence[WindowRecord]) -> Elections | None:
-    stakes = {uid: stake for one in span for uid, stake in one.electors.items()}  # the newest known stake
+def _elections(span: Sequence[WindowRecord], owners: Owners) -> Elections | None:
+    stakes: dict[UidOwner, float] = {}
+    for node in owners.of(lambda one: one.electors):
+        known = (one.electors[node.uid] for one in reversed(owners.records(node)) if one and node.uid in one.electors)
+        stakes[node] = round(next(known), SHARE)
     if not stakes:
         return None
 
-    def votes(uid: int) -> str:
-        committed = (one.commitments.get(uid) for one in span)
-        return "".join("." if one is None else "y" if one else "n" for one in committed)
+    def votes(node: UidOwner) -> str:
+        held = owners.records(node)
+        return "".join(OTHER_OWNER if one is None else VOTES[one.commitments.get(node.uid)] for one in held)
 
-    ranked = sorted(stakes, key=lambda uid: (-stakes[uid], uid))
+    ranked = sorted(owners.in_order(stakes), key=lambda node: (-stakes[node], node.uid))
     return Elections(
-        electors=tuple(Elector(uid=uid, stake=round(stakes[uid], SHARE), votes=votes(uid)) for uid in ranked),
+        electors=tuple(
+            Elector(uid=node.uid, hotkey=node.hotkey, stake=stakes[node], votes=votes(node)) for node in ranked
+        ),
         decided="".join(one.decided or "." for one in span),
     )
 
@@ -121,44 +134,55 @@ def _majority(models: Mapping[int, str]) -> str | None:
     return max(reported, key=reported.count, default=None)
 
 
-def _models(uid: int, span: Sequence[WindowRecord], majority: Sequence[str | None]) -> str:
+def _models(uid: int, held: OwnRecords, majority: Sequence[str | None]) -> str:
     """Return a node's column of ``document.MODELS`` characters."""
-    pairs = zip((one.models.get(uid) for one in span), majority, strict=True)
-    return "".join("." if model is None else "=" if model == most else "x" for model, most in pairs)
+
+    def mark(record: WindowRecord | None, most: str | None) -> str:
+        if record is None:
+            return OTHER_OWNER
+        model = record.models.get(uid)
+        return "." if model is None else "=" if model == most else "x"
+
+    return "".join(map(mark, held, majority))
 
 
-def _node(uid: int, neuron: Neuron | None, events: NodeEvents | None, *, mines: bool, models: str) -> Node:
-    validates = not mines and bool(neuron and neuron.permit)
+def _node(
+    node: UidOwner, neuron: Neuron | None, events: NodeEvents | None, *, mines: bool, votes: bool, models: str
+) -> Node:
+    here = neuron if neuron and node.hotkey in ("", neuron.hotkey) else None
     return Node(
-        uid=uid,
-        role="validator" if validates else "miner",
+        uid=node.uid,
+        role="validator" if not mines and (votes or (here and here.permit)) else "miner",
         name=events.name if events else "",
-        hotkey=neuron.hotkey if neuron else "",
-        stake=neuron.stake if neuron else 0.0,
+        hotkey=node.hotkey,
+        stake=here.stake if here else 0.0,
         models=models,
     )
 
 
-def _miner(uid: int, span: Sequence[WindowRecord], events: NodeEvents | None) -> Miner:
+def _miner(node: UidOwner, held: OwnRecords, events: NodeEvents | None) -> Miner:
     losses = events.training_loss if events else {}
-    seconds = {one.window: events.seconds.get(one.window, ()) for one in span} if events else {}
+    seconds = [events.seconds.get(one.window, ()) if one else () for one in held] if events else []
     return Miner(
-        uid=uid,
-        outcomes="".join(_outcome(uid, one) for one in span),
-        pay=_of_score(uid, span, lambda score: round(score.pay, SHARE)),
-        credit=_of_score(uid, span, lambda score: round(score.credit, SHARE)),
-        training_loss=tuple(_rounded(losses.get(one.window), LOSS) for one in span) if losses else (),
-        utilisation=tuple(_share(seconds[one.window], "training") for one in span) if events and events.seconds else (),
-        phases=tuple(round(sum(phase), 1) for phase in zip(*filter(None, seconds.values()), strict=True)),
+        uid=node.uid,
+        hotkey=node.hotkey,
+        outcomes="".join(_outcome(node.uid, one) for one in held),
+        pay=_of_score(node.uid, held, lambda score: round(score.pay, SHARE)),
+        credit=_of_score(node.uid, held, lambda score: round(score.credit, SHARE)),
+        training_loss=tuple(_rounded(losses.get(one.window), LOSS) if one else None for one in held) if losses else (),
+        utilisation=tuple(_share(one, "training") for one in seconds) if events and events.seconds else (),
+        phases=tuple(round(sum(phase), 1) for phase in zip(*filter(None, seconds), strict=True)),
     )
 
 
-def _of_score(uid: int, span: Sequence[WindowRecord], what: Callable[[MinerScore], float]) -> Column:
-    return tuple(what(one.scores[uid]) if uid in one.scores else None for one in span)
+def _of_score(uid: int, held: OwnRecords, what: Callable[[MinerScore], float]) -> Column:
+    return tuple(what(one.scores[uid]) if one and uid in one.scores else None for one in held)
 
 
-def _outcome(uid: int, record: WindowRecord) -> str:
+def _outcome(uid: int, record: WindowRecord | None) -> str:
     """Return the character of ``document.OUTCOMES`` for a miner in a window."""
+    if record is None:
+        return OTHER_OWNER
     if record.included is None:
         return " "
     if uid in record.included:

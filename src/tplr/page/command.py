@@ -1,7 +1,6 @@
 """``tplr page``: reads a run, writes its page, and updates it while the run lasts."""
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from tplr.page.evaluations import figures
 from tplr.page.history import History
 from tplr.page.own_events import OwnEvents
 from tplr.page.published import PublishedRun
+from tplr.page.read_windows import ReadWindows
 from tplr.page.render import render, to_json
 from tplr.run.results import read_results
 from tplr.storage import ObjectStore
@@ -110,6 +110,8 @@ class PageMaker:
             network.connections.store(network.environment.bucket("page", "write")) if request.publish else None
         )
         self._history = history
+        self._read = ReadWindows(UNSETTLED_WINDOWS)
+        self._refused: dict[tuple[int, int], str] = {}
         self._events = OwnEvents(request.events)
         self._start_window = start_window
         self._spec = payload_spec(network.hparams)
@@ -127,10 +129,13 @@ class PageMaker:
         """Read new records, and write the page."""
         validator = self._validator()
         published = PublishedRun(self._comms, self._hparams, self._spec, validator, self._evidence)
-        wanted = self._wanted(await published.windows())
+        windows, scored = await published.windows(), await published.scored()
+        wanted = self._read.wanted(windows, self._history.windows, validator=validator, scored=scored)
         records, checkpoints = await published.records(wanted), await published.checkpoints()
+        self._read.note(wanted, unanswered=published.unanswered, validator=validator, scored=scored)
         known = {(one.window, one.uid) for one in self._history.evaluations.values() if one.uid is not None}
-        await asyncio.to_thread(self._history.add, records, checkpoints, await published.evaluations(known))
+        evaluations = await published.evaluations(known, self._refused)
+        await asyncio.to_thread(self._history.add, records, checkpoints, evaluations)
         document, page = await asyncio.to_thread(self._make, self._run(validator))
         if self._store:
             await _put(self._store, page_key(self._hparams.version), page, "text/html; charset=utf-8")
@@ -141,13 +146,6 @@ class PageMaker:
 
     def _validator(self) -> int | None:
         return self._comms.highest_stake_validator() if self._request.validator is None else self._request.validator
-
-    def _wanted(self, windows: Iterable[int]) -> list[int]:
-        """Return the windows that were not read yet, or whose records may be incomplete."""
-        found = sorted(windows)
-        known = self._history.windows
-        unsettled = set(found[-UNSETTLED_WINDOWS:])
-        return [one for one in found if one in unsettled or one not in known or known[one].unread]
 
     def _make(self, run: Run) -> tuple[RunDocument, bytes]:
         """Assemble and write the document and the page. Blocks."""

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tplr.node.audit_stamps import AuditStamp
 
-FORMAT = 1
+FORMAT = 2
 
+OTHER_OWNER = "-"
 # Outcome of a miner's update in a window: character of ``Miner.outcomes`` → text. The reason names are those of
 # ``schemas.Reason``.
 OUTCOMES = {
@@ -31,6 +32,7 @@ OUTCOMES = {
     "d": "denied: its bucket refused the key that is on chain",
     "x": "excluded: it broke a rule or earns nothing, and leaves the next peer list",
     "u": "unavailable: its bucket did not answer, possibly not its fault",
+    OTHER_OWNER: "its uid had another owner",
 }
 OUTCOME_OF_REASON = {text.partition(":")[0]: mark for mark, text in OUTCOMES.items()}
 
@@ -39,6 +41,7 @@ MODELS = {
     ".": "no report could be read",
     "=": "the model that most nodes report",
     "x": "another model than most nodes report",
+    OTHER_OWNER: "its uid had another owner",
 }
 
 Marks = Annotated[str, Field(description="one character for each window")]
@@ -98,11 +101,12 @@ class Windows(Record):
 
 
 class Node(Record):
-    """A miner or validator.
+    """A miner or validator: a hotkey while it had a uid. A uid that changed hands is several nodes, in their order.
 
     Attributes:
         name: name of its event file without the suffix; empty without events.
-        stake: on chain, in alpha.
+        hotkey: empty if it is not known.
+        stake: on chain now, in alpha; 0 if the uid has another owner now.
         models: column of ``MODELS`` characters.
     """
 
@@ -115,7 +119,7 @@ class Node(Record):
 
 
 class Miner(Record):
-    """A miner's columns.
+    """A miner's columns; ``uid`` and ``hotkey`` are those of its ``Node``.
 
     Attributes:
         outcomes: of ``OUTCOMES``.
@@ -127,6 +131,7 @@ class Miner(Record):
     """
 
     uid: int
+    hotkey: str
     outcomes: Marks
     pay: Column
     credit: Column
@@ -199,12 +204,14 @@ class Checkpoint(Record):
 
 
 class Elector(Record):
-    """A validator that votes: its share of the electors' stake, and its votes by window.
+    """A validator that votes: its last share of the electors' stake, and its votes by window.
 
-    ``votes``: ``y`` committed to the decided value, ``n`` committed to another value, ``.`` no commitment was readable.
+    ``votes``: ``y`` committed to the decided value, ``n`` committed to another value, ``.`` no commitment was readable,
+    ``-`` its uid had another owner.
     """
 
     uid: int
+    hotkey: str
     stake: float
     votes: Marks
 
@@ -257,7 +264,7 @@ class Explanations(Record):
     Attributes:
         names: names of rows.
         shapes: lists of templates; each list is the rows of a cell.
-        cells: uid → shape of each window's cell; -1: no explanation.
+        cells: uid → shape of each window's cell, which is about the uid's owner in that window; -1: no explanation.
     """
 
     names: tuple[str, ...]
@@ -276,7 +283,7 @@ class RunDocument(Record):
         elections: None if no elector is known.
     """
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     outcomes: dict[str, str] = OUTCOMES
     models: dict[str, str] = MODELS
     run: Run

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -43,6 +43,7 @@ class WindowRecord(Record):
         decided: a character of ``document.Elections``; empty if no decision is known.
         electors: share of the stake by uid.
         commitments: uid → whether it is committed to the decided value.
+        hotkeys: uid → its owner at the window's end, for the uids of this record; without those that are not known.
         scores: by uid; without a report they are empty, and ``unread`` holds the reason.
     """
 
@@ -61,6 +62,26 @@ class WindowRecord(Record):
     decided: str = ""
     electors: dict[int, float] = Field(default_factory=dict)
     commitments: dict[int, bool] = Field(default_factory=dict)
+    hotkeys: dict[int, str] = Field(default_factory=dict)
+
+    @property
+    def uids(self) -> set[int]:
+        """All uids of this record."""
+        named = (*(self.included or ()), *self.skipped, *self.probation, *self.models, *self.scores, *self.electors)
+        return {*named, *self.commitments}
+
+    def of_owners(self, owners: Mapping[int, str]) -> "WindowRecord":
+        """Return this record without the uids that another hotkey had then; ``owners``: the present ones."""
+        former = {uid for uid, hotkey in self.hotkeys.items() if owners.get(uid) != hotkey}
+        if not former:
+            return self
+        named = ("skipped", "models", "scores", "electors", "commitments", "hotkeys")
+        listed = ("probation",) if self.included is None else ("probation", "included")
+        kept: dict[str, object] = {
+            name: {uid: one for uid, one in getattr(self, name).items() if uid not in former} for name in named
+        }
+        kept |= {name: tuple(uid for uid in getattr(self, name) if uid not in former) for name in listed}
+        return self.model_copy(update=kept)
 
     def completed_by(self, later: "WindowRecord") -> "WindowRecord":
         """Return this record updated with a later read; values that the later read lacks are kept.
@@ -77,6 +98,7 @@ class WindowRecord(Record):
             | {
                 "models": {**self.models, **later.models},
                 "commitments": {**self.commitments, **later.commitments},
+                "hotkeys": {**later.hotkeys, **self.hotkeys},  # the first ones are the chain's, if any are
                 "unread": "" if self.scores or later.scores else later.unread,
             }
         )

@@ -26,6 +26,11 @@ class NodeEvents:
     held_out: dict[int, float] = field(default_factory=dict)
     seconds: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
+    @property
+    def windows(self) -> set[int]:
+        """The windows of these events."""
+        return {*self.training_loss, *self.held_out, *self.seconds}
+
     def update(self, event: dict[str, Any]) -> None:
         self.uid, self.role = event.get("uid", self.uid), event.get("role", self.role)
         match event["event"]:

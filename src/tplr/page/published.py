@@ -5,7 +5,7 @@ Every document passes the same checks as in a node. A missing document, or one t
 
 import asyncio
 import statistics
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable, MutableMapping
 from typing import Any
 
 from tplr.comms import Comms
@@ -17,6 +17,7 @@ from tplr.hparams import HParams
 from tplr.keys import gradient_key, parse_window_key
 from tplr.logging import logger
 from tplr.node.score_evidence import ScoreEvidence
+from tplr.node.uid_owners import uid_owners
 from tplr.page.document import Checkpoint, Evaluation, Payment
 from tplr.page.evaluations import figures
 from tplr.page.history import MinerScore, WindowRecord
@@ -43,6 +44,9 @@ class PublishedRun:
         spec: layout of the run's updates, whose headers name their batches.
         validator: uid of the validator whose score reports are read; None: there is none.
         evidence: explains how credit follows from earlier reports; None: records don't say it.
+
+    Attributes:
+        unanswered: windows of whose records the chain or a validator's bucket did not give one.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class PublishedRun:
         self._validator = validator
         self._evidence = evidence
         self._silent: set[int] = set()
+        self.unanswered: set[int] = set()
 
     async def windows(self) -> list[int]:
         """Return the windows with a validator's published report, ascending.
@@ -67,7 +72,7 @@ class PublishedRun:
             ChainUnavailable, StoreError: chain, or all validators' buckets, can't be read.
         """
         run = await self._begun()
-        found: list[set[int]] = []
+        found: list[dict[int, str]] = []
         failed: StoreError | None = None
         for uid in self._comms.validators():
             try:
@@ -80,15 +85,20 @@ class PublishedRun:
 
     async def _begun(self) -> range:
         """Return the run's windows that have begun; the author of an object may name any."""
-        start = await self._comms.get_start_window()
-        newest = self._comms.block_to_window(await self._comms.chain.head())
-        return range(newest + 1 if start is None else start, newest + 1)
+        start, now = await self._comms.get_start_window(), await self._comms.window_now()
+        return range(now + 1 if start is None else start, now + 1)
 
-    async def scored_windows(self) -> list[int]:
-        """Return the windows with published scores of the validator, ascending. Raises StoreError."""
+    async def scored(self) -> dict[int, str]:
+        """Return the ETags of the validator's published score reports by window. Raises ChainUnavailable."""
         if self._validator is None or self._validator in self._silent:
-            return []
-        return sorted(await self._published_by(self._validator, "scores"))
+            return {}
+        run = await self._begun()
+        try:
+            found = await self._published_by(self._validator, "scores")
+        except StoreError as error:
+            self._skip(self._validator, error)
+            return {}
+        return {window: etag for window, etag in found.items() if window in run}
 
     @property
     def silent(self) -> frozenset[int]:
@@ -101,15 +111,22 @@ class PublishedRun:
         return sorted(found, key=lambda one: one.window)
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """List the leading validator's checkpoints. Raises StoreError."""
-        found = []
+        """List the leading validator's checkpoints of the run's windows. Raises ChainUnavailable, StoreError."""
+        found, run = [], await self._begun()
         for one in await self._comms.leaders_checkpoints():
+            if one.window not in run:
+                continue
             size = sum(info.size for info in await list_objects(one.store, one.prefix))
             found.append(Checkpoint(window=one.window, uid=one.uid, bytes=size, kept=True))
         return found
 
-    async def evaluations(self, known: Container[tuple[int, int]] = ()) -> list[Evaluation]:
+    async def evaluations(
+        self, known: Container[tuple[int, int]], refused: MutableMapping[tuple[int, int], str]
+    ) -> list[Evaluation]:
         """Read the metrics of the validators' published evaluations, except ``known`` ones (window, uid).
+
+        Args:
+            refused: ETags of objects that are no evaluations, which are not read again; this call adds to it.
 
         Raises:
             ChainUnavailable, StoreError: it is not known which windows have begun.
@@ -124,35 +141,43 @@ class PublishedRun:
             except StoreError as error:
                 self._skip(uid, error)
                 continue
-            for window in published:
-                if window not in run or (window, uid) in known:
+            for window, etag in published.items():
+                if window not in run or (window, uid) in known or refused.get((window, uid)) == etag:
                     continue
                 try:
                     result = await self._comms.get_evaluation(uid, window)
                 except (StoreError, PayloadError) as error:
                     logger.warning("window %d: no evaluation of validator %d: %s", window, uid, error)
+                    if isinstance(error, PayloadError):
+                        refused[window, uid] = etag
                 else:
                     found += figures(result, uid) if result.window == window else ()
         return found
 
-    async def _published_by(self, uid: int, kind: str) -> set[int]:
-        """Return the windows for which ``uid`` has published an object of this kind. Raises StoreError."""
+    async def _published_by(self, uid: int, kind: str) -> dict[int, str]:
+        """Return the ETags of the objects of this kind by ``uid``, by window. Raises StoreError."""
         if (store := self._comms.store_of(uid)) is None:
-            return set()
+            return {}
         infos = await list_objects(store, f"{kind}-", deadline_seconds=LIST_SECONDS)
-        keys = [parse_window_key(info.key, self._hparams.version) for info in infos]
-        return {key.window for key in keys if key and key.kind == kind and key.uid == uid}
+        keys = ((parse_window_key(info.key, self._hparams.version), info.etag) for info in infos)
+        return {key.window: etag for key, etag in keys if key and key.kind == kind and key.uid == uid}
 
     async def _record(self, window: int) -> WindowRecord:
-        reports = await self._reports(window)
+        scores, unread = await self._scores(window)
+        owners = await self._owners(window, scores)
+        # The present owner of a uid may sign reports of windows in which another hotkey had it.
+        here = {uid for uid in self._comms.commitments if owners.get(uid) in (None, self._comms.get_hotkey(uid))}
+        reports = await self._reports(window, here)
+        owners |= {uid: self._comms.get_hotkey(uid) or "" for uid in reports}
         election, peers = await self._election(window), await self._peers(window)
         included, skipped = self._included(election, reports)
-        scores, unread = await self._scores(window)
+        if included is None and self._comms.highest_stake_validator() in self._silent:
+            self.unanswered.add(window)
         try:
             scored = await asyncio.to_thread(self._scored, scores, await self._shares(scores)) if scores else {}
         except (ArithmeticError, ValueError):  # whoever signs scores may write what no formula takes
             scored, unread = {}, "its scores have numbers that the page can't store"
-        return WindowRecord(
+        record = WindowRecord(
             window=window,
             start=await self._start(window),
             included=None if included is None else tuple(sorted(included)),
@@ -161,11 +186,20 @@ class PublishedRun:
             decided=_decided(election, peers),
             electors=election.stakes if election else {},
             commitments=election.commitments if election else {},
-            tokens=await self._tokens(window, included or ()),
+            tokens=await self._tokens(window, included or (), here),
             models={uid: _model(report) for uid, report in sorted(reports.items())},
             unread=unread[:MAX_TEXT],
             **scored,
         )
+        return record.model_copy(update={"hotkeys": {uid: owners[uid] for uid in record.uids if uid in owners}})
+
+    async def _owners(self, window: int, scores: ScoreReport | None) -> dict[int, str]:
+        try:
+            return await uid_owners(self._comms, window, scores)
+        except ChainUnavailable as error:
+            logger.warning("window %d: the owners of its uids are not known: %s", window, error)
+            self.unanswered.add(window)
+            return {}
 
     async def _start(self, window: int) -> float | None:
         try:
@@ -173,7 +207,7 @@ class PublishedRun:
         except ChainUnavailable:  # too old for an ordinary node
             return None
 
-    async def _reports(self, window: int) -> dict[int, DebugReport]:
+    async def _reports(self, window: int, asked: Collection[int]) -> dict[int, DebugReport]:
         found: dict[int, DebugReport] = {}
 
         async def read(uid: int) -> None:
@@ -187,7 +221,7 @@ class PublishedRun:
                 if (report.uid, report.window) == (uid, window):
                     found[uid] = report
 
-        uids = [uid for uid in self._comms.commitments if uid not in self._silent]
+        uids = [uid for uid in self._comms.commitments if uid in asked and uid not in self._silent]
         await for_each(uids, read, concurrency=REPORTS_AT_ONCE)
         return found
 
@@ -201,6 +235,7 @@ class PublishedRun:
             return await self._comms.get_election(window)
         except ChainUnavailable as error:
             logger.warning("window %d: its electors are not known: %s", window, error)
+            self.unanswered.add(window)
             return None
 
     def _included(
@@ -218,18 +253,23 @@ class PublishedRun:
             return await self._comms.get_peer_list(window)
         except (StoreError, PayloadError) as error:
             logger.warning("window %d: no peer list: %s", window, error)
+            if isinstance(error, StoreUnavailable):
+                self.unanswered.add(window)
             return None
 
-    async def _tokens(self, window: int, included: Iterable[int]) -> int | None:
+    async def _tokens(self, window: int, included: Iterable[int], here: Collection[int]) -> int | None:
         """Return the tokens that the included updates were trained on, from their headers' numbers of batches.
 
         Each update counts with the median, because a single header can claim any number.
+
+        Args:
+            here: uids whose buckets may hold an update of the window.
         """
         batches: list[int] = []
         uids = list(included)
 
         async def read(uid: int) -> None:
-            if (store := self._comms.store_of(uid)) is None or uid in self._silent:
+            if uid not in here or uid in self._silent or (store := self._comms.store_of(uid)) is None:
                 return
             size = self._spec.data_start
             try:
@@ -257,6 +297,8 @@ class PublishedRun:
         except ObjectNotFound:
             return None, f"validator {self._validator} has published no scores of window {window}"
         except (StoreError, PayloadError) as error:
+            if isinstance(error, StoreError):
+                self.unanswered.add(window)
             return None, str(error)
         return (report, "") if report.window == window else (None, f"its scores say window {report.window}")
 

@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import read_prologue
-from tplr.errors import ChainUnavailable, ObjectNotFound, ObjectTooLarge, PayloadError, StoreError, StoreUnavailable
+from tplr.errors import ObjectNotFound, ObjectTooLarge, PayloadError, StoreError, StoreUnavailable
 from tplr.exchange.aggregates import Included
 from tplr.logging import logger
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import published_windows
+from tplr.node.uid_owners import MAX_HOTKEY, uid_owners
 from tplr.node.windows import published_report
-from tplr.run.record import MAX_HOTKEY, Contributor, WindowFacts
+from tplr.run.record import Contributor, WindowFacts
 from tplr.schemas import PeerScore, ScoreReport
 from tplr.storage.many import for_each
 
@@ -130,17 +131,9 @@ async def _window(network: NetworkReader, spec: PayloadSpec, window: int) -> Win
 async def _hotkeys(
     network: NetworkReader, window: int, scores: ScoreReport | None, uids: Iterable[str]
 ) -> dict[str, str]:
-    """Return the hotkeys of these uids by the chain; if it has dropped that state, by the window's score report.
-
-    Raises ChainUnavailable.
-    """
-    try:
-        known = {str(uid): hotkey for uid, hotkey in (await network.comms.hotkeys_in(window)).items()}
-    except ChainUnavailable as error:
-        if error.name != "StateDiscarded":
-            raise
-        known = {uid: seen.hotkey for uid, seen in scores.observations.items()} if scores else {}
-    return {uid: known.get(uid, "")[:MAX_HOTKEY] for uid in uids}
+    """Return the hotkeys of these uids, "" for one that is not known. Raises ChainUnavailable."""
+    known = await uid_owners(network.comms, window, scores)
+    return {uid: known.get(int(uid), "")[:MAX_HOTKEY] for uid in uids}
 
 
 async def _published(network: NetworkReader, window: int) -> tuple[Included, ...] | None:

@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import FailFast, Field
 
 from tplr.errors import ConfigError, PayloadError
+from tplr.node.uid_owners import MAX_HOTKEY
 from tplr.schemas import EvaluationResult, Items, Loss, Sealed, Sha256, Uid, UidText, Window, Wire
 from tplr.untrusted import parse_untrusted
 
 RECORD = "run.json"
-MAX_HOTKEY = 128
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 

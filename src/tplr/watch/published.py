@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from tplr.chain.connect import LOCAL_PREFIX
 from tplr.errors import PayloadError, StoreError
@@ -11,6 +11,7 @@ from tplr.node.network_reader import NetworkReader
 from tplr.node.software import READ_EVERY_WINDOWS, newer_software
 from tplr.page.history import WindowRecord
 from tplr.page.published import REPORTS_AT_ONCE, PublishedRun
+from tplr.page.read_windows import ReadWindows
 from tplr.schemas import Software
 from tplr.storage.many import for_each
 from tplr.training.schemes import payload_spec
@@ -43,7 +44,8 @@ class PublishedSource:
         self._windows = windows
         self._spec = payload_spec(network.hparams)
         self._records: dict[int, WindowRecord] = {}
-        self._software: dict[int, Software] = {}
+        self._read = ReadWindows(UNSETTLED_WINDOWS)
+        self._software: dict[tuple[int, str], Software] = {}  # by uid and hotkey
         self._software_read = -READ_EVERY_WINDOWS
         self._first = True
         self.seconds = max(MIN_SECONDS, self._window_seconds / LOOKS_IN_A_WINDOW)
@@ -60,18 +62,16 @@ class PublishedSource:
         validator = self._comms.highest_stake_validator() if self._validator is None else self._validator
         published = PublishedRun(self._comms, self._hparams, self._spec, validator)
         shown = (await published.windows())[-self._windows :]
-        scored = await published.scored_windows()
-        for record in await published.records(self._wanted({*shown, *scored[-1:]}, shown)):
+        scored = await published.scored()
+        all_of = {*shown, *sorted(scored)[-1:]}
+        wanted = self._read.wanted(all_of, self._records, validator=validator, scored=scored)
+        for record in await published.records(wanted):
             before = self._records.get(record.window)
             self._records[record.window] = before.completed_by(record) if before else record
-        self._records = {window: one for window, one in self._records.items() if window in {*shown, *scored[-1:]}}
+        self._read.note(wanted, unanswered=published.unanswered, validator=validator, scored=scored)
+        self._records = {window: one for window, one in self._records.items() if window in all_of}
         await self._read_software()
         return self._frame(shown, validator, published.silent)
-
-    def _wanted(self, all_of: Iterable[int], shown: Sequence[int]) -> list[int]:
-        """Return the windows that were not read yet, or whose records may be incomplete."""
-        unsettled = set(shown[-UNSETTLED_WINDOWS:])
-        return [one for one in sorted(all_of) if one in unsettled or one not in self._records]
 
     async def _read_software(self) -> None:
         window = self._comms.clock.window
@@ -83,9 +83,13 @@ class PublishedSource:
             with contextlib.suppress(StoreError, PayloadError):
                 found = await self._comms.get_software(uid)
                 if found.uid == uid:
-                    self._software[uid] = found
+                    self._software[uid, self._owners[uid]] = found
 
         await for_each(sorted(self._comms.commitments), read, concurrency=REPORTS_AT_ONCE)
+
+    @property
+    def _owners(self) -> dict[int, str]:
+        return {neuron.uid: neuron.hotkey for neuron in self._comms.metagraph.neurons}
 
     def _frame(self, shown: Sequence[int], validator: int | None, silent: Collection[int | None]) -> Frame:
         clock = self._comms.clock
@@ -104,14 +108,15 @@ class PublishedSource:
             uids=sorted(self._comms.commitments),
             validators=self._comms.validators(),
             judge=validator,
+            owners=self._owners,
         )
         view.clock = now
+        known = self._owners.items()
+        software = {uid: self._software[uid, hotkey] for uid, hotkey in known if (uid, hotkey) in self._software}
         for node in view.nodes.values():
-            if node.uid in self._software:
+            if node.uid in software:
                 found = newer_software(
-                    self._software[node.uid],
-                    [self._software[uid] for uid in self._comms.validators() if uid in self._software],
-                    stakes,
+                    software[node.uid], [software[uid] for uid in self._comms.validators() if uid in software], stakes
                 )
                 node.outdated = found[0] if found else ""
             if node.uid in silent:
@@ -137,7 +142,12 @@ class PublishedSource:
 
 
 def view_of(
-    records: Sequence[WindowRecord], *, uids: Iterable[int], validators: Iterable[int], judge: int | None
+    records: Sequence[WindowRecord],
+    *,
+    uids: Iterable[int],
+    validators: Iterable[int],
+    judge: int | None,
+    owners: Mapping[int, str],
 ) -> NetworkView:
     """Return a view of the nodes that have a bucket.
 
@@ -145,7 +155,9 @@ def view_of(
         records: by window, ascending.
         uids: uids with a bucket on chain, including ``validators``.
         judge: the validator whose scores the records contain.
+        owners: the present owners' hotkeys by uid; what records say of former owners is left out.
     """
+    votes, records = records, [record.of_owners(owners) for record in records]
     voters = set(validators)
     names = {uid: f"{'validator' if uid in voters else 'miner'} {uid}" for uid in uids}
     view = NetworkView({name: name.split()[0] for name in names.values()})
@@ -169,7 +181,7 @@ def view_of(
                 node.stake = record.electors[uid]
             node.problem = _problem(record, uid) or node.problem
         node.doing = _doing(node.window, newest, on_probation=bool(records) and uid in records[-1].probation)
-    for record in records:
+    for record in votes:
         if record.electors:
             committed = sum(share for uid, share in record.electors.items() if record.commitments.get(uid))
             view.elections[record.window] = Election(bool(record.decided), record.decided == "v", committed)

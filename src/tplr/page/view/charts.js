@@ -5,13 +5,15 @@ function ticks(low, high, wanted) {
   const rough = (high - low) / Math.max(1, wanted);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough * 0.999);
-  const found = [];
-  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) found.push(Number(at.toPrecision(12)));
-  return found;
+  // Counted and distinct, because a step that is added to a huge number may not change it.
+  const first = Math.ceil(low / step - 1e-9);
+  const count = Math.min(Math.floor(high / step - first + 1e-6) + 1, 2 * wanted + 2);
+  return [...new Set(Array.from({ length: Math.max(0, count) }, (_, at) => Number(((first + at) * step).toPrecision(12))))];
 }
 
+const LARGEST = 1e300; // differences of larger numbers may be infinite
 const extent = (values) => values.reduce(
-  ([low, high], one) => (one === null || one === undefined ? [low, high] : [Math.min(low, one), Math.max(high, one)]), [Infinity, -Infinity]);
+  ([low, high], one) => (one === null || one === undefined ? [low, high] : [Math.min(low, Math.max(one, -LARGEST)), Math.max(high, Math.min(one, LARGEST))]), [Infinity, -Infinity]);
 
 // What is drawn again when its place changes its width, or the theme changes.
 const drawn = new Set();

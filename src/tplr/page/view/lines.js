@@ -28,7 +28,8 @@ class LineChart extends Chart {
     if (!Number.isFinite(low)) [low, high] = [0, 1];
     low = Math.min(low, options.low ?? low);
     high = Math.max(high, options.high ?? high);
-    if (high - low < 1e-9) [low, high] = [low - (low && options.low === undefined ? 0.5 : 0), high + 0.5];
+    const room = Math.max(0.5, Math.abs(high) * 1e-9);
+    if (high - low < 1e-9) [low, high] = [low - (low && options.low === undefined ? room : 0), high + room];
     else if (!options.stacked) high += (high - low) * 0.04;
     if (options.low === undefined) low -= (high - low) * 0.04;
     const right = this.width - MARGIN.right;

@@ -28,6 +28,15 @@ const known = (values) => values.filter((value) => value !== null && value !== u
 const mean = (values) => (values.length ? values.reduce((sum, one) => sum + one, 0) / values.length : null);
 const total = (values) => known(values).reduce((sum, one) => sum + one, 0);
 
+const OTHER_OWNER = "-"; // the mark of windows in which a uid had another owner
+const UNASKED = `p. ${OTHER_OWNER}`; // the marks of windows in which a miner's update could not be included
+
+function groupedByUid(list) {
+  const found = new Map();
+  for (const one of list) found.set(one.uid, [...(found.get(one.uid) ?? []), one]);
+  return found;
+}
+
 // Words of the document that every section needs.
 class Model {
   constructor(data) {
@@ -35,8 +44,9 @@ class Model {
     this.first = data.windows.first;
     this.count = data.windows.count;
     this.numbers = Array.from({ length: this.count }, (_, index) => this.first + index);
-    this.nodes = new Map(data.nodes.map((node) => [node.uid, node]));
-    this.miners = new Map(data.miners.map((miner) => [miner.uid, miner]));
+    // A uid that changed hands has several nodes, and several miners; in each window it has one.
+    this.nodes = groupedByUid(data.nodes);
+    this.miners = groupedByUid(data.miners);
     this.explanations = new Explanations(data.explanations);
     this.strikes = new Map();
     for (const strike of data.strikes) {
@@ -51,22 +61,54 @@ class Model {
     this.training = this.numbers.map((_, index) => mean(known(data.miners.map((miner) => miner.training_loss[index]))));
   }
 
-  nameOf(uid) {
-    const name = this.nodes.get(uid)?.name;
-    return name ? `${name} (uid ${uid})` : `uid ${uid}`;
+  // The miner that had a uid in a window; undefined if the uid is no miner's.
+  minerAt(uid, index) {
+    const owners = this.miners.get(uid) ?? [];
+    return owners.find((miner) => miner.outcomes[index] !== OTHER_OWNER) ?? owners.at(-1);
   }
 
-  shortName(uid) {
-    return this.nodes.get(uid)?.name || `uid ${uid}`;
+  // The node that had a uid in a window, or last.
+  nodeAt(uid, index) {
+    const owners = this.nodes.get(uid) ?? [];
+    return owners.find((node) => node.models[index] !== OTHER_OWNER) ?? owners.at(-1) ?? { uid };
+  }
+
+  // The name of a node, a miner or an elector, which all have a uid and a hotkey.
+  nameOf(one) {
+    const name = this.eventsName(one);
+    return `${name ? `${name} (uid ${one.uid})` : `uid ${one.uid}`}${this.ownerOf(one)}`;
+  }
+
+  shortName(one) {
+    return `${this.eventsName(one) || `uid ${one.uid}`}${this.ownerOf(one)}`;
+  }
+
+  eventsName({ uid, hotkey }) {
+    return this.nodes.get(uid)?.find((node) => node.hotkey === hotkey)?.name;
+  }
+
+  // The owner, if the uid had several.
+  ownerOf({ uid, hotkey }) {
+    return (this.nodes.get(uid)?.length ?? 0) < 2 ? "" : ` of ${hotkey ? `${hotkey.slice(0, 8)}…` : "an unknown hotkey"}`;
+  }
+
+  // The name of who had a uid in a window (default: the last one).
+  nameAt(uid, window = this.first + this.count - 1) {
+    return this.shortName(this.nodeAt(uid, Math.max(0, Math.min(this.count - 1, window - this.first))));
   }
 
   windowName(index) {
     return `window ${this.first + index}`;
   }
 
-  // The key of KINDS for a miner's cell.
+  strikesOf(miner, index) {
+    return miner.outcomes[index] === OTHER_OWNER ? [] : this.strikes.get(`${miner.uid},${index}`) ?? [];
+  }
+
+  // The key of KINDS for a miner's cell; null while its uid had another owner.
   outcome(miner, index) {
-    if (this.strikes.has(`${miner.uid},${index}`)) return "struck";
+    if (miner.outcomes[index] === OTHER_OWNER) return null;
+    if (this.strikesOf(miner, index).length) return "struck";
     const mark = miner.outcomes[index];
     return { i: "included", p: "probation", ".": "unlisted", " ": "unknown" }[mark] ?? "skipped";
   }

@@ -57,7 +57,7 @@ function describe(model) {
   const seen = known(losses.held_out);
   const marks = miners.map((miner) => miner.outcomes).join("");
   const included = marks.split("i").length - 1;
-  const asked = [...marks].filter((mark) => !"p. ".includes(mark)).length;
+  const asked = [...marks].filter((mark) => !UNASKED.includes(mark)).length;
   const use = known(miners.flatMap((miner) => miner.utilisation));
   const figures = [
     ["Loss on random pages", seen.length ? loss(seen.at(-1)) : "–", seen.length > 1 ? `from ${loss(seen[0])}, ${(100 * (seen.at(-1) / seen[0] - 1)).toFixed(1).replace("-", "−")} %` : "nats per token"],
@@ -86,7 +86,7 @@ function windowBar(model, page) {
     const window = model.first + index;
     const marks = model.data.miners.map((miner) => miner.outcomes[index]);
     const included = marks.filter((mark) => mark === "i").length;
-    const asked = marks.filter((mark) => !"p. ".includes(mark)).length;
+    const asked = marks.filter((mark) => !UNASKED.includes(mark)).length;
     const parts = [`${included} of ${asked} updates included`];
     const value = model.data.losses.held_out[index] ?? null;
     if (value !== null) parts.unshift(`loss ${loss(value)}`);
@@ -97,7 +97,7 @@ function windowBar(model, page) {
 }
 
 function keys(model, page) {
-  const uids = model.data.miners.map((miner) => miner.uid);
+  const uids = [...model.miners.keys()];
   document.addEventListener("keydown", (event) => {
     const at = event.target;
     if (event.altKey || event.ctrlKey || event.metaKey || at.matches?.("input, textarea, select, .scroll, .scroll *")) return;

@@ -65,7 +65,7 @@ function evaluationSections(model, page) {
     const host = el("div");
     const authors = [...new Set(points.map((one) => one.uid))];
     const series = authors.map((author, at) => ({
-      name: author === null ? "this page's maker" : model.shortName(author), color: PALETTE[at % PALETTE.length], dash: DASHES[at % DASHES.length], connect: true,
+      name: author === null ? "this page's maker" : model.nameAt(author), color: PALETTE[at % PALETTE.length], dash: DASHES[at % DASHES.length], connect: true,
       values: model.numbers.map((number) => points.find((one) => one.window === number && one.uid === author)?.value ?? null),
     }));
     const chart = new LineChart(host, {
@@ -75,7 +75,7 @@ function evaluationSections(model, page) {
     });
     page.follow((selection) => chart.select(selection.index));
     return card("half", title, "Published evaluations of the model after the window.", host, lineLegend(series),
-      dataTable(["window", "by", points[0].metric, "standard error"], () => points.map((one) => [one.window, one.uid === null ? "this page's maker" : model.shortName(one.uid), one.value.toFixed(4), one.error === null ? null : one.error.toFixed(4)])));
+      dataTable(["window", "by", points[0].metric, "standard error"], () => points.map((one) => [one.window, one.uid === null ? "this page's maker" : model.nameAt(one.uid, one.window), one.value.toFixed(4), one.error === null ? null : one.error.toFixed(4)])));
   });
 }
 
@@ -87,7 +87,7 @@ function minersSection(model, page) {
   const most = { pay: extent(miners.flatMap((miner) => extent(miner.pay)).filter(Number.isFinite))[1], credit: extent(miners.flatMap((miner) => extent(miner.credit)).filter(Number.isFinite))[1] };
   const strip = new Strip(host, {
     title: "Outcome of each miner's update in each window; arrow keys move the selection",
-    rows: () => miners.map((miner) => ({ name: model.shortName(miner.uid) })), count: model.count,
+    rows: () => miners.map((miner) => ({ name: model.shortName(miner) })), count: model.count,
     name: (index) => model.windowName(index), number: (index) => model.first + index, kinds: KINDS,
     cell: (row, index) => {
       if (shade === "outcome") return model.outcome(miners[row], index);
@@ -98,12 +98,12 @@ function minersSection(model, page) {
     tell: (row, index) => [
       ["update", model.data.outcomes[miners[row].outcomes[index]].split(":")[0]],
       ["pay", percent(miners[row].pay[index])], ["credit", miners[row].credit[index]?.toFixed(4) ?? "–"],
-      ...(model.strikes.get(`${miners[row].uid},${index}`) ?? []).map((strike) => ["struck", strike.rule]),
+      ...model.strikesOf(miners[row], index).map((strike) => ["struck", strike.rule]),
     ],
     onPick: (row, index) => page.select({ index, uid: miners[row].uid }),
   });
   page.strip = strip;
-  page.follow((selection) => strip.select(selection.index, miners.findIndex((miner) => miner.uid === selection.uid)));
+  page.follow((selection) => strip.select(selection.index, miners.indexOf(model.minerAt(selection.uid, selection.index))));
   const show = () => {
     const present = [...new Set(miners.flatMap((miner) => model.numbers.map((_, index) => model.outcome(miner, index))))];
     const kinds = shade === "outcome" ? Object.keys(KINDS).filter((kind) => present.includes(kind)) : ["share", "unknown"];
@@ -125,7 +125,7 @@ function minersSection(model, page) {
     dataTable(["miner", "windows included", "on the list, not included", "rules struck", "last pay"], () => miners.map((miner) => {
       const kinds = model.numbers.map((_, index) => model.outcome(miner, index));
       const marks = [...miner.outcomes];
-      return [model.nameOf(miner.uid), marks.filter((mark) => mark === "i").length, marks.filter((mark) => !"ip. ".includes(mark)).length,
+      return [model.nameOf(miner), marks.filter((mark) => mark === "i").length, marks.filter((mark) => mark !== "i" && !UNASKED.includes(mark)).length,
         kinds.filter((kind) => kind === "struck").length, percent(known(miner.pay).at(-1))];
     })));
   section.querySelector("header").insertBefore(tools, section.querySelector("header p"));
@@ -135,7 +135,7 @@ function minersSection(model, page) {
 function explainSection(model, page) {
   const body = el("div", { "aria-live": "polite" });
   page.follow(({ index, uid }) => {
-    const miner = model.miners.get(uid);
+    const miner = model.minerAt(uid, index);
     if (!miner) {
       body.replaceChildren(el("p", { class: "muted" }, "No miner has taken part yet."));
       return;
@@ -153,7 +153,7 @@ function explainSection(model, page) {
       : el("p", { class: "muted" }, model.data.windows.sealed[window] ?? "No data was published about this miner in this window.");
     const validator = model.data.run.validator;
     const command = `tplr explain --uid ${uid} --window ${window}${validator === null ? "" : ` --validator ${validator}`}`;
-    body.replaceChildren(el("h3", {}, `${model.nameOf(uid)} in window ${window}`), el("div", {}, ...chips), told, el("code", { class: "command" }, command));
+    body.replaceChildren(el("h3", {}, `${model.nameOf(miner)} in window ${window}`), el("div", {}, ...chips), told, el("code", { class: "command" }, command));
   });
   return card("side", "Why this pay", null, body);
 }
@@ -166,11 +166,11 @@ function minerLines(model, page, options) {
   const few = miners.length <= PALETTE.length;
   let selected = null;
   const series = () => miners.map((miner, at) => ({
-    name: model.shortName(miner.uid), values: values(miner), connect: true,
-    color: few ? PALETTE[at] : miner.uid === selected ? "var(--c1)" : "var(--quiet-line)",
-    dash: few ? DASHES[at] : "", kind: few ? "" : miner.uid === selected ? "strong" : "faint",
-    uid: miner.uid,
-  })).sort((one, other) => Number(one.uid === selected) - Number(other.uid === selected));
+    name: model.shortName(miner), values: values(miner), connect: true,
+    color: few ? PALETTE[at] : miner === selected ? "var(--c1)" : "var(--quiet-line)",
+    dash: few ? DASHES[at] : "", kind: few ? "" : miner === selected ? "strong" : "faint",
+    miner, at,
+  })).sort((one, other) => Number(one.miner === selected) - Number(other.miner === selected));
   let shown = series();
   const chart = new LineChart(host, {
     title, yName, low: 0, x: () => model.numbers, xName: () => "window", format: String, yFormat: options.yFormat, exact,
@@ -178,20 +178,21 @@ function minerLines(model, page, options) {
     series: () => shown,
   });
   const legend = el("div");
-  const tell = () => legend.replaceChildren(lineLegend(few ? series().sort((one, other) => one.uid - other.uid)
-    : [{ name: selected === null ? "" : model.nameOf(selected), color: "var(--c1)", kind: "strong" }, { name: "the other miners", color: "var(--quiet-line)" }]));
+  const tell = () => legend.replaceChildren(lineLegend(few ? series().sort((one, other) => one.at - other.at)
+    : [{ name: selected ? model.nameOf(selected) : "", color: "var(--c1)", kind: "strong" }, { name: "the other miners", color: "var(--quiet-line)" }]));
   tell();
   page.follow((selection) => {
     chart.index = selection.index;
-    if (selection.uid !== selected) {
-      selected = selection.uid;
+    const miner = model.minerAt(selection.uid, selection.index);
+    if (miner !== selected) {
+      selected = miner;
       shown = series();
       tell();
       if (chart.width) chart.draw();
     }
     chart.select(selection.index);
   });
-  return card(options.kind, title, text, host, legend, dataTable(["window", ...miners.map((miner) => model.shortName(miner.uid))],
+  return card(options.kind, title, text, host, legend, dataTable(["window", ...miners.map((miner) => model.shortName(miner))],
     () => model.numbers.map((number, index) => [number, ...miners.map((miner) => {
       const value = values(miner)[index];
       return value === null || value === undefined ? null : exact(value);
@@ -244,15 +245,16 @@ function windowSection(model, page) {
   page.follow(({ index, uid }) => {
     const window = model.first + index;
     title.textContent = `Window ${window}${clock(model.data.windows.starts[index]) && `, begun ${clock(model.data.windows.starts[index])}`}`;
-    const rows = model.data.miners.map((miner) => [
-      el("button", { type: "button", click: () => page.select({ uid: miner.uid }) }, model.nameOf(miner.uid)),
+    const miners = model.data.miners.filter((miner) => miner.outcomes[index] !== OTHER_OWNER);
+    const rows = miners.map((miner) => [
+      el("button", { type: "button", click: () => page.select({ uid: miner.uid }) }, model.nameOf(miner)),
       percent(miner.pay[index], 2),
       miner.credit[index]?.toFixed(4) ?? "–",
       model.data.outcomes[miner.outcomes[index]],
-      (model.strikes.get(`${miner.uid},${index}`) ?? []).map((strike) => `${strike.rule}: ${strike.meaning}`).join("; ") || "–",
+      model.strikesOf(miner, index).map((strike) => `${strike.rule}: ${strike.meaning}`).join("; ") || "–",
     ]);
-    const made = table(["miner", "pay", "credit", "its update", "rules struck"], rows, (at) => page.select({ uid: model.data.miners[at].uid }));
-    made.querySelectorAll("tbody tr").forEach((row, at) => row.setAttribute("aria-selected", String(model.data.miners[at].uid === uid)));
+    const made = table(["miner", "pay", "credit", "its update", "rules struck"], rows, (at) => page.select({ uid: miners[at].uid }));
+    made.querySelectorAll("tbody tr").forEach((row, at) => row.setAttribute("aria-selected", String(miners[at].uid === uid)));
     body.replaceChildren(made);
   });
   return card("wide", "Updates of the selected window", null, title, body);
@@ -268,7 +270,7 @@ function agreementSection(model, page) {
   };
   const strip = new Strip(host, {
     title: "Whether each node had the network's model after each window", kinds,
-    rows: () => nodes.map((node) => ({ name: node.name || `uid ${node.uid}` })), count: model.count,
+    rows: () => nodes.map((node) => ({ name: model.shortName(node) })), count: model.count,
     name: (index) => model.windowName(index), number: (index) => model.first + index,
     cell: (row, index) => nodes[row].models[index],
     tell: (row, index) => [["its model", model.data.models[nodes[row].models[index]]]],
@@ -280,7 +282,7 @@ function agreementSection(model, page) {
     const here = agreement.fingerprints[selection.index];
     fingerprint.replaceChildren(...(here ? [`Fingerprint and digest after window ${model.first + selection.index}: `, el("code", {}, here)] : ["No fingerprint is known after this window."]));
   });
-  const differ = agreement.disagreements.map((one) => [one.window, ...[Object.entries(one.models).map(([held, uids]) => `${held}: ${uids.map((uid) => model.shortName(uid)).join(", ")}`).join("; ")]]);
+  const differ = agreement.disagreements.map((one) => [one.window, ...[Object.entries(one.models).map(([held, uids]) => `${held}: ${uids.map((uid) => model.nameAt(uid, one.window)).join(", ")}`).join("; ")]]);
   const present = Object.keys(kinds).filter((mark) => nodes.some((node) => node.models.includes(mark)));
   return card("half", "One model", "After each window nodes publish a fingerprint of their model, over entries that can't be predicted.", host, cellLegend(kinds, present), fingerprint,
     differ.length ? table(["window", "models that nodes reported"], differ, (at) => page.select({ index: differ[at][0] - model.first })) : null);
@@ -294,7 +296,7 @@ function votesSection(model, page) {
     y: { color: "--c3", text: "committed to the decided value" }, n: { color: "--bad", glyph: "×", rare: true, text: "committed to another value" },
     c: { color: "--c1", text: "decided" }, v: { color: "--bad", glyph: "!", rare: true, text: "void" }, ".": { color: "--grid", alpha: 0.8, text: "not readable" },
   };
-  const rows = [{ name: "decided", marks: elections.decided }, ...elections.electors.map((one) => ({ name: `${model.shortName(one.uid)}, ${percent(one.stake, 0)} of stake`, marks: one.votes }))];
+  const rows = [{ name: "decided", marks: elections.decided }, ...elections.electors.map((one) => ({ name: `${model.shortName(one)}, ${percent(one.stake, 0)} of stake`, marks: one.votes }))];
   const strip = new Strip(host, {
     title: "Elections of the included sets", kinds, rows: () => rows, count: model.count, name: (index) => model.windowName(index),
     number: (index) => model.first + index, cell: (row, index) => rows[row].marks[index],
@@ -313,14 +315,14 @@ function listSections(model, page) {
   const to = (window, uid) => () => page.select({ index: Math.min(model.count - 1, Math.max(0, window - model.first)), ...(uid === undefined ? {} : { uid }) });
   return [
     listSection("half", "Strikes", "Rules that a miner broke with certainty; the window counts as 0, and the miner leaves the peer list.", ["window", "miner", "rule", "condition"],
-      [...strikes].reverse().slice(0, 400).map((one) => [one.window, model.shortName(one.uid), one.rule, one.meaning]), "No strikes in these windows.",
+      [...strikes].reverse().slice(0, 400).map((one) => [one.window, model.nameAt(one.uid, one.window), one.rule, one.meaning]), "No strikes in these windows.",
       (at) => to([...strikes].reverse()[at].window, [...strikes].reverse()[at].uid)()),
     listSection("half", "Pay on chain", "Weights that the validator set, as the chain has them.", ["block", "window", "shares"],
-      [...payments].reverse().map((one) => [one.block, one.window, listed(Object.entries(one.weights).filter(([, share]) => share > 0).sort((a, b) => b[1] - a[1]).map(([uid, share]) => `${model.shortName(Number(uid))} ${percent(share)}`)) || "none"]), "No weights are set yet."),
+      [...payments].reverse().map((one) => [one.block, one.window, listed(Object.entries(one.weights).filter(([, share]) => share > 0).sort((a, b) => b[1] - a[1]).map(([uid, share]) => `${model.nameAt(Number(uid), one.window)} ${percent(share)}`)) || "none"]), "No weights are set yet."),
     listSection("half", "Checkpoints", "Published snapshots, from which a newcomer starts.", ["model before window", "by", "size", "there now"],
-      [...checkpoints].reverse().map((one) => [one.window, model.shortName(one.uid), bytes(one.bytes), one.kept ? "yes" : "no longer"]), "None is published."),
+      [...checkpoints].reverse().map((one) => [one.window, model.nameAt(one.uid, one.window), bytes(one.bytes), one.kept ? "yes" : "no longer"]), "None is published."),
     listSection("half", "Audits", "Windows that were recomputed from buckets and chain.", ["windows", "validator", "result"],
-      audits.map((one) => [one.first === one.last ? String(one.first) : `${one.first} to ${one.last}`, model.shortName(one.validator), el("span", {}, el("span", { class: "chip", "data-kind": one.agrees ? "good" : "bad" }, one.agrees ? "agrees" : "differs"), one.text)]),
+      audits.map((one) => [one.first === one.last ? String(one.first) : `${one.first} to ${one.last}`, model.nameAt(one.validator, one.last), el("span", {}, el("span", { class: "chip", "data-kind": one.agrees ? "good" : "bad" }, one.agrees ? "agrees" : "differs"), one.text)]),
       `No audit is recorded. Anyone can make one: tplr audit --window ${model.first + Math.max(0, model.count - 1)} --record audits.jsonl`),
   ];
 }
