@@ -71,6 +71,8 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
     # Newest first, also among checkpoints in two places.
     leader._checkpoints = None
     await leader.publish_checkpoint(snapshot(11))
+    assert await miner.leaders_checkpoints() == []  # none of these windows has begun
+    world.clock.advance(12 * miner.blocks_per_window * miner.chain.block_time)
     assert [one.window for one in await miner.leaders_checkpoints()] == [11, 8, 7]
     assert [one.window for one in await miner.checkpoints()][:3] == [11, 8, 7]
 

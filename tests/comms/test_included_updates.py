@@ -13,10 +13,11 @@ from three_nodes import ALICE, BOB, EVIL, HOTKEYS, LEADER, W, World
 from tplr.chain.commitment import encode_commitment
 from tplr.chain.local import LocalChain
 from tplr.errors import ObjectNotFound, StoreUnavailable
-from tplr.exchange import agreed, first_answer
+from tplr.exchange import aggregates, agreed, first_answer
 from tplr.exchange.aggregates import assemble
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.keys import decision_key, state_key
+from tplr.storage import s3_store
 from tplr.testing.s3server import Delay, Reset
 
 AGGREGATE = state_key("aggregator", W, 0, "1")
@@ -87,6 +88,19 @@ async def test_if_the_miner_s_bucket_hangs_its_update_comes_from_any_validator(
     assert bob.highest_stake_validator() == BOB
     world.server.faults.add("^GET .*gradient-", Delay(3600), times=None)
     assert await bob.get_update_start(W, ALICE, 5) == b"an up"
+
+
+async def test_an_aggregate_larger_than_a_put_goes_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """15 updates of a model of 70 billion parameters are 15 GB, and a PUT takes 5."""
+    for module in (aggregates, s3_store):
+        monkeypatch.setattr(module, "MAX_PUT_BYTES", 2**25, raising=False)
+    leader, _, bob = world.nodes
+    body = bytes(2**25 + 1)
+    update = GatheredUpdate(ALICE, None, hashlib.sha256(body).hexdigest(), len(body))
+    included = included_set(GatherResult(window=W, updates=(update,), skipped={}), "1")
+    await leader.put_aggregate(included, assemble(included, [body]))
+    assert (await leader.own_store.head(AGGREGATE)).in_parts
+    assert await bob.get_aggregate(included) == [body]
 
 
 async def test_a_copied_account_id_hides_no_bucket(world: World) -> None:

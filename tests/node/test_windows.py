@@ -12,6 +12,7 @@ from tplr.exchange.aggregates import Included, IncludedSet
 from tplr.localnet.attackers import Honest, Late, Malformed
 from tplr.localnet.simulation import Member, World, profile, small
 from tplr.node.windows import WindowUpdates
+from tplr.planner.traffic import updates_fetched
 from tplr.schemas import PeerList, Reason
 
 WINDOW = 1
@@ -94,6 +95,22 @@ async def test_the_next_of_the_reserve_fills_in(world, monkeypatch, peers, reser
     updates, skipped = await found(world, monkeypatch, peers, reserve)
     assert updates == counted
     assert sorted(skipped) == sorted({*peers} & {LATE, MALFORMED, ABSENT, ALSO_ABSENT, EMPTY})
+
+
+async def test_the_reserve_is_fetched_too(world, monkeypatch) -> None:
+    """So the planner counts the updates of the list and of its reserve."""
+    asked: list[int] = []
+    gather = world.comms.gather_updates
+
+    async def gather_updates(uids: Collection[int], *arguments: Any, **options: Any) -> Any:
+        asked.extend(uids)
+        return await gather(uids, *arguments, **options)
+
+    monkeypatch.setattr(world.comms, "gather_updates", gather_updates)
+    await found(world, monkeypatch, [2, 1], [3, 4])
+    assert len(asked) == updates_fetched(
+        world.hparams.model_copy(update={"max_topk_peers": 2, "reserve_peers": 2}), "miner"
+    )
 
 
 async def test_peers_that_were_replaced_keep_their_reason(world, monkeypatch) -> None:

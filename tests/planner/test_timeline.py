@@ -27,7 +27,7 @@ def test_gathering_takes_what_the_links_need(sparseloco, host):
     size = plan.load.update_bytes * 8
     gather = plan.timeline.phases[0]
     assert gather.name == "gather"
-    assert gather.seconds == pytest.approx(1 + size / 20e6 + 15 * size / 40e6)
+    assert gather.seconds == pytest.approx(1 + size / 20e6 + 20 * size / 40e6)  # the list and its reserve
 
 
 def test_a_published_set_is_waited_for(sparseloco, host):

@@ -2,6 +2,7 @@
 
 import csv
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tplr.planner.traffic import (
 )
 from tplr.planner.workload import Workload
 from tplr.schemas import ObjectInfo
+from tplr.scoring.selection import FEWEST_ON_PROBATION
 from tplr.storage import MemoryStore
 from tplr.storage.parts import count_parts
 
@@ -53,13 +55,21 @@ async def test_old_objects_take_as_many_lists_as_nodes_send(sparseloco):
     await delete_stale(own, uid=1, before=9, version="1")
     await delete_stale(aggregates, uid=None, before=9, version="1", kinds=AGGREGATES)
     load = Workload.of(sparseloco)
-    parts = count_parts(load.update_bytes * sparseloco.max_topk_peers)
     checkpoint = round(count_parts(4 * load.parameters) / sparseloco.checkpoint_frequency)
     miner, validator = (traffic(load, role, readers=0) for role in ("miner", "validator"))
     assert miner.class_a == own.lists + 3  # commit, update, report
     # Report, seal, scores, a peer list at intervals; and what an election and its aggregate take.
-    assert validator.class_a == own.lists + aggregates.lists + 4 + ELECTION_WRITES + parts + checkpoint
-    assert aggregator_traffic(load, readers=0).class_a == aggregates.lists + parts
+    assert validator.class_a == own.lists + aggregates.lists + 4 + ELECTION_WRITES + 1 + checkpoint
+    assert aggregator_traffic(load, readers=0).class_a == aggregates.lists + 1
+
+
+def test_an_update_is_read_in_one_request_and_a_large_aggregate_is_stored_in_parts(sparseloco):
+    load = Workload.of(sparseloco)
+    large = replace(load, update_bytes=10 * load.update_bytes)
+    assert traffic(large, "miner", readers=1).class_b == traffic(load, "miner", readers=1).class_b == 5
+    size = 10**9 * sparseloco.max_topk_peers
+    stored = aggregator_traffic(replace(load, update_bytes=10**9), readers=0).class_a
+    assert stored == len(AGGREGATES) + count_parts(size) + 2  # and begin and end
 
 
 def measured() -> dict[str, float]:
@@ -73,12 +83,16 @@ def test_a_validator_sends_checkpoints_aggregates_and_what_an_election_takes(spa
     load = Workload.of(sparseloco)
     miner, validator = (traffic(load, role, readers=10) for role in ("miner", "validator"))
     aggregate = sparseloco.max_topk_peers * load.update_bytes
-    sent, received = validator.uploaded - miner.uploaded, validator.downloaded - miner.downloaded
+    sent = validator.uploaded - miner.uploaded
     checkpoint = 4 * load.parameters
     # A miner sends its update and nothing else.
     assert miner.uploaded == load.update_bytes
     assert sent == aggregate - load.update_bytes + ELECTION_SENT + checkpoint // sparseloco.checkpoint_frequency
-    assert received == ELECTION_RECEIVED
+    # Every node asks the list and its reserve; a validator fetches to vote, to apply and to measure.
+    listed, named = sparseloco.max_topk_peers, sparseloco.max_topk_peers + sparseloco.reserve_peers
+    assert miner.downloaded == named * load.update_bytes
+    fetched = named + listed + sparseloco.reserve_peers + FEWEST_ON_PROBATION
+    assert validator.downloaded == fetched * load.update_bytes + ELECTION_RECEIVED
     checkpoints = sparseloco.checkpoint_frequency * (sparseloco.checkpoints_kept + 1)
     kept = max(sparseloco.gradient_retention_windows, checkpoints)
     updates = load.update_bytes * sparseloco.gradient_retention_windows

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tplr.exchange.retention import AGGREGATES, EACH_WINDOW
+from tplr.planner.traffic import aggregator_traffic, traffic
 from tplr.scale.costs import Cost, Network, Participant, cost, measures, sequences_read
 from tplr.scale.sizes import workload
 
@@ -26,6 +28,16 @@ def test_what_readers_cost_a_bucket_grows_with_the_readers() -> None:
 def test_a_validators_bytes_grow_with_probation_alone() -> None:
     assert of("validator", 10_000).down > 30 * of("validator", 256).down
     assert of("validator", 10_000, probation=20).down == of("validator", 256, probation=20).down
+
+
+def test_own_requests_are_those_of_the_planner() -> None:
+    load = workload("1B")
+    assert of("aggregator", 256).writes == aggregator_traffic(load, readers=0).class_a == len(AGGREGATES) + 1
+    assert of("miner", 256).writes == traffic(load, "miner", readers=0).class_a == len(EACH_WINDOW) + 3
+    # The planner counts a peer list in each window, a checkpoint's parts, and an aggregate of each window as an upper
+    # bound.
+    validator, parts = traffic(load, "validator", readers=0).class_a, 3
+    assert of("validator", 256).writes == pytest.approx(validator - parts - 1 - 9 / 20)
 
 
 def test_requests_are_paid_by_class() -> None:

@@ -8,8 +8,10 @@ checks each update against its hash in the set, so it does not need to trust the
 import asyncio
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import FailFast, Field
@@ -19,7 +21,9 @@ from tplr.exchange.first_answer import find_first
 from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.keys import state_key, version_at
 from tplr.schemas import DebugReport, Items, ObjectInfo, ReasonText, Sha256, Uid, UidText, Window, Wire
-from tplr.storage import ObjectStore, TransferLimits
+from tplr.storage import ObjectStore, TransferLimits, upload_file
+from tplr.storage.base import MAX_PUT_BYTES
+from tplr.storage.local_files import disk_errors
 from tplr.storage.retry import with_retry
 
 PUT_SECONDS = 60.0
@@ -70,11 +74,15 @@ def assemble(included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
 
 
 async def put_aggregate(store: ObjectStore, included: IncludedSet, body: bytes) -> ObjectInfo:
-    """Publish an aggregate that ``assemble`` returned. Raises StoreError."""
+    """Publish an aggregate that ``assemble`` returned, above ``MAX_PUT_BYTES`` in parts. Raises StoreError."""
     key = state_key("aggregator", included.window, 0, included.version)
-    return await with_retry(
-        lambda: store.put(key, body), deadline_seconds=PUT_SECONDS + len(body) / TransferLimits.upload_floor
-    )
+    seconds = PUT_SECONDS + len(body) / TransferLimits.upload_floor
+    if len(body) <= MAX_PUT_BYTES:
+        return await with_retry(lambda: store.put(key, body), deadline_seconds=seconds)
+    with disk_errors(store.name, key), tempfile.TemporaryDirectory(prefix="tplr-aggregate-") as folder:
+        path = Path(folder) / "aggregate"
+        await asyncio.to_thread(path.write_bytes, body)
+        return await upload_file(store, key, path, deadline_seconds=seconds)
 
 
 async def get_aggregate(store: ObjectStore, included: IncludedSet) -> list[bytes] | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.planner.host import Host
+from tplr.planner.traffic import updates_fetched
 from tplr.planner.workload import Workload
 from tplr.schemas import UploadBounds
 from tplr.training.device import DEFAULTS, DeviceSettings
@@ -88,7 +89,7 @@ def timeline(
     hparams = load.hparams
     window = hparams.blocks_per_window * block_time
     upload = load.update_bytes * 8 / host.up
-    download = load.update_bytes * 8 * hparams.max_topk_peers / host.down
+    download = load.update_bytes * 8 * updates_fetched(hparams, "miner") / host.down
     bandwidth = host.accelerator.bandwidth if host.accelerator else CPU_BANDWIDTH
     peak = host.accelerator.peak if host.accelerator else CPU_PEAK
     shard = load.parameters / host.ranks

@@ -13,6 +13,8 @@ from tplr.exchange.retention import AGGREGATES, EACH_WINDOW
 from tplr.hparams import HParams
 from tplr.planner.memory import Role
 from tplr.planner.workload import Workload
+from tplr.scoring.selection import FEWEST_ON_PROBATION
+from tplr.storage.base import MAX_PUT_BYTES
 from tplr.storage.parts import count_parts
 
 DOLLARS_PER_GB_MONTH = 0.015
@@ -22,8 +24,9 @@ SECONDS_PER_MONTH = 30 * 86400.0
 
 # A miner writes commit, update and report; a leading validator report, seal, scores and, at intervals, a peer list.
 WRITES = {"miner": 3, "validator": 4}
-# A reader of an update requests the commit once, and the update about every half second until it is available.
-HEADS_PER_READER = 4
+# A reader of an update requests the commit once, and the update about every half second until it is available; then it
+# fetches the update.
+READS_PER_READER = 5
 # Requests by a reader of the leading validator's documents: start window, peer lists, reports and decisions.
 LISTS_PER_FOLLOWER, READS_PER_FOLLOWER = 1, 4
 # Means of one of five answering electors, with 20 peers (``docs/benchmarks/trust.csv``); the reads are the others'.
@@ -75,11 +78,11 @@ def traffic(load: Workload, role: Role, *, readers: int) -> Traffic:
     kept = hparams.gradient_retention_windows if miner else aggregates_kept(hparams)
     # A node lists each kind of its own objects that expires, one after another.
     lists = len(EACH_WINDOW) + (0 if miner else len(AGGREGATES) + readers * LISTS_PER_FOLLOWER)
-    reads = HEADS_PER_READER + count_parts(size) if miner else READS_PER_FOLLOWER
+    reads = READS_PER_READER if miner else READS_PER_FOLLOWER
     return Traffic(
         uploaded=sent + checkpoint // hparams.checkpoint_frequency + (0 if miner else ELECTION_SENT),
-        downloaded=aggregate + (0 if miner else ELECTION_RECEIVED),
-        class_a=WRITES[role] + lists + round(parts) + (0 if miner else ELECTION_WRITES + count_parts(aggregate)),
+        downloaded=size * updates_fetched(hparams, role) + (0 if miner else ELECTION_RECEIVED),
+        class_a=WRITES[role] + lists + round(parts) + (0 if miner else ELECTION_WRITES + put_requests(aggregate)),
         class_b=readers * reads + (0 if miner else ELECTION_READS),
         stored=sent * kept + checkpoint * hparams.checkpoints_kept,
         readers=readers,
@@ -95,11 +98,35 @@ def aggregator_traffic(load: Workload, *, readers: int) -> Traffic:
     return Traffic(
         uploaded=aggregate,
         downloaded=aggregate + load.update_bytes * hparams.reserve_peers + ELECTION_RECEIVED,
-        class_a=len(AGGREGATES) + count_parts(aggregate),
+        class_a=len(AGGREGATES) + put_requests(aggregate),
         class_b=readers * READS_OF_AGGREGATE,
         stored=aggregate * aggregates_kept(hparams),
         readers=readers,
     )
+
+
+def updates_fetched(hparams: HParams, role: Role, *, probation: int | None = None) -> int:
+    """Return the number of updates that a node fetches in a window.
+
+    Every node asks the peer list and its reserve at once. A validator votes on these updates; it fetches the decided
+    ones again to apply them, and the reserve and those on probation to measure them.
+
+    Args:
+        probation: number of miners on probation in addition to the reserve; default: as many as a list can name.
+    """
+    named = hparams.max_topk_peers + hparams.reserve_peers
+    if role == "miner":
+        return named
+    if hparams.profile == "documented":
+        return named + hparams.max_topk_peers + hparams.uids_per_window  # it measures those that it has sampled
+    if probation is None:
+        probation = max(hparams.max_topk_peers, FEWEST_ON_PROBATION) if hparams.probation_windows else 0
+    return 2 * named + probation
+
+
+def put_requests(size: int) -> int:
+    """Return the number of requests that store an aggregate: one, or for a large one its parts, and begin and end."""
+    return 1 if size <= MAX_PUT_BYTES else count_parts(size) + 2
 
 
 def aggregates_kept(hparams: HParams) -> int:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tplr.exchange.gather import POLL_SECONDS
-from tplr.exchange.retention import EACH_WINDOW
+from tplr.exchange.retention import AGGREGATES, EACH_WINDOW
 from tplr.hparams import HParams
 from tplr.node import windows as node_windows
 from tplr.node.replica import PREFETCH_WINDOWS
 from tplr.planner.host import ACCELERATORS
-from tplr.planner.traffic import DOLLARS_PER_CLASS_A, DOLLARS_PER_CLASS_B
+from tplr.planner.traffic import DOLLARS_PER_CLASS_A, DOLLARS_PER_CLASS_B, put_requests, updates_fetched
 from tplr.planner.workload import Workload
 from tplr.scale.polls import count_polls
 from tplr.scoring.selection import UIDS_PER_LOSS_EVALUATION
@@ -39,7 +39,7 @@ class Network:
 
     Attributes:
         uids: number of all uids. The ``validators`` are among the uids, the ``electors`` among the validators.
-        probation: number of uids that validators measure in addition to the listed ones.
+        probation: number of uids that validators measure in addition to the peer list and its reserve.
     """
 
     uids: int
@@ -49,10 +49,10 @@ class Network:
 
     @classmethod
     def of(cls, uids: int, hparams: HParams, *, probation: int | None = None) -> Network:
-        """Return a network of ``uids`` uids; with ``probation`` None all unlisted miners are on probation."""
+        """Return a network of ``uids`` uids; with ``probation`` None all other miners are on probation."""
         validators = {20: 3, 256: 20}.get(uids, 64)
         electors = min(validators, 20)
-        rest = max(0, uids - validators - hparams.max_topk_peers)
+        rest = max(0, uids - validators - hparams.max_topk_peers - hparams.reserve_peers)
         return cls(
             uids=uids,
             validators=validators,
@@ -111,6 +111,7 @@ def cost(load: Workload, who: Participant, network: Network, *, wait: float, unt
     cleanup, nodes = len(EACH_WINDOW), network.uids
     checkpoint = 4 * load.parameters / hparams.checkpoint_frequency
     measured = named + network.probation
+    aggregate = put_requests(listed * update)
     if who == "miner":
         return Cost(
             reads=named * of_update + follows,
@@ -126,13 +127,14 @@ def cost(load: Workload, who: Participant, network: Network, *, wait: float, unt
     if who in ("validator", "leader"):
         # Every node asks the first electors in rank order; the leader is always among them.
         share = 1.0 if who == "leader" else network.majority / network.electors
-        fetched = named + listed + network.probation
+        fetched = updates_fetched(hparams, "validator", probation=network.probation)
         activity = nodes - network.validators
         ballots = BALLOT_READS * network.electors
         return Cost(
-            reads=named * of_update + 2 + network.probation * 3 + measured + activity + ballots + follows,
+            reads=named * of_update + 2 + (measured - listed) * 3 + measured + activity + ballots + follows,
             lists=lists,
-            writes=cleanup + 1 + 3 + BALLOT_WRITES,
+            # Lists of old objects; report, seal and scores; ballots; the aggregate.
+            writes=cleanup + len(AGGREGATES) + 3 + BALLOT_WRITES + aggregate * network.majority / network.electors,
             served_reads=share * nodes * (decision + network.majority * (LIST_READS + REPORT_READS)) / network.majority
             + ballots,
             served_lists=share * nodes * LIST_READS,
@@ -146,7 +148,7 @@ def cost(load: Workload, who: Participant, network: Network, *, wait: float, unt
         return Cost(
             reads=named * of_update + decision,
             lists=lists,
-            writes=cleanup + 1,
+            writes=len(AGGREGATES) + aggregate,
             served_reads=2 * network.validators,
             served_lists=0,
             down=named * update,
