@@ -9,7 +9,7 @@ import torch
 from tplr.compress.payload import decode_all, parse
 from tplr.node.train_state import TrainState
 from tplr.planner.memory import activations_per_token, device_memory
-from tplr.planner.plan import USABLE
+from tplr.planner.plan import SNAPSHOTS, USABLE, make_plan
 from tplr.planner.workload import Workload
 from tplr.training.alignment import probe_gradient
 from tplr.training.device import DeviceSettings
@@ -77,6 +77,22 @@ def test_persistent_kinds_are_the_tensors_of_a_training_state(request, sized, tm
     own = {name: one for name, one in kept.items() if not name.startswith("shared.caps.")}  # 32 bytes each
     assert planned["error feedback"] == _bytes(own)
     assert planned.get("moments", 0) == _bytes(state.local.state_dict(copies=False)["tensors"])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_saved_state_takes_the_planned_disk(sized, sparseloco, host, tmp_path, momentum):
+    hparams = sized(sparseloco, **SHAPES["four heads share keys"], precision="float32")
+    changes = {"inner_steps": 1, "batches_per_inner_step": 1, "outer_momentum": momentum}
+    hparams = hparams.model_copy(update={"sparseloco": hparams.sparseloco.model_copy(update=changes)})
+    state = TrainState(build_model(hparams), hparams, tmp_path)
+    batches = np.zeros((1, hparams.batch_size, hparams.sequence_length), np.int64)
+    state.outer.pack(
+        state.local.run(state.model, batches, step=0).tensors, step=0, window=1, uid=1, pages_digest="0" * 64, batches=1
+    )
+    state.start_window = 0
+    state.save(1, {})
+    written = sum(one.stat().st_size for one in tmp_path.rglob("*") if one.is_file())
+    assert make_plan(hparams, host()).disk / SNAPSHOTS == pytest.approx(written, rel=0.02)
 
 
 @pytest.mark.parametrize("vocabulary", [1024, 37 * 41, 1031])

@@ -107,7 +107,7 @@ def make_plan(
     load = Workload.of(hparams, tokens_per_page=tokens_per_page)
     on_cpu = host.accelerator is None
     memory = device_memory(load, role, settings, ranks=host.ranks, on_cpu=on_cpu)
-    kept = 4 * load.parameters
+    kept = load.shared_bytes
     if role == "miner":
         moments = 2 * load.parameters - sum(load.tensors[name] for name in load.muon)
         kept += 4 * load.parameters + (4 * moments if hparams.sparseloco else 0)

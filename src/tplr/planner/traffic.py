@@ -71,7 +71,7 @@ def traffic(load: Workload, role: Role, *, readers: int) -> Traffic:
     """
     hparams, size = load.hparams, load.update_bytes
     miner = role == "miner"
-    checkpoint = 0 if miner else 4 * load.parameters
+    checkpoint = 0 if miner else load.shared_bytes
     parts = 0.0 if miner else count_parts(checkpoint) / hparams.checkpoint_frequency
     aggregate = size * hparams.max_topk_peers
     sent = size if miner else aggregate

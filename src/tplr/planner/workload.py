@@ -75,6 +75,12 @@ class Workload:
         return sum(self.tensors.values())
 
     @property
+    def shared_bytes(self) -> int:
+        """Bytes of the state that all nodes share, as in a checkpoint: weights, and an outer momentum."""
+        constants = self.hparams.sparseloco
+        return 4 * self.parameters * (2 if constants and constants.outer_momentum else 1)
+
+    @property
     def largest(self) -> int:
         """Number of parameters of the largest tensor."""
         return max(self.tensors.values())

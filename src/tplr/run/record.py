@@ -21,7 +21,7 @@ class WindowFacts(Wire):
     """The published facts of a window.
 
     Attributes:
-        fingerprint: the model's after the window, by the leading validator's report; "" if the report is deleted.
+        fingerprint: the model's after the window, by most electors' reports; "" if they are deleted.
         batches: number of batches of each included update, by uid, as claimed by its sender; None if it is deleted.
         held_out_loss: loss of the model before the window, in nats per token, by the leading validator's score report;
             None if the report has none or is not readable.
@@ -61,7 +61,7 @@ class ExportRecord(Sealed):
         window: the last applied window.
         global_step: number of applied outer steps.
         fingerprint: the model's after ``window``, as in nodes' reports.
-        agreed: whether it was compared with the leading validator's report of ``window``.
+        agreed: whether it was compared with most electors' reports of ``window``.
         digest: digest of the float32 weights, as in nodes' reports.
         dtype: type of the files' tensors.
         dataset: SHA-256 of the dataset's manifest, or of the token store's.

@@ -32,7 +32,7 @@ class WindowModel(NamedTuple):
         window: the last applied window.
         global_step: number of applied outer steps.
         tensors: float32 parameters by name; those of a saved state are read from disk at every access.
-        fingerprint: the one that the leading validator reported; None if its report is not published.
+        fingerprint: the one that most electors reported; None if their reports are not published.
     """
 
     window: int

@@ -109,7 +109,7 @@ def cost(load: Workload, who: Participant, network: Network, *, wait: float, unt
     follows = decision + network.majority * (LIST_READS + REPORT_READS)
     lists = network.majority * LIST_READS
     cleanup, nodes = len(EACH_WINDOW), network.uids
-    checkpoint = 4 * load.parameters / hparams.checkpoint_frequency
+    checkpoint = load.shared_bytes / hparams.checkpoint_frequency
     measured = named + network.probation
     aggregate = put_requests(listed * update)
     if who == "miner":
