@@ -54,6 +54,14 @@ def test_what_strangers_wrote_commands_no_terminal() -> None:
     assert shown.getvalue().count(r"\x1b]0;owned\x07") == 2
 
 
+def test_what_strangers_wrote_hides_no_other_line() -> None:
+    huge = score(1e308, -1e308, 1e308, struck=("x" * 400,) * 40)
+    text = text_of(frame_of([record(16, scores={2: huge}, held_out=1e300)]))
+    assert row(text, "miner 2")[5:] == ["1e+308", "1", "of", "1", "-1e+308", "1e+308"]
+    assert text.count("x") <= 300
+    assert len(text.splitlines()) < 30
+
+
 def test_a_file_s_name_is_no_markup() -> None:
     frame = replace(frame_of([record(16)]), title="templar: [bold]n.jsonl")
     assert "templar: [bold]n.jsonl" in text_of(frame)

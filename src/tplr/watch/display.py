@@ -13,6 +13,8 @@ from tplr.untrusted import printable
 from tplr.watch.view import NEXT, NetworkView, NodeView
 
 T = TypeVar("T")
+MAX_NOTE = 300  # characters of a line about a problem
+FIXED = 1e9  # larger numbers, which only strangers claim, have an exponent
 
 
 @contextmanager
@@ -39,7 +41,11 @@ def node_table(view: NetworkView, columns: Sequence[str], nodes: Sequence[NodeVi
 
 def problem_lines(view: NetworkView) -> list[Text]:
     """Return a line for each node's problem, and for each node with outdated software or rules."""
-    found = [Text(f"{node.name}: {printable(node.problem)}", "yellow") for node in view.nodes.values() if node.problem]
+    found = [
+        Text(f"{node.name}: {printable(node.problem[:MAX_NOTE])}", "yellow")
+        for node in view.nodes.values()
+        if node.problem
+    ]
     return found + [Text(f"{node.name}: {node.outdated}", "bold red") for node in view.nodes.values() if node.outdated]
 
 
@@ -60,7 +66,9 @@ def plain_table(*headings: str) -> Table:
 
 def number(value: float | None, digits: int = 3) -> str:
     """Format a number; an empty text if it is not known."""
-    return "" if value is None else f"{value:.{digits}f}"
+    if value is None:
+        return ""
+    return f"{value:.{digits}f}" if abs(value) < FIXED else f"{value:.{digits}g}"
 
 
 def _loss(node: NodeView, _: NetworkView) -> str:

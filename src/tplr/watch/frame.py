@@ -9,12 +9,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from tplr.untrusted import printable
-from tplr.watch.display import models_text, node_table, number, problem_lines
+from tplr.watch.display import MAX_NOTE, models_text, node_table, number, problem_lines
 from tplr.watch.view import NetworkView, NodeView
 
 # Lines of a terminal that are not rows of nodes, including a few problems.
 OTHER_LINES = 16
-MAX_NOTE = 300  # characters
 # Windows without a block until the chain counts as silent: an event file names one block of each window.
 LATE = 1.2
 
