@@ -38,9 +38,9 @@ def hparams() -> HParams:
     return hparams.model_copy(update={"batch_size": 2, "sequence_length": LENGTH, "data": "store", "store": store})
 
 
-def write_store(folder: Path, first: int = 0) -> None:
+def write_store(folder: Path, first: float = 0, dtype: str = "int32") -> None:
     for number in range(2):
-        tokens = np.arange(first, first + 40 * LENGTH + 5, dtype=np.int32) + 1000 * number
+        tokens = np.arange(first, first + 40 * LENGTH + 5).astype(dtype) + 1000 * number
         columns = {"sequence": Column(tokens, np.array([0, len(tokens)]))}
         write_shard(folder / f"shard_{number:04d}", columns, "bin", number=number, tokens=len(tokens))
 
@@ -95,6 +95,11 @@ async def test_another_version_of_the_store_is_detected(
     async with WindowDataLoader(source, Comms()) as foreign:  # type: ignore[arg-type]
         with pytest.raises(DataError, match="prepared with another tokenizer"):
             await foreign.assigned(1, WINDOW)
+    write_store(tmp_path / "floats", first=0.5, dtype="float32")
+    source = await source_of(tmp_path / "floats", tmp_path / "cache", hparams)
+    async with WindowDataLoader(source, Comms()) as floats:  # type: ignore[arg-type]
+        with pytest.raises(DataError, match=r"item \d+: its 'sequence' holds \d+\.5, expected whole numbers"):
+            await floats.assigned(1, WINDOW)
 
 
 async def test_a_miner_that_trains_on_other_samples_is_not_measured(

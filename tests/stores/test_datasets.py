@@ -85,6 +85,31 @@ def test_windows_of_every_small_stream(tmp_path: Path) -> None:
                     assert dataset[-1]["input_ids"].tolist() == dataset[len(begins) - 1]["input_ids"].tolist()
 
 
+@pytest.mark.parametrize("storage_format", FORMATS)
+def test_tokens_that_are_no_whole_numbers_are_refused(tmp_path: Path, storage_format: str) -> None:
+    """Converted to integers, 3.7 would become 3."""
+    whole, broken = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0]], [[1.0, 2.0, 3.7, 4.0], [5.0, 6.0]]
+    keys = {"seq": "sequence", "sft": "sequence", "dpo": "rejected", "grpo": "prompts"}
+    for kind, key in keys.items():
+        others = {name: column([[1, 1, 1, 1], [1, 1]], "int32") for name in DatasetFactory.kinds[kind].required_keys}
+        if kind == "grpo":
+            groups = {name: column([[1], [2]], "int32", [0, 1, 2]) for name in ("responses", "masks")}
+            others |= groups | {"rewards": column([[1.0], [2.0]], "float32")}
+        for number, rows in enumerate((whole, broken)):
+            path = tmp_path / f"{kind}-{number}"
+            dataset = DatasetFactory.load(
+                kind,
+                save(path, storage_format, {**others, key: column(rows, "float32")}),
+                2,
+                storage_type=storage_format,
+            )
+            if rows is whole:
+                assert next(iter(dataset[0].values())).dtype == torch.int64
+            else:
+                with pytest.raises(DataError, match=rf"item 0: its {key!r} holds 3\.7, expected whole numbers"):
+                    _ = [*dataset]
+
+
 def test_the_documented_counts() -> None:
     assert [window_count(n, 64, 64) for n in (200, 65, 64, 0)] == [3, 1, 0, 0]
 

@@ -87,6 +87,13 @@ def test_any_callable():
     assert encoder(Letters(2)).encode_batch(["a"]).ids.tolist() == [99]  # they share no encoder
 
 
+@pytest.mark.parametrize("ids", [[3.7], [True], [2**31], [-1], np.array([2**40]), [[1, 2]], ["a"], 5], ids=str)
+def test_a_callable_must_give_ids(ids):
+    with pytest.raises(ValueError, match=r"the tokenizer gives .* for the text '': expected a row of integers below"):
+        encoder(lambda text, **_: {"input_ids": ids})
+    assert encoder(lambda text, **_: {"input_ids": []}).encode_batch(["a"]).ids.tolist() == []
+
+
 WORDS = {token: i for i, token in enumerate(["<eos>", "<unk>", "fox", "the", "lazy", "##s"])}
 
 

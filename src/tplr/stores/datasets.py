@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
@@ -29,6 +28,7 @@ from tplr.stores.collate import collate_grpo, collate_pairs
 from tplr.stores.detect import detect_format
 from tplr.stores.factory import StoreFactory
 from tplr.stores.prepared import check_prepared
+from tplr.stores.token_stream import token_ids
 
 RAW_CONFIG = "dataset_config.json"  # in the folder of raw JSON Lines: how to tokenize them
 
@@ -40,6 +40,7 @@ class BaseDataset(Dataset[Item]):
 
     Raises:
         KeyError: the store lacks a key that this type needs.
+        DataError: an item holds a token or position that is not a whole number.
     """
 
     required_keys: ClassVar[tuple[str, ...]]
@@ -108,7 +109,7 @@ class SeqDataset(WindowDataset):
         if not 0 <= index < self._length:
             index = self._checked(index, self._length)
         begin = index * self.stride
-        tokens = self._tokens.read(begin, begin + self.window_size + 1).astype(np.int64)
+        tokens = token_ids(self._tokens.read(begin, begin + self.window_size + 1), "sequence", index)
         return {"input_ids": torch.from_numpy(tokens[:-1]), "target_ids": torch.from_numpy(tokens[1:])}
 
 
@@ -119,12 +120,12 @@ class SftDataset(WindowDataset):
 
     def __getitem__(self, index: int) -> Item:
         begin, end = self.get_index(index)
-        tokens = self._tokens.read(begin, end + 1).astype(np.int64)
+        tokens = token_ids(self._tokens.read(begin, end + 1), "sequence", index)
         return {
             "input_ids": torch.from_numpy(tokens[:-1]),
             "target_ids": torch.from_numpy(tokens[1:]),
             "loss_mask": self.store.fetch(begin + 1, end + 1, "loss_mask").to(torch.bool, copy=True),
-            "position_ids": self.store.fetch(begin, end, "position_ids").to(torch.int64, copy=True),
+            "position_ids": _token_ids(self.store.fetch(begin, end, "position_ids"), "position_ids", index),
         }
 
 
@@ -164,8 +165,8 @@ class DpoDataset(RecordDataset):
     def __getitem__(self, index: int) -> Item:
         record = self._record(index)
         self._check_equal(index, record, ("chosen", "chosen_mask"), ("rejected", "rejected_mask"))
-        kinds = {key: torch.bool if key.endswith("mask") else torch.int64 for key in self.required_keys}
-        return {key: record[key].to(kind, copy=True) for key, kind in kinds.items()}
+        masks = {key: record[key].to(torch.bool, copy=True) for key in ("chosen_mask", "rejected_mask")}
+        return {key: _token_ids(record[key], key, index) for key in ("chosen", "rejected")} | masks
 
     def collate(self, items: Sequence[Item]) -> Item:
         """int64 and bool (B, T); zeros up to the longest of both sides."""
@@ -184,8 +185,8 @@ class GrpoDataset(RecordDataset):
         if len(rewards) != len(group):
             raise DataError(f"record {index}: {len(group)} responses, {len(rewards)} rewards: they must agree")
         return {
-            "prompts": record["prompts"].to(torch.int64, copy=True),
-            "responses": [part.to(torch.int64, copy=True) for part in group],
+            "prompts": _token_ids(record["prompts"], "prompts", index),
+            "responses": [_token_ids(part, "responses", index) for part in group],
             "masks": [part.to(torch.bool, copy=True) for part in _parts(record["masks"])],
             "rewards": rewards.clone() if rewards.is_floating_point() else rewards.float(),
         }
@@ -280,6 +281,10 @@ def _opened(
 def window_count(tokens: int, window_size: int, stride: int) -> int:
     """Number of windows that have a target for each of their tokens."""
     return 0 if tokens <= window_size else (tokens - 1 - window_size) // stride + 1
+
+
+def _token_ids(values: Tensor, key: str, item: int) -> Tensor:
+    return torch.from_numpy(token_ids(values.numpy(), key, item))
 
 
 def _parts(value: Tensor | list[Tensor]) -> list[Tensor]:

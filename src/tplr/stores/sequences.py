@@ -26,6 +26,7 @@ from tplr.pcg64 import PCG64Stream
 from tplr.permutation import Permutation
 from tplr.stores.blocks import BlockReader
 from tplr.stores.bucket import BucketStore
+from tplr.stores.token_stream import token_ids
 
 KEY = "sequence"
 
@@ -137,7 +138,9 @@ class SampleReader:
         ranges = [(number * self._length, (number + 1) * self._length) for number in sequences]
         await self._reader.prefetch([place for wanted in ranges for place in self._store.places(KEY, *wanted)])
         stream = self._store.stream(KEY)
-        rows = await asyncio.to_thread(lambda: np.stack([stream.read(*wanted) for wanted in ranges]).astype(np.int64))
+        rows = await asyncio.to_thread(
+            lambda: np.stack([token_ids(stream.read(*wanted), KEY, wanted[0] // self._length) for wanted in ranges])
+        )
         if rows.min() < 0 or rows.max() >= self._vocab_size:
             raise DataError(
                 f"the store holds token ids from {rows.min()} to {rows.max()}, model.vocab_size is {self._vocab_size}: "

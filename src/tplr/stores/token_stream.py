@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from tplr.errors import DataError
+
 Array = npt.NDArray[Any]
 
 
@@ -88,6 +90,17 @@ class RecordOffsets:
         first, stop = (record, record + 1) if self._groups is None else self._groups[record : record + 2].tolist()
         cuts = cast("list[int]", self._offsets[first : stop + 1].tolist())
         return [*pairwise(cuts)]
+
+
+def token_ids(values: Array, key: str, item: int) -> npt.NDArray[np.int64]:
+    """Copy the numbers of an item as int64. Raises DataError for a number that is not whole, such as 3.7."""
+    if values.dtype.kind != "f":
+        return values.astype(np.int64)
+    with np.errstate(invalid="ignore"):
+        ids = values.astype(np.int64)
+    if len(wrong := values[ids != values]):
+        raise DataError(f"item {item}: its {key!r} holds {wrong[0]!s}, expected whole numbers: prepare the store again")
+    return ids
 
 
 def join_offsets(parts: Sequence[tuple[Sequence[int], Sequence[int] | None]]) -> RecordOffsets:

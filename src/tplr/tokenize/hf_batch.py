@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from tplr.concurrency.fork_lock import ForkLock
-from tplr.tokenize.ragged import Ragged, offsets_of
+from tplr.tokenize.ragged import Ids, Ragged, offsets_of
 from tplr.tokenize.special_tokens import SpecialTokens
 from tplr.tokenize.truncate import can_truncate, encode_truncated
 
@@ -64,7 +64,11 @@ class HFCallEncoder:
 
 
 class CallableEncoder:
-    """Calls any tokenizer, text by text, one call at a time: it may not be safe for threads."""
+    """Calls any tokenizer, text by text, one call at a time: it may not be safe for threads.
+
+    Raises, when it encodes:
+        ValueError: the tokenizer does not give a row of ids.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -74,4 +78,15 @@ class CallableEncoder:
         """See ``encoder.Encoder``."""
         arguments = {} if max_length is None else {"truncation": True, "max_length": max_length, "padding": False}
         with self._lock:
-            return Ragged.of([self._tokenizer(text, **arguments)["input_ids"] for text in texts])
+            return Ragged.of([_checked(self._tokenizer(text, **arguments)["input_ids"], text) for text in texts])
+
+
+def _checked(ids: Any, text: str) -> Ids:
+    """Return one row of ids as int32, which other numbers would become silently. Raises ValueError."""
+    row = np.asarray(ids)
+    whole = row.ndim == 1 and (row.dtype.kind in "iu" or not len(row))
+    if not whole or (len(row) and not 0 <= row.min() <= row.max() < 2**31):
+        raise ValueError(
+            f"the tokenizer gives {str(ids)[:60]} for the text {text[:60]!r}: expected a row of integers below 2**31"
+        )
+    return row.astype(np.int32)
