@@ -115,3 +115,23 @@ async def test_without_a_wait_for_sets_a_node_applies_its_own_and_the_leaders_re
             await run.advance(replica)
             assert [event["window"] for event in run.events_of("rolled_back")] == [late.window]
             assert run.agrees(replica)
+
+
+async def test_a_publishing_that_is_cancelled_before_it_begins_holds_no_snapshot(catch_up) -> None:
+    """The save ends, and its checkpoint is due, right when the rollback looks for both."""
+    async with catch_up(checkpoint_frequency=1) as run:
+        await run.record()
+        async with run.opened_elector() as elector:
+            await run.advance(elector)
+            await elector.wait_for_save()
+            await elector._publishing
+            saved, held = elector.train_state.saved(), elector.train_state.snapshots.held
+
+            async def ended():
+                return saved
+
+            saving = asyncio.create_task(elector._save(elector.window, ended()))
+            await asyncio.sleep(0)
+            assert (saving.done(), held) == (True, {elector.window})
+            await elector._stop_saving()
+            assert held == set()

@@ -403,8 +403,11 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         if uid is None:
             return  # this node has just lost its uid on the subnet, and is about to end
         if uid in comms.electors:
-            self.train_state.snapshots.held.add(window)
+            held = self.train_state.snapshots.held
+            held.add(window)
             self._publishing = asyncio.create_task(self._publish(window, saved.folder))
+            # Also if the task is cancelled before it begins.
+            self._publishing.add_done_callback(lambda _: held.discard(window))
         elif comms.electors.uids:
             self._publishing = asyncio.create_task(self._withdraw_unread())
 
@@ -429,8 +432,6 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             self._context.telemetry.emit("checkpoint", window=window, bytes=size)
         except (StoreError, StateError) as error:
             logger.warning("checkpoint of window %d not published: %s", window, error)
-        finally:
-            self.train_state.snapshots.held.discard(window)
 
     async def _withdraw_unread(self) -> None:
         """Delete this node's published checkpoints: no node reads those of a node that is not an elector."""
