@@ -82,13 +82,15 @@ class Journal:
         Raises:
             ConfigError: the folder holds something else.
         """
-        if progress := self._read(JOURNAL):
-            self._remove_drafts()
-            return progress
-        if any(path.name != LOCK for path in self._folder.iterdir()):
+        progress = self._read(JOURNAL)
+        # Besides the lock, a process that was killed while it wrote its first journal leaves a draft of it.
+        ours = (LOCK, f"{JOURNAL}.*.tmp")
+        if progress is None and not all(any(map(path.match, ours)) for path in self._folder.iterdir()):
             raise ConfigError(f"{self._folder} is not empty and has no unfinished preparation: choose another folder")
-        progress = Progress()
-        self.save(progress)
+        self._remove_drafts()
+        if progress is None:
+            progress = Progress()
+            self.save(progress)
         return progress
 
     def _read(self, name: str) -> Progress | None:
