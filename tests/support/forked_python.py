@@ -57,7 +57,8 @@ def server() -> str | None:
 
     folder = tempfile.mkdtemp()  # a socket's path is short
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    subprocess.Popen([sys.executable, __file__, "--serve", f"{folder}/python", str(os.getpid())])
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # a process with several threads can't fork
+    subprocess.Popen([sys.executable, __file__, "--serve", f"{folder}/python", str(os.getpid())], env=alone)
     return f"{folder}/python"
 
 
