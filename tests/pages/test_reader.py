@@ -8,9 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tplr.errors import DataError, ObjectNotFound, StoreUnavailable
+from tplr.pages import reader as page_reader
 from tplr.pages.fetch_manifest import fetch_manifest
 from tplr.pages.manifest import ParquetShard
-from tplr.pages.reader import BytesRead, Footers, PageReader, _parse
+from tplr.pages.page_draw import GroupRows
+from tplr.pages.reader import BytesRead, Footers, PageReader, _Chunk, _decode, _parse
 from tplr.schemas import PageRef
 from tplr.storage import MemoryStore
 from tplr.storage.replicas import Replicas
@@ -163,7 +165,9 @@ def test_a_damaged_footer_is_an_error_and_never_ends_the_process(library):
     errors = 0
     for at in range(len(data) - 8 - metadata.serialized_size, len(data) - 8):
         try:
-            _parse(key, flipped(data, at, at % 8), shard, etag="", size=len(data)).text_range(1)
+            footer = _parse(key, flipped(data, at, at % 8), shard, etag="", size=len(data))
+            start, stop = footer.text_range(1)
+            _decode(key, footer, GroupRows(1, 0, 9), _Chunk(start, data[start:stop]))
         except (DataError, pa.ArrowException, OSError, UnicodeDecodeError):
             errors += 1
     assert errors > 100
@@ -245,6 +249,22 @@ async def test_a_file_that_contradicts_the_manifest_ends_it_at_once(library, dam
         await reader.texts(PageRef("even", 0, "train"))
     assert "sub/set/even/0.parquet" in str(caught.value)
     assert [verb for verb, key, _ in store.requests if key.endswith(".parquet")].count("end") <= 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [
+        (60, "the text of row group 0 takes \\d+ bytes of memory, at most 60 are allowed: write smaller row groups"),
+        (500_000, "rows 7 to 107 of row group 0 take \\d+ bytes"),
+    ],
+)
+async def test_texts_that_take_too_much_memory_are_refused(library, store, monkeypatch, limit, says):
+    replaced(library, pa.table({"text": ["a" * 30_000] * 360}))
+    reader = await open_reader(library, store)
+    assert await reader.texts(PageRef("even", 7, "train")) == ["a" * 30_000] * 100
+    monkeypatch.setattr(page_reader, "_MAX_TEXT_BYTES", limit)
+    with pytest.raises(DataError, match=f"sub/set/even/0.parquet: {says}"):
+        await reader.texts(PageRef("even", 7, "train"))
 
 
 async def test_a_missing_shard_is_named(library):

@@ -29,6 +29,7 @@ _END = 8  # bytes at a parquet file's end that contain its footer's length
 _PARSED_INLINE = 16 * 1024  # bytes; parsing them takes no longer than passing them to a thread
 _MAGIC = b"PAR1"
 _ROWS_DECODED = 1024  # at most at once; rows of the row group behind the page are not decoded
+_MAX_TEXT_BYTES = 2**30  # of a row group as in the file, and of a page's texts in it
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,12 @@ class PageReader:
                 if part.start == part.stop:  # group-average may name an empty group
                     continue
                 start, stop = footer.text_range(part.group)
+                if stop - start > _MAX_TEXT_BYTES:
+                    raise _too_large(f"{key}: the text of row group {part.group} takes", stop - start)
                 pieces = [(at, min(at + self._request_bytes, stop)) for at in range(start, stop, self._request_bytes)]
                 fetch = partial(self._fetch, store, key, footer.etag)
                 chunk = _Chunk(start, b"".join(await for_each(pieces, fetch, concurrency=_REQUESTS_AT_ONCE)))
-                texts += await asyncio.to_thread(_decode, footer, part, chunk)
+                texts += await asyncio.to_thread(_decode, key, footer, part, chunk)
         except UnicodeDecodeError as error:
             raise DataError(f"{key}, rows {rows.start} to {rows.stop}: not UTF-8: {error}") from error
         except (PreconditionFailed, pa.ArrowException, OSError) as error:
@@ -266,18 +269,29 @@ class _Chunk(io.BytesIO):
         return super().tell() + self._first
 
 
-def _decode(footer: Footer, part: GroupRows, chunk: _Chunk) -> list[str]:
-    """Decode the texts of rows in ``chunk``, the text column of their group."""
+def _decode(key: str, footer: Footer, part: GroupRows, chunk: _Chunk) -> list[str]:
+    """Decode the texts of rows in ``chunk``, the text column of their group.
+
+    Raises:
+        DataError: they may take more than ``_MAX_TEXT_BYTES``.
+        ArrowException, OSError, UnicodeDecodeError: the chunk is damaged.
+    """
     texts: list[str] = []
-    row = 0
+    row = size = 0
     for batch in _batches(footer, part.group, min(part.stop, _ROWS_DECODED), chunk):
         column = batch.column(0)
         inside = column.slice(max(part.start - row, 0), max(part.stop - max(part.start, row), 0))
+        if (size := size + inside.nbytes) > _MAX_TEXT_BYTES:
+            raise _too_large(f"{key}: rows {part.start} to {part.stop} of row group {part.group} take", size)
         texts += [text or "" for text in inside.to_pylist()]
         row += len(column)
         if row >= part.stop:
             return texts
     raise OSError(f"the row group has {row} rows, expected {footer.group_sizes[part.group]} from its footer")
+
+
+def _too_large(what: str, size: int) -> DataError:
+    return DataError(f"{what} {size} bytes of memory, at most {_MAX_TEXT_BYTES} are allowed: write smaller row groups")
 
 
 def _batches(footer: Footer, group: int, rows: int, file: io.IOBase) -> Iterator[pa.RecordBatch]:

@@ -23,6 +23,7 @@ class ParquetReader:
 
     Attributes:
         group, row: position after the last returned row.
+        decoded_bytes: size of all rows decoded so far.
 
     Raises:
         ArrowException, OSError: the file is damaged or no parquet file; also while iterating.
@@ -41,6 +42,7 @@ class ParquetReader:
         verify: bool = False,
     ) -> None:
         self.group, self.row = group, row
+        self.decoded_bytes = 0
         self._file = pq.ParquetFile(file, page_checksum_verification=verify, pre_buffer=False)
         self._columns = columns
         self._values = values
@@ -91,6 +93,7 @@ class ParquetReader:
         try:
             batch = next(self._batches, None)
             values = None if batch is None else self._values(batch)
+            self.decoded_bytes += 0 if batch is None else batch.nbytes
         except BaseException:
             self._batches = None
             raise

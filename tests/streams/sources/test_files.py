@@ -6,6 +6,7 @@ import json
 import logging
 import lzma
 import os
+import zlib
 from pathlib import Path
 
 import cbor2
@@ -17,6 +18,7 @@ import zstandard
 from tplr import urls
 from tplr.data import CheckpointableDataset
 from tplr.errors import DataError, StateError
+from tplr.records import json_list
 from tplr.streams.iterator import PipelineContext
 from tplr.streams.sources import bytes as pieces
 from tplr.streams.sources import records
@@ -166,6 +168,16 @@ def test_zstd_with_a_long_window(tmp_path):
     assert ids(files(str(tmp_path / "a.jsonl.zst"))) == [*range(50)]
 
 
+def test_an_xz_file_that_needs_much_memory_is_refused(tmp_path):
+    # The file names the size of its dictionary in this byte.
+    small = lzma.compress(lines(1), filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 2**16}])
+    at = small.index(b"\x21\x01\x08") + 2
+    header = small[12:at] + bytes([36]) + small[at + 1 : 20]  # 1 GiB
+    (tmp_path / "a.jsonl.xz").write_bytes(small[:12] + header + zlib.crc32(header).to_bytes(4, "little") + small[24:])
+    with pytest.raises(DataError, match=rf"a\.jsonl\.xz: needs more than {2**28} bytes of memory"):
+        ids(files(tmp_path / "a.jsonl.xz"))
+
+
 @pytest.mark.parametrize("name", ["a.cbor", "a.jsonl.gz", "a.cbor.gz", "a.parquet", "a.jsonl.xz", "a.jsonl.zst"])
 def test_what_is_truncated_or_something_else_is_named(tmp_path, name):
     whole = cbor2.dumps({"id": 1}) + cbor2.dumps({"id": 2, "x": "y" * 99})
@@ -265,6 +277,15 @@ def test_a_cbor_item_that_is_too_long_is_named(tmp_path, monkeypatch):
             for _ in range(2):
                 with pytest.raises(DataError, match="the item at byte 5 has more than 50 bytes: cut it"):
                     next(samples)
+
+
+def test_a_json_element_that_is_too_long_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_list, "MAX_RECORD_BYTES", 50)
+    (tmp_path / "a.json.zst").write_bytes(zstandard.compress(json.dumps([{"id": 1}, {"id": "x" * 100}]).encode()))
+    with files(tmp_path / "a.json.zst").iter() as samples:
+        assert next(samples) == {"id": 1}
+        with pytest.raises(DataError, match=r"a\.json\.zst: element 2 has more than 50 characters: cut it"):
+            next(samples)
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])

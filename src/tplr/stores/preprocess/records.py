@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from tplr.errors import ConfigError, DataError
+from tplr.records.json_list import JsonList
 from tplr.records.jsonl import MAX_RECORD_BYTES, LineReader, check_encoding, is_blank, parse_json
 from tplr.records.parquet import ParquetReader
 from tplr.stores.detect import files_of
@@ -22,7 +23,7 @@ from tplr.stores.preprocess.sources import Sources
 from tplr.streams.iterator import PipelineContext
 from tplr.streams.sources.bytes import Pieces
 from tplr.streams.sources.compression import COMPRESSIONS
-from tplr.streams.sources.records import SUFFIXES, Cbor, format_of, json_elements
+from tplr.streams.sources.records import SUFFIXES, Cbor, format_of
 from tplr.streams.sources.source_file import SourceFile, expand_pattern
 from tplr.urls import Url, expand_braces, file_name, local_path, scheme_of
 
@@ -123,22 +124,21 @@ def chunks(sources: Sources, start: RecordPosition, size: int) -> Iterator[Chunk
             yield from _chunks(read(pieces, file.url, begin), size, file.url, begin, pieces)
 
 
-# A record, and the offset and number behind it.
-_Record = tuple[bytes | Mapping[str, Any], int, int]
+# A record, the offset and number behind it, and the bytes that were read up to it, or a little behind it.
+_Record = tuple[bytes | Mapping[str, Any], int, int, int]
 
 
 def _chunks(
     records: Iterator[_Record], size: int, url: str, begin: RecordPosition, pieces: Pieces | None = None
 ) -> Iterator[Chunk]:
-    chunk, start = Chunk(url, begin.file, [], [], []), begin.offset
-    for body, offset, number in records:
+    chunk, start = Chunk(url, begin.file, [], [], []), 0
+    for body, offset, number, read in records:
         chunk.bodies.append(body)
         chunk.offsets.append(offset)
         chunk.numbers.append(number)
-        # Where offsets are records they are at most ``size``.
-        if len(chunk.bodies) == size or offset - start >= CHUNK_BYTES:
+        if len(chunk.bodies) == size or read - start >= CHUNK_BYTES:
             yield replace(chunk, bytes_read=pieces.position if pieces else None)
-            chunk, start = Chunk(url, begin.file, [], [], []), offset
+            chunk, start = Chunk(url, begin.file, [], [], []), read
     if chunk.bodies:
         yield replace(chunk, bytes_read=pieces.position if pieces else None)
 
@@ -174,14 +174,16 @@ def _lines(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]
             number += 1
             offset += len(line)
             if line[0] not in _BLANK or not is_blank(line):
-                yield line, offset, number
+                yield line, offset, number, offset
 
 
 def _json(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
-    text = b"".join(iter(pieces.read, b""))
-    for number, record in enumerate(json_elements(text, url)[begin.offset :], begin.offset + 1):
-        # The encoder refuses a value that is not an object, and reports its number.
-        yield record if isinstance(record, dict) else json.dumps(record).encode(), number, number
+    elements = JsonList(pieces.read, url)
+    for number, record in enumerate(elements, 1):
+        if number > begin.offset:
+            # The encoder refuses a value that is not an object, and reports its number.
+            body = record if isinstance(record, dict) else json.dumps(record).encode()
+            yield body, number, number, elements.read_bytes
 
 
 def _cbor(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
@@ -191,7 +193,7 @@ def _cbor(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
             record = records.read()
         except StopIteration:
             return
-        yield record, records.place, number
+        yield record, records.place, number, records.place
 
 
 def _parquet(file: SourceFile, version: str, begin: RecordPosition) -> Iterator[_Record]:
@@ -201,7 +203,7 @@ def _parquet(file: SourceFile, version: str, begin: RecordPosition) -> Iterator[
             rows = ParquetReader(opened)
             rows.seek(begin.offset)
             for number, row in enumerate(rows, begin.offset + 1):
-                yield row, number, number
+                yield row, number, number, rows.decoded_bytes
     except DataError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:

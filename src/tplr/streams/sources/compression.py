@@ -4,6 +4,7 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, cast
 
 import zstandard
@@ -13,6 +14,7 @@ from tplr.streams.sources.zstd_frame import ZstdFrame
 
 Compression = Literal["gz", "bz2", "xz", "zst"]
 
+MAX_XZ_MEMORY = 2**28  # bytes, of which a file chooses how many it needs; ``xz -9`` needs 65 MiB
 MAX_OUTPUT = 2**22  # bytes that are decompressed at a time: a file of a few KB can hold gigabytes
 _INPUT = 2**20  # bytes that are given to a library at a time; some copy what they leave
 
@@ -39,7 +41,7 @@ class _GzipMember:
 _NEW: dict[Compression, Callable[[], Any]] = {
     "gz": _GzipMember,
     "bz2": bz2.BZ2Decompressor,
-    "xz": lzma.LZMADecompressor,
+    "xz": partial(lzma.LZMADecompressor, memlimit=MAX_XZ_MEMORY),
     "zst": ZstdFrame,
 }
 
@@ -59,7 +61,7 @@ class Decompressor:
     continues there.
 
     Raises, when read:
-        DataError: the bytes are not of this compression, or the file is truncated.
+        DataError: the bytes are not of this compression, need too much memory, or the file is truncated.
     """
 
     def __init__(self, read: Callable[[], bytes], kind: Compression, url: str) -> None:
@@ -81,6 +83,11 @@ class Decompressor:
             try:
                 data = member.decompress(given, MAX_OUTPUT)
             except (zlib.error, OSError, EOFError, lzma.LZMAError, zstandard.ZstdError) as error:
+                if isinstance(error, lzma.LZMAError) and "Memory usage limit" in str(error):
+                    raise DataError(
+                        f"{self._url}: needs more than {MAX_XZ_MEMORY} bytes of memory, the most that is given: "
+                        "compress it with a smaller dictionary"
+                    ) from error
                 raise DataError(f"{self._url}: not valid {self._kind}: {error}") from error
             self._at += len(given)
             self._full = len(data) >= MAX_OUTPUT

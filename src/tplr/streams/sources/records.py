@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from tplr.errors import DataError
 from tplr.logging import logger
+from tplr.records.json_list import JsonList
 from tplr.records.jsonl import MAX_RECORD_BYTES, LineReader, check_encoding, is_blank, parse_json
 from tplr.streams.sources.bytes import Pieces
 from tplr.streams.sources.compression import compression_of
@@ -157,14 +158,13 @@ class JsonLines(Records):
 
 
 class Json(Records):
-    """The objects of a JSON list, or one object; a position is a number of elements. The file is held in memory."""
+    """The objects of a JSON list, or one object; a position is a number of elements."""
 
     def __init__(
         self, pieces: Pieces, url: str, place: int, *, max_bad_fraction: float = 1.0, counts: tuple[int, int] = (0, 0)
     ) -> None:
-        self._pieces, self._url = pieces, url
-        self._text: list[bytes] = []  # until all of it is read
-        self._elements: list[Any] | None = None
+        self._elements = JsonList(pieces.read, url)
+        self._skip = place  # elements before the position
         self.place = place
         self._bad = BadRecords(url, "element", max_bad_fraction, counts[1], whole=not place)
 
@@ -173,13 +173,10 @@ class Json(Records):
         return self.place, self._bad.count
 
     def read(self) -> dict[str, Any]:
-        if self._elements is None:
-            while piece := self._pieces.read():
-                self._text.append(piece)
-            self._elements = json_elements(b"".join(self._text), self._url)
-            self._text = []
-        while self.place < len(self._elements):
-            record = self._elements[self.place]
+        for record in self._elements:
+            if self._skip:
+                self._skip -= 1
+                continue
             self.place += 1
             if isinstance(record, dict):
                 return record
@@ -187,15 +184,6 @@ class Json(Records):
             self._bad.add(f"number {self.place}", self.place)
         self._bad.end(self.place)
         raise StopIteration
-
-
-def json_elements(text: bytes, url: str) -> list[Any]:
-    """Return the elements of a file with a JSON list; for another value, a list with that value. Raises DataError."""
-    try:
-        value = parse_json(text)
-    except ValueError as error:
-        raise DataError(f"{url} is not JSON: {error}") from error
-    return value if isinstance(value, list) else [value]
 
 
 class Cbor(Records):
