@@ -185,6 +185,10 @@ GRIDS |= {
     "tuned-16": default_with("reduced-16", outer=4.0),
     "tuned-larger": default_with("larger", lr=6e-3, outer=2.8),
 }
+# Other inner rates for the outer rate of ``hparams.json``.
+GRIDS["inner-8"] = replace(
+    GRIDS["outer-2-8"], rates={GROUPED: [EXPECTED | {"lr": lr} for lr in (1.2e-2, 1.6e-2, 2.4e-2)]}
+)
 # Half as many exchanges of updates twice as large, for the same tokens.
 GRIDS["reduced-20-steps"] = replace(
     GRIDS["reduced"], inner_steps=20, rounds=32, sparse=(), muon_sparse=((200, 1),), tuned="reduced"

@@ -33,10 +33,12 @@ class Copier(Cheat):
         self._own_indices = own_indices
 
     def body(self, world: World, window: int) -> bytes | None:
-        """Return the victim's coefficients with noise; None if the victim sent nothing."""
+        """Return the victim's update, or its coefficients with noise; None if the victim sent nothing."""
         stolen = world.updates.get(self._victim)
         if stolen is None or stolen.window != window:
             return None
+        if not (self._noise or self._own_indices):
+            return self.readdressed(stolen, world, window)
         return self.addressed(self._changed(stolen, window), world, window)
 
     def _changed(self, stolen: Update, window: int) -> dict[str, Coefficients]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,11 +85,12 @@ class Cheat(Honest):
 
     def addressed(self, kept: Mapping[str, Coefficients], world: World, window: int) -> bytes:
         """Return an update with these coefficients and the header of its own honest update."""
-        return build(
-            kept,
-            world.spec,
-            window=window,
-            uid=self.uid,
-            pages_digest=world.pages(self.uid, window).digest,
-            batches=max(self.effort, 1),
-        )
+        return build(kept, world.spec, **self._metadata(world, window))
+
+    def readdressed(self, sent: Update, world: World, window: int) -> bytes:
+        """Return the bytes of another's update with the header of its own honest update."""
+        return world.spec.prologue(**self._metadata(world, window)) + sent.body[world.spec.data_start :]
+
+    def _metadata(self, world: World, window: int) -> dict[str, Any]:
+        digest, batches = world.pages(self.uid, window).digest, max(self.effort, 1)
+        return {"window": window, "uid": self.uid, "pages_digest": digest, "batches": batches}
