@@ -20,7 +20,7 @@ NOBODY = pwd.getpwnam("nobody")
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder of that account, not in a folder that only root may enter."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # TMPDIR may be private
         os.chown(name, NOBODY.pw_uid, NOBODY.pw_gid)
         yield Path(name)
 

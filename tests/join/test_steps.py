@@ -195,7 +195,7 @@ async def test_saved_states_of_the_same_node_make_room_for_the_next_ones(tmp_pat
 def of_nobody() -> Iterator[Path]:
     """A folder of another account with ``run.toml``, in which root joins; not in a folder that only root may enter."""
     nobody, hparams = pwd.getpwnam("nobody"), Path(__file__).parents[2] / "hparams.json"
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # TMPDIR may be private
         shutil.copy(hparams, name)
         bucket = {"bucket_name": "texts", "read_access_key_id": "a", "read_secret_access_key": "b"}
         described = {"name": "toy", "netuid": NETUID, "network": "local:none", "format": 1, "dataset": bucket}
