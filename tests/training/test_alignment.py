@@ -104,8 +104,6 @@ def test_products_are_those_of_whole_tensors(model, outer, updates, batches):
     np.testing.assert_allclose(plain.products, found.products, rtol=1e-12)
     sent = [decode_all(updates, [tensor])[1].flatten(1).double() for tensor in outer.spec.tensors.values()]
     np.testing.assert_allclose(found.norms, torch.cat(sent, dim=1).norm(dim=1), rtol=1e-7)
-    # Quantized values may be rounded the other way if all signs are opposite.
-    assert found.norms[1] == pytest.approx(2 * found.norms[3], rel=1e-5)
 
 
 def test_a_large_gradient_s_norm_is_exact(tiny):

@@ -34,7 +34,16 @@ COMMANDS = {
 }
 
 TAKE_NODE_ARGUMENTS = (
-    *("node", "inspect", "doctor", "watch", "page", "export", "generate", "evaluate", "replay", "clean"),
+    "node",
+    "inspect",
+    "doctor",
+    "watch",
+    "page",
+    "export",
+    "generate",
+    "evaluate",
+    "replay",
+    "clean",
 )
 INTERRUPTED, UNREAD = 130, 141  # as a shell shows the ends by SIGINT and SIGPIPE
 

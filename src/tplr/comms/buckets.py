@@ -157,8 +157,7 @@ class NodeBuckets(ChainManager):
 
     def _kept_from(self, current_window: int) -> int:
         """Return the oldest window of which a node may need something that starts from a kept checkpoint."""
-        kept = self._hparams.checkpoint_frequency * (self._hparams.checkpoints_kept + 1)
-        return current_window - max(kept, self._hparams.gradient_retention_windows)
+        return current_window - retention.windows_of_checkpoints(self._hparams)
 
     async def _cleanup(
         self, store: ObjectStore, uid: int | None, before: int, kinds: Iterable[str] = retention.EACH_WINDOW

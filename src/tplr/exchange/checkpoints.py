@@ -218,7 +218,6 @@ async def alike(
 
     Those without a readable manifest, or without ``wanted``, are each alone: ``fetch`` raises the error.
     """
-
     if len(found) == 1:
         return [[*found]]
 

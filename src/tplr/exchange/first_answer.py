@@ -115,8 +115,10 @@ class _Search(Generic[T]):
         # Only a bucket that is still to be asked, or has already answered, can take over.
         others = [*self.unasked, *(other for task, (other, _) in self.looks.items() if task.done())]
         speed = self._speeds.expected(others) / 2 ** len(self.given_up)
+        before = self.problem
         found = await self.take(owner, info, began, max(speed, TransferLimits.download_floor))
-        if found is None and speed > TransferLimits.download_floor and isinstance(self.problem, StoreUnavailable):
+        late = self.problem is not before and isinstance(self.problem, StoreUnavailable)
+        if late and speed > TransferLimits.download_floor:
             self.given_up.append((owner, info))
         return found
 

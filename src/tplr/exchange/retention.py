@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from tplr.hparams import HParams
 from tplr.keys import parse_window_key
 from tplr.storage import ObjectStore
 from tplr.storage.many import delete_many, list_objects
@@ -12,6 +13,11 @@ EACH_WINDOW = ("gradient", "commit", "debug", "scores", "scores-seal", "vote", "
 REPORTS = ("debug",)
 # What electors and aggregators keep for as long as checkpoints: decisions, aggregates, and updates of other uids.
 AGGREGATES = ("aggregator", "gradient")
+
+
+def windows_of_checkpoints(hparams: HParams) -> int:
+    """Return for how many windows a node keeps what others need that start from a kept checkpoint."""
+    return max(hparams.gradient_retention_windows, hparams.checkpoint_frequency * (hparams.checkpoints_kept + 1))
 
 
 async def delete_stale(

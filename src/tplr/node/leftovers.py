@@ -17,9 +17,10 @@ from tplr.chain.hotkeys import load_hotkey
 from tplr.config import Kind
 from tplr.console import Console
 from tplr.errors import ConfigError
+from tplr.exchange.retention import windows_of_checkpoints
 from tplr.hparams import HParams
 from tplr.keys import RUN_PREFIXES, parse_run_key
-from tplr.planner.traffic import DOLLARS_PER_GB_MONTH, aggregates_kept
+from tplr.planner.traffic import DOLLARS_PER_GB_MONTH
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore
 from tplr.storage.many import delete_many, list_objects
@@ -82,7 +83,7 @@ class PresentRun:
     def of(cls, hparams: HParams, window: int, *, uid: int | None, others: frozenset[int], shared: bool) -> PresentRun:
         """Return it as of ``window``."""
         versions = frozenset({hparams.spec_version, *(one.spec_version for one in hparams.upgrades)})
-        needed_from = window - aggregates_kept(hparams)
+        needed_from = window - windows_of_checkpoints(hparams)
         return cls(versions=versions, uid=uid, others=others, needed_from=needed_from, shared=shared)
 
     def use_of(self, group: ObjectGroup, *, now: float) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tplr.exchange.retention import AGGREGATES, EACH_WINDOW
+from tplr.exchange.retention import AGGREGATES, EACH_WINDOW, windows_of_checkpoints
 from tplr.hparams import HParams
 from tplr.planner.memory import Role
 from tplr.planner.workload import Workload
@@ -75,7 +75,7 @@ def traffic(load: Workload, role: Role, *, readers: int) -> Traffic:
     parts = 0.0 if miner else count_parts(checkpoint) / hparams.checkpoint_frequency
     aggregate = size * hparams.max_topk_peers
     sent = size if miner else aggregate
-    kept = hparams.gradient_retention_windows if miner else aggregates_kept(hparams)
+    kept = hparams.gradient_retention_windows if miner else windows_of_checkpoints(hparams)
     # A node lists each kind of its own objects that expires, one after another.
     lists = len(EACH_WINDOW) + (0 if miner else len(AGGREGATES) + readers * LISTS_PER_FOLLOWER)
     reads = READS_PER_READER if miner else READS_PER_FOLLOWER
@@ -100,7 +100,7 @@ def aggregator_traffic(load: Workload, *, readers: int) -> Traffic:
         downloaded=aggregate + load.update_bytes * hparams.reserve_peers + ELECTION_RECEIVED,
         class_a=len(AGGREGATES) + put_requests(aggregate),
         class_b=readers * READS_OF_AGGREGATE,
-        stored=aggregate * aggregates_kept(hparams),
+        stored=aggregate * windows_of_checkpoints(hparams),
         readers=readers,
     )
 
@@ -127,8 +127,3 @@ def updates_fetched(hparams: HParams, role: Role, *, probation: int | None = Non
 def put_requests(size: int) -> int:
     """Return the number of requests that store an aggregate: one, or for a large one its parts, and begin and end."""
     return 1 if size <= MAX_PUT_BYTES else count_parts(size) + 2
-
-
-def aggregates_kept(hparams: HParams) -> int:
-    """Return the number of windows whose aggregates are kept: as long as updates, or until older than checkpoints."""
-    return max(hparams.gradient_retention_windows, hparams.checkpoint_frequency * (hparams.checkpoints_kept + 1))
