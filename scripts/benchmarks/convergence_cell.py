@@ -3,10 +3,12 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -38,6 +40,23 @@ class Machine:
     @property
     def settings(self) -> DeviceSettings:
         return DeviceSettings.of(self.device)
+
+
+def comparable_model(hparams: HParams, *about: Any, **settings: Any) -> Any:
+    """Return a new model with the first weights that PyTorch draws, as all recorded rows have them.
+
+    Nodes draw others, which are equal on every processor (``tplr.training.normal_numbers``). PyTorch's are those of
+    x86-64 with AVX2 only there.
+    """
+    with mock.patch("tplr.training.model.PortableNormal", _pytorch_numbers):
+        return build_model(hparams, *about, **settings)
+
+
+@contextmanager
+def _pytorch_numbers(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def batches_of(grid: Grid, sequences: np.ndarray, seed: int) -> tuple[np.ndarray, Iterator[np.ndarray]]:
@@ -146,7 +165,7 @@ def _train(cell: Cell, machine: Machine, *, on_round: Callable[[int, Callable[[]
     began, grid = clock(), GRIDS[cell.grid]
     held_out, all_rounds = batches_of(grid, load_tokens(grid, machine.text), cell.seed)
     hparams = make_hparams(grid, cell, machine.device)
-    model = build_model(hparams, machine.device, settings=machine.settings)
+    model = comparable_model(hparams, machine.device, settings=machine.settings)
 
     def loss() -> float:
         return mean_loss(model, held_out, hparams.precision)

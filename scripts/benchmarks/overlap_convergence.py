@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from convergence import RESULTS as CONVERGENCE
 from convergence import read_rows, spread
-from convergence_cell import batches_of, make_hparams
+from convergence_cell import batches_of, comparable_model, make_hparams
 from convergence_grid import GRIDS, GROUPED, Cell
 from convergence_text import load_tokens
 from pictures import redraw
@@ -45,7 +45,6 @@ from tplr.hparams import HParams
 from tplr.training.inner import InnerLoop
 from tplr.training.local import LocalWork, Unfinished
 from tplr.training.loss import mean_loss
-from tplr.training.model import build_model
 from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import outer_scheme
 
@@ -179,7 +178,7 @@ def run_cell(cell: OverlapCell) -> dict[str, Any]:
     one = Cell("overlap", "final", cell.method, cell.k, BITS, json.dumps(settings), cell.seed)
     held_out, rounds = batches_of(grid, load_tokens(grid), cell.seed)
     hparams = make_hparams(grid, one)
-    model = build_model(hparams)
+    model = comparable_model(hparams)
     train(model, hparams, rounds, cell)
     return asdict(cell) | {
         "loss": round(mean_loss(model, held_out), 5),
