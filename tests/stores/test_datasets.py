@@ -1,6 +1,7 @@
 """Items of each train type against slices of plain lists, equal for every format."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,27 +87,35 @@ def test_windows_of_every_small_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage_format", FORMATS)
-def test_tokens_that_are_no_whole_numbers_are_refused(tmp_path: Path, storage_format: str) -> None:
-    """Converted to integers, 3.7 would become 3."""
-    whole, broken = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0]], [[1.0, 2.0, 3.7, 4.0], [5.0, 6.0]]
-    keys = {"seq": "sequence", "sft": "sequence", "dpo": "rejected", "grpo": "prompts"}
+@pytest.mark.parametrize(
+    ("keys", "wrong", "expected"),
+    [
+        # Converted to integers, 3.7 would become 3.
+        ({"seq": "sequence", "sft": "sequence", "dpo": "rejected", "grpo": "prompts"}, 3.7, "whole numbers"),
+        # Converted to booleans, both would become True.
+        ({"sft": "loss_mask", "dpo": "rejected_mask", "grpo": "masks"}, 0.5, "0 or 1"),
+        ({"sft": "loss_mask", "dpo": "chosen_mask", "grpo": "masks"}, 2, "0 or 1"),
+    ],
+)
+def test_numbers_that_a_conversion_would_change_are_refused(
+    tmp_path: Path, storage_format: str, keys: dict[str, str], wrong: float, expected: str
+) -> None:
+    dtype = "float32" if isinstance(wrong, float) else "int32"
+    lists = [[1, 1, 1, 1], [1, 1]]
     for kind, key in keys.items():
-        others = {name: column([[1, 1, 1, 1], [1, 1]], "int32") for name in DatasetFactory.kinds[kind].required_keys}
+        others = {name: column(lists, "int32") for name in DatasetFactory.kinds[kind].required_keys}
         if kind == "grpo":
-            groups = {name: column([[1], [2]], "int32", [0, 1, 2]) for name in ("responses", "masks")}
-            others |= groups | {"rewards": column([[1.0], [2.0]], "float32")}
-        for number, rows in enumerate((whole, broken)):
-            path = tmp_path / f"{kind}-{number}"
-            dataset = DatasetFactory.load(
-                kind,
-                save(path, storage_format, {**others, key: column(rows, "float32")}),
-                2,
-                storage_type=storage_format,
-            )
-            if rows is whole:
-                assert next(iter(dataset[0].values())).dtype == torch.int64
+            others |= {name: column(lists, "int32", [0, 1, 2]) for name in ("responses", "masks")}
+            others["rewards"] = column([[1.0], [1.0]], "float32")
+        for number in (1, wrong):
+            changed = replace(others[key], values=np.array([0, 1, number, 1, 1, 1], dtype))
+            path = save(tmp_path / f"{kind}-{number}", storage_format, {**others, key: changed})
+            dataset = DatasetFactory.load(kind, path, 2, storage_type=storage_format)
+            if number == 1:
+                values = dataset[0][key.replace("sequence", "input_ids")]
+                assert values[0].dtype == (torch.bool if "mask" in key else torch.int64)
             else:
-                with pytest.raises(DataError, match=rf"item 0: its {key!r} holds 3\.7, expected whole numbers"):
+                with pytest.raises(DataError, match=rf"item 0: its {key!r} holds {number}, expected {expected}: "):
                     _ = [*dataset]
 
 

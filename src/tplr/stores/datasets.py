@@ -28,7 +28,7 @@ from tplr.stores.collate import collate_grpo, collate_pairs
 from tplr.stores.detect import detect_format
 from tplr.stores.factory import StoreFactory
 from tplr.stores.prepared import check_prepared
-from tplr.stores.token_stream import token_ids
+from tplr.stores.token_stream import mask, token_ids
 
 RAW_CONFIG = "dataset_config.json"  # in the folder of raw JSON Lines: how to tokenize them
 
@@ -40,7 +40,7 @@ class BaseDataset(Dataset[Item]):
 
     Raises:
         KeyError: the store lacks a key that this type needs.
-        DataError: an item holds a token or position that is not a whole number.
+        DataError: an item holds a token or position that is not a whole number, or a mask that is neither 0 nor 1.
     """
 
     required_keys: ClassVar[tuple[str, ...]]
@@ -124,7 +124,7 @@ class SftDataset(WindowDataset):
         return {
             "input_ids": torch.from_numpy(tokens[:-1]),
             "target_ids": torch.from_numpy(tokens[1:]),
-            "loss_mask": self.store.fetch(begin + 1, end + 1, "loss_mask").to(torch.bool, copy=True),
+            "loss_mask": _mask(self.store.fetch(begin + 1, end + 1, "loss_mask"), "loss_mask", index),
             "position_ids": _token_ids(self.store.fetch(begin, end, "position_ids"), "position_ids", index),
         }
 
@@ -165,7 +165,7 @@ class DpoDataset(RecordDataset):
     def __getitem__(self, index: int) -> Item:
         record = self._record(index)
         self._check_equal(index, record, ("chosen", "chosen_mask"), ("rejected", "rejected_mask"))
-        masks = {key: record[key].to(torch.bool, copy=True) for key in ("chosen_mask", "rejected_mask")}
+        masks = {key: _mask(record[key], key, index) for key in ("chosen_mask", "rejected_mask")}
         return {key: _token_ids(record[key], key, index) for key in ("chosen", "rejected")} | masks
 
     def collate(self, items: Sequence[Item]) -> Item:
@@ -187,7 +187,7 @@ class GrpoDataset(RecordDataset):
         return {
             "prompts": _token_ids(record["prompts"], "prompts", index),
             "responses": [_token_ids(part, "responses", index) for part in group],
-            "masks": [part.to(torch.bool, copy=True) for part in _parts(record["masks"])],
+            "masks": [_mask(part, "masks", index) for part in _parts(record["masks"])],
             "rewards": rewards.clone() if rewards.is_floating_point() else rewards.float(),
         }
 
@@ -285,6 +285,10 @@ def window_count(tokens: int, window_size: int, stride: int) -> int:
 
 def _token_ids(values: Tensor, key: str, item: int) -> Tensor:
     return torch.from_numpy(token_ids(values.numpy(), key, item))
+
+
+def _mask(values: Tensor, key: str, item: int) -> Tensor:
+    return torch.from_numpy(mask(values.numpy(), key, item))
 
 
 def _parts(value: Tensor | list[Tensor]) -> list[Tensor]:

@@ -103,6 +103,13 @@ def token_ids(values: Array, key: str, item: int) -> npt.NDArray[np.int64]:
     return ids
 
 
+def mask(values: Array, key: str, item: int) -> npt.NDArray[np.bool_]:
+    """Copy the mask of an item as bool. Raises DataError for a number that is neither 0 nor 1, such as 0.5."""
+    if values.dtype.kind != "b" and len(wrong := values[(values != 0) & (values != 1)]):
+        raise DataError(f"item {item}: its {key!r} holds {wrong[0]!s}, expected 0 or 1: prepare the store again")
+    return values.astype(np.bool_)
+
+
 def join_offsets(parts: Sequence[tuple[Sequence[int], Sequence[int] | None]]) -> RecordOffsets:
     """Join the records of several shards to one sequence; each part is a shard's ``(offsets, groups)``."""
     offsets = _shifted([offsets for offsets, _ in parts])
