@@ -97,6 +97,23 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
+def test_a_folder_is_synced_with_all_in_it_before_it_appears(tmp_path, monkeypatch):
+    out, synced, sync = tmp_path / "out", [], os.fsync
+
+    def record(descriptor):
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), (out / "deep" / "file").exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    with atomic_folder(out) as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "file").write_text("text")
+        (folder / "link").symlink_to("nowhere")
+    drafts = [folder, folder / "deep", folder / "deep" / "file"]
+    assert sorted(synced[:-1]) == [(path, False) for path in drafts]
+    assert synced[-1] == (tmp_path, True)
+
+
 def test_a_folder_that_holds_something_is_not_replaced(tmp_path):
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(StateError, match="can't write"), atomic_folder(tmp_path) as folder:
@@ -107,3 +124,7 @@ def test_a_folder_that_holds_something_is_not_replaced(tmp_path):
     with atomic_folder(empty) as folder:
         (folder / "file").write_text("text")
     assert (empty / "file").read_text() == "text"
+    with atomic_folder(empty, replace=True) as folder:
+        (folder / "new").write_text("text")
+        assert (empty / "file").exists()
+    assert [path.name for path in empty.iterdir()] == ["new"]

@@ -69,23 +69,28 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``path``; sync and rename it to ``path`` if the block succeeds, else remove it.
+def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield a hidden folder beside ``path``; sync and rename it to ``path`` if the block succeeds, else remove it.
 
-    ``path`` must not exist, or must be an empty folder.
+    A new ``path`` is complete or absent, also after a power cut.
+
+    Args:
+        replace: remove the folder at ``path`` just before the renaming. Otherwise ``path`` must not exist, or must be
+            an empty folder.
 
     Raises:
         StateError: the disk is full or not writable, or ``path`` is not empty.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         yield temporary
-        for one in sorted(temporary.rglob("*")):
-            if one.is_file():
+        for one in (temporary, *temporary.rglob("*")):
+            if one.is_file() or one.is_dir():
                 _sync(one)
-        sync_folder(temporary)
+        if replace and path.exists():
+            shutil.rmtree(path)
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:

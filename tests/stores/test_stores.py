@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import pickle
 import resource
 import sys
@@ -233,6 +234,20 @@ def test_the_rich_meta_describes_every_file(tmp_path: Path) -> None:
     assert raw["_store"] == meta.shard.model_dump()
     assert meta.shard.files == [describe(tmp_path / "s/a.bin")]
     assert (meta.shard.format, meta.shard.version, meta.shard.total_tokens, meta.shard.records) == ("bin", 1, 3, 2)
+
+
+def test_a_shard_is_on_the_disk_before_it_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard, synced, sync = tmp_path / "s", [], os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), shard.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    write_shard(shard, {"a": column([[1]], "int16")}, "bin", number=0, tokens=1)
+    draft = next(path for path, _ in synced if path.name == "a.bin").parent
+    assert sorted(synced[:-1]) == [(path, False) for path in (draft, draft / "a.bin", draft / "meta.json")]
+    assert synced[-1] == (tmp_path, True)
 
 
 def spoil_meta(folder: Path, **changes) -> None:

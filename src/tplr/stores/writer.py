@@ -3,9 +3,6 @@
 import hashlib
 import io
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tplr.errors import DataError
-from tplr.files import sync_folder, write_error
+from tplr.files import atomic_folder
 from tplr.stores.detect import META, StoreFormat, import_h5py
 from tplr.stores.meta import BLOCK_BYTES, RESERVED, VERSION, FileMeta, KeyMeta, Meta, ShardMeta
 from tplr.stores.token_stream import Array
@@ -73,9 +70,7 @@ def write_shard(
     counts = {name: key.records for name, key in keys.items()}
     if len(set(counts.values())) > 1:
         raise DataError(f"{folder}: keys with different numbers of records: {counts}")
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        draft.mkdir(parents=True)
+    with atomic_folder(folder, replace=True) as draft:
         _write_data(draft, columns, storage_format, number)
         shard = ShardMeta(
             format=storage_format,
@@ -87,16 +82,6 @@ def write_shard(
         )
         meta = Meta(keys=keys, shard=shard)
         (draft / META).write_bytes(meta.to_json())
-        for path in draft.iterdir():
-            _sync(path)
-        if folder.exists():
-            shutil.rmtree(folder)
-        draft.rename(folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise write_error(folder, error) from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return meta
 
 
@@ -145,8 +130,3 @@ def records_of(columns: Mapping[str, Column]) -> Iterator[dict[str, list[Any]]]:
 def _without_booleans(column: Column) -> Column:
     """Return the column with 0 and 1 for booleans."""
     return replace(column, values=column.values.astype(np.uint8)) if column.values.dtype == np.bool_ else column
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
