@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import resource
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -201,6 +202,17 @@ def test_a_full_disk_is_named_and_the_next_run_resumes(
 def test_no_space_for_a_temporary_copy(raw: Path) -> None:
     dataset = CheckpointableDataset.from_files(raw / "in.parquet.gz")
     with largest_file(500), pytest.raises(OSError, match=r"in\.parquet\.gz was copied there; set TMPDIR: '/"):
+        list(dataset)
+
+
+def test_a_temporary_copy_leaves_half_of_the_free_space(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size, usage = (raw / "in.parquet").stat().st_size, shutil.disk_usage(raw)
+    dataset = CheckpointableDataset.from_files(raw / "in.parquet.gz")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2 * size))
+    assert list(dataset)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2 * size - 1))
+    says = rf"in\.parquet\.gz: its temporary copy takes more than half of the {2 * size - 1} bytes that are free in /"
+    with pytest.raises(DataError, match=says):
         list(dataset)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import shutil
 import tempfile
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -65,10 +66,12 @@ class SourceFile:
         return InflatedPieces(pieces, self.compression, self.url, offset) if self.compression else pieces
 
     def seekable(self, version: str = "") -> tuple[BinaryIO, str]:
-        """Return the decompressed file and its version. A file that can't seek is first copied to a temporary file.
+        """Return the decompressed file and its version. A file that can't seek is first copied to a temporary file,
+        which takes at most half of the free space of its disk.
 
         Raises:
-            DataError, StoreError, OSError: as ``pieces``.
+            DataError: the temporary file would be larger; or as ``pieces``.
+            StoreError, OSError: as ``pieces``.
         """
         if self.compression:
             return self._copied(version)
@@ -110,24 +113,29 @@ class SourceFile:
         return self._context.shared(BucketConnections)
 
     def _copied(self, version: str) -> tuple[BinaryIO, str]:
-        file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the caller closes it
-        pieces = self.pieces(version=version)
-        try:
-            while piece := pieces.read():
-                file.write(piece)
-            file.seek(0)
-        except BaseException as error:
-            with contextlib.suppress(OSError):  # it may try to write the rest
-                file.close()
-            if isinstance(error, OSError) and error.errno and not error.filename:
-                folder = tempfile.gettempdir()
-                raise OSError(
-                    error.errno, f"{error.strerror} while {self.url} was copied there; set TMPDIR", folder
-                ) from error
-            raise
-        finally:
-            pieces.close()
-        return file, pieces.version
+        folder = tempfile.gettempdir()
+        free = shutil.disk_usage(folder).free
+        with contextlib.closing(self.pieces(version=version)) as pieces:
+            file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the caller closes it
+            try:
+                while piece := pieces.read():
+                    # A file of a few KB can hold gigabytes, and others write to this disk, too.
+                    if file.tell() + len(piece) > free // 2:
+                        raise DataError(
+                            f"{self.url}: its temporary copy takes more than half of the {free} bytes that are free in "
+                            f"{folder}: set TMPDIR to a folder on a larger disk"
+                        )
+                    file.write(piece)
+                file.seek(0)
+                return file, pieces.version
+            except BaseException as error:
+                with contextlib.suppress(OSError):  # it may try to write the rest
+                    file.close()
+                if isinstance(error, OSError) and error.errno and not error.filename:
+                    raise OSError(
+                        error.errno, f"{error.strerror} while {self.url} was copied there; set TMPDIR", folder
+                    ) from error
+                raise
 
 
 def expand_pattern(context: PipelineContext, url: str, timeout: float = TIMEOUT) -> list[str]:
