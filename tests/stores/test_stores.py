@@ -185,6 +185,46 @@ def test_an_hdf5_file_that_claims_more_than_the_memory_is_named(tmp_path: Path, 
         H5Store(share_memory=share).load(tmp_path)
 
 
+@pytest.mark.parametrize("way", ["no data", "no chunks", "no compressed chunks", "links", "no keys"])
+def test_an_hdf5_file_of_a_published_store_stores_what_it_declares(tmp_path: Path, way: str) -> None:
+    size = 2**24
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        group = file.create_group("a")
+        if way == "links":
+            group["data_0"] = np.ones(size // 16, np.int8)
+            for number in range(1, 16):
+                group[f"data_{number}"] = group["data_0"]
+        else:
+            chunks = {} if way == "no data" else {"chunks": (2**16,)}
+            group.create_dataset(
+                "data_0", (size,), "int8", compression="gzip" if way == "no compressed chunks" else None, **chunks
+            )
+    assert len(opened(tmp_path)) == size  # a local file of another program may be sparse
+    keys = {} if way == "no keys" else {"a": {"shape": [size], "dtype": "int8"}}
+    (tmp_path / "meta.json").write_text(json.dumps(keys))
+    says = (
+        "no shard with a key" if way == "no keys" else rf"data\.h5 has \d+ bytes, and declares {size} bytes of numbers"
+    )
+    with pytest.raises((DataError, FileNotFoundError), match=says):
+        opened(tmp_path)
+
+
+def test_a_compressed_hdf5_file_of_a_published_store_is_read(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        group = file.create_group("a")
+        group.create_dataset("data_0", data=np.ones(2**24, np.int8), chunks=(2**22,), compression=9, shuffle=True)
+    (tmp_path / "meta.json").write_text(json.dumps({"a": {"shape": [2**24], "dtype": "int8"}}))
+    assert (tmp_path / "data.h5").stat().st_size < 2**24 / 700
+    assert opened(tmp_path).fetch(2**23, 2**23 + 3, "a").tolist() == [1, 1, 1]
+
+
+def test_an_hdf5_dataset_without_a_shape_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file.create_group("a").create_dataset("data_0", data=h5py.Empty("int8"))
+    with pytest.raises(DataError, match=r"data\.h5: a: expected one or more datasets of one dtype, with a shape"):
+        opened(tmp_path)
+
+
 @pytest.mark.parametrize("way", ["key", "dataset", "soft", "raw", "virtual"])
 def test_an_hdf5_file_with_data_of_another_file_is_refused(tmp_path: Path, way: str) -> None:
     with h5py.File(tmp_path / "other", "w") as other:

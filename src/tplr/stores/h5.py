@@ -1,5 +1,6 @@
 """``H5Store`` reads HDF5 files once into memory that the workers of a data loader share."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from tplr.stores.detect import META, import_h5py, natural
 from tplr.stores.meta import DTYPES, KeyMeta, read_meta
 from tplr.stores.token_stream import Array
 
+_MAX_COMPRESSION = 1032  # of deflate, which is HDF5's usual compression
+
 
 class H5Store(TokenStore):
     """Format ``h5``: a group for each key, whose datasets ``data_0``, ``data_1``, … follow one another.
 
-    ``meta.json`` in the same folder gives the record positions; without it each dataset is a record. No file stays
-    open, so forked workers share memory only. Needs ``h5py`` (extra ``h5``).
+    ``meta.json`` in the same folder gives the record positions, and the file must then be large enough for its numbers;
+    without it each dataset is a record. No file stays open, so forked workers share memory only. Needs ``h5py`` (extra
+    ``h5``).
 
     Args:
         share_memory: hold the data in anonymous shared memory, so that a loader's workers do not copy it. A write into
@@ -34,25 +38,24 @@ class H5Store(TokenStore):
         return [self._shard(file) for file in data_files(path, ".h5", ".hdf5")]
 
     def _shard(self, path: Path) -> StoreShard:
-        meta = read_meta(path.parent).keys if (path.parent / META).exists() else {}
-        keys = {}
+        described = (path.parent / META).exists()
+        meta = read_meta(path.parent).keys if described else {}
+        parts, keys = {}, {}
         try:
             with import_h5py().File(path) as file:
-                for name in map(str, meta or file):
+                for name in map(str, meta if described else file):
                     if name not in file:
                         raise DataError(f"{path} lacks the key {name!r} of its meta.json")
-                    keys[name] = self._key(f"{path}: {name}", _member(path, file, name), meta.get(name))
+                    parts[name] = _datasets(f"{path}: {name}", _member(path, file, name))
+                if described:  # as a store from a bucket is; a file of another program may have parts without data
+                    _check_stored(path, [part for found in parts.values() for part in found])
+                for name, found in parts.items():
+                    keys[name] = self._key(f"{path}: {name}", found, meta.get(name))
         except (OSError, RuntimeError, KeyError) as error:  # h5py translates errors of HDF5 to any of these
             raise DataError(f"{path} is not a complete HDF5 file: {error}; fetch or prepare it again") from error
         return StoreShard(str(path), keys)
 
-    def _key(self, where: str, group: Any, meta: KeyMeta | None) -> ShardKey:
-        h5py = import_h5py()
-        if not isinstance(group, h5py.Group):
-            raise DataError(f"{where}: expected a group of datasets")
-        parts: list[Any] = [_member(where, group, name) for name in sorted(group, key=natural)]
-        if not parts or not all(isinstance(part, h5py.Dataset) and part.dtype == parts[0].dtype for part in parts):
-            raise DataError(f"{where}: expected one or more datasets of one dtype")
+    def _key(self, where: str, parts: Sequence[Any], meta: KeyMeta | None) -> ShardKey:
         sizes = [part.size for part in parts]
         dtype = parts[0].dtype.newbyteorder("=")  # HDF5 converts while it reads
         found = (str(dtype), sum(sizes))
@@ -79,6 +82,33 @@ class H5Store(TokenStore):
                 f"{where}: can't allocate the memory for its {elements} elements of {dtype} ({error}): check the file, "
                 f"{remedy} prepare it as bin, which is not read into memory"
             ) from error
+
+
+def _datasets(where: str, group: Any) -> list[Any]:
+    """Return the datasets of a key, in order. Raises DataError if it has none, or other objects."""
+    h5py = import_h5py()
+    if not isinstance(group, h5py.Group):
+        raise DataError(f"{where}: expected a group of datasets")
+    parts: list[Any] = [_member(where, group, name) for name in sorted(group, key=natural)]
+    usable = [isinstance(part, h5py.Dataset) and part.size is not None for part in parts]
+    if not parts or not all(usable) or len({part.dtype for part in parts}) > 1:
+        raise DataError(f"{where}: expected one or more datasets of one dtype, with a shape")
+    return parts
+
+
+def _check_stored(path: Path, parts: Sequence[Any]) -> None:
+    """Raise DataError if a file is too small for its datasets: a few KB can declare gigabytes that were never written,
+    or are stored once for many datasets."""
+    stored = path.stat().st_size
+    needed = sum(
+        part.nbytes // (_MAX_COMPRESSION if part.id.get_create_plist().get_nfilters() else 1) for part in parts
+    )
+    if needed > stored:
+        declared = sum(part.nbytes for part in parts)
+        raise DataError(
+            f"{path} has {stored} bytes, and declares {declared} bytes of numbers: they can't all be stored in it; "
+            "fetch or prepare it again"
+        )
 
 
 def _member(where: object, group: Any, name: str) -> Any:
