@@ -29,6 +29,7 @@ from tplr.stores.preprocess.pipeline import prepare
 from tplr.stores.preprocess.records import input_files
 from tplr.stores.preprocess.sources import Sources
 from tplr.streams.iterator import PipelineContext
+from tplr.streams.sources import bytes as pieces
 from tplr.streams.sources.source_file import SourceFile
 
 CONFIG = PipelineConfig.from_dict({
@@ -109,6 +110,22 @@ def test_every_kind_gives_the_same_store_also_after_an_interruption(
     size = (raw / f"in.{name}").stat().st_size
     assert told == sorted(told)
     assert told[-1] == (size, size)
+
+
+@pytest.mark.parametrize("name", ["jsonl", "jsonl.gz", "json", "cbor"])
+def test_chunks_after_a_resume_are_those_without_it(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(records, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(pieces, "FIRST_PIECE", 10)
+    monkeypatch.setattr(pieces, "MAX_PIECE", 10)
+    with closing(PipelineContext()) as context:
+        sources = Sources([SourceFile(context, str(raw / f"in.{name}"))], tmp_path / "cache")
+        found = [*records.chunks(sources, records.RecordPosition(), 1000)]
+        assert 5 < len(found) < 20
+        for number, chunk in enumerate(found, 1):
+            rest = records.chunks(sources, chunk.after(-1), 1000)
+            assert [one.bodies for one in rest] == [one.bodies for one in found[number:]]
 
 
 def test_folders_patterns_and_braces(raw: Path, tokenizer_path: Path, tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ def chunks(sources: Sources, start: RecordPosition, size: int) -> Iterator[Chunk
             yield from _chunks(read(pieces, file.url, begin), size, file.url, begin, pieces)
 
 
-# A record, the offset and number behind it, and the bytes that were read up to it, or a little behind it.
+# A record, the offset and number behind it, and the bytes that were read from the first record up to it, or a little
+# behind it.
 _Record = tuple[bytes | Mapping[str, Any], int, int, int]
 
 
@@ -174,16 +175,18 @@ def _lines(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]
             number += 1
             offset += len(line)
             if line[0] not in _BLANK or not is_blank(line):
-                yield line, offset, number, offset
+                yield line, offset, number, offset - begin.offset
 
 
 def _json(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
-    elements = JsonList(pieces.read, url)
+    elements, skipped = JsonList(pieces.read, url), 0
     for number, record in enumerate(elements, 1):
-        if number > begin.offset:
-            # The encoder refuses a value that is not an object, and reports its number.
-            body = record if isinstance(record, dict) else json.dumps(record).encode()
-            yield body, number, number, elements.read_bytes
+        if number <= begin.offset:
+            skipped = elements.read_bytes
+            continue
+        # The encoder refuses a value that is not an object, and reports its number.
+        body = record if isinstance(record, dict) else json.dumps(record).encode()
+        yield body, number, number, elements.read_bytes - skipped
 
 
 def _cbor(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
@@ -193,7 +196,7 @@ def _cbor(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
             record = records.read()
         except StopIteration:
             return
-        yield record, records.place, number, records.place
+        yield record, records.place, number, records.place - begin.offset
 
 
 def _parquet(file: SourceFile, version: str, begin: RecordPosition) -> Iterator[_Record]:
