@@ -94,12 +94,25 @@ def test_keys_of_every_run_are_read_back_and_no_others() -> None:
     starts = (keys.vote_key(None, 3, "1"), keys.echo_key(None, 4, 3, "1"), keys.status_key(None, 4, 3, "1"))
     shared = (keys.included_key(12, "1"), keys.state_key("aggregator", 12, 3, "1"), keys.peers_key(12, "1"))
     whole = (keys.start_window_key("1"), keys.decision_key(None, "1"))
-    for names, expected in ((of_a_uid, (1, 3, 12)), (starts, (1, 3, None)), (shared, (1, None, 12))):
+    tests = (keys.probe_key(), f"{keys.probe_key()}-by-read-key")
+    for names, expected in (
+        (of_a_uid, (1, 3, 12)),
+        (starts, (1, 3, None)),
+        (shared, (1, None, 12)),
+        (tests, (None, None, None)),
+    ):
         assert {name: keys.parse_run_key(name) for name in names} == dict.fromkeys(names, expected)
     assert {keys.parse_run_key(name) for name in whole} == {(1, None, None)}
-    for name in (*of_a_uid, *starts, *shared, *whole):
+    for name in (*of_a_uid, *starts, *shared, *whole, *tests):
         assert name.startswith(keys.RUN_PREFIXES)
-        for other in (f"my/{name}", f"{name}.bak", f"{name}/mine", name.replace("-v1", "-vmine").replace("_v1", "_v")):
+        unversioned = name.replace("-v1", "-vmine").replace("_v1", "_v")
+        for other in {f"my/{name}", f"{name}.bak", f"{name}/mine", unversioned} - {name}:
             assert keys.parse_run_key(other) is None
-    for name in ("gradient-descent.pdf", "checkpoint-12-3-v1/weights.bin", "commit-12-3", "peers_v1.json"):
+    for name in (
+        "gradient-descent.pdf",
+        "checkpoint-12-3-v1/weights.bin",
+        "commit-12-3",
+        "peers_v1.json",
+        "probe-of-latency",
+    ):
         assert keys.parse_run_key(name) is None

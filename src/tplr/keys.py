@@ -1,6 +1,7 @@
 """The only module that builds and parses object keys."""
 
 import re
+import secrets
 from collections.abc import Iterable
 from numbers import Integral
 from typing import Literal, NamedTuple, Self, get_args
@@ -150,17 +151,17 @@ def parse_window_key(key: str, version: str) -> WindowKey | None:
 
 
 class RunKey(NamedTuple):
-    """The parts of the key of an object of any run. ``uid``, ``window``: None if the key has none."""
+    """The parts of the key of an object of any run, None if the key lacks them. The key of a test object lacks all."""
 
-    version: int
+    version: int | None
     uid: int | None
     window: int | None
 
 
-# How the keys of all objects of runs begin, and their complete forms, of every version.
+# How the keys of all objects of runs, and of test objects, begin, and their complete forms, of every version.
 RUN_PREFIXES = (
     *("gradient-", "commit-", "debug-", "scores-", "checkpoint-", "evaluation-", "vote-", "echo-", "status-"),
-    *("aggregator-", "decision-start-v", "start_window_v", "peers_"),
+    *("aggregator-", "decision-start-v", "start_window_v", "peers_", "probe-"),
 )
 _RUN_KEYS = tuple(
     re.compile(form.replace("W", r"(?P<window>\d{1,15})").replace("U", r"(?P<uid>\d{1,5})-v(?P<version>\d{1,9})"))
@@ -174,16 +175,20 @@ _RUN_KEYS = tuple(
         r"aggregator-W-v(?P<version>\d{1,9})\.(?:json|safetensors)",
         r"peers_W_v(?P<version>\d{1,9})\.json",
         r"(?:decision-start-|start_window_)v(?P<version>\d{1,9})\.json",
+        r"probe-[0-9a-f]{16}(?:-[a-z0-9-]+)?",
     )
 )
 
 
 def parse_run_key(key: str) -> RunKey | None:
-    """Parse the key of an object of any run and version, except software versions; None for every other key."""
+    """Parse the key of an object of any run and version, except software versions, or of a test object.
+
+    Returns None for every other key.
+    """
     for form in _RUN_KEYS:
         if match := form.fullmatch(key):
             found = {name: int(number) for name, number in match.groupdict().items()}
-            return RunKey(found["version"], found.get("uid"), found.get("window"))
+            return RunKey(found.get("version"), found.get("uid"), found.get("window"))
     return None
 
 
@@ -219,3 +224,8 @@ def parse_peers_key(key: str, version: str) -> int | None:
 def software_key(uid: int) -> str:
     """Software versions of ``uid``; the key has no version, so that nodes of every version find it."""
     return f"software-{uid}.json"
+
+
+def probe_key() -> str:
+    """Object that tests a bucket, new in each call; a test that needs several of them appends ``-`` and a name."""
+    return f"probe-{secrets.token_hex(8)}"

@@ -4,12 +4,15 @@ import pytest
 from guides import from_guide
 
 from tplr.cli.reported import FAILED
-from tplr.keys import checkpoint_prefix, commit_key, debug_key, gradient_key, peers_key, start_window_key
+from tplr.errors import StoreUnavailable
+from tplr.keys import checkpoint_prefix, commit_key, debug_key, gradient_key, peers_key, probe_key, start_window_key
 from tplr.localnet.network import HOTKEY
 from tplr.node import leftovers
 from tplr.node.leftovers import DAY_SECONDS, IDLE_DAYS, ObjectGroup, PresentRun
 from tplr.schemas import ObjectInfo
 from tplr.storage import S3Connections
+from tplr.storage.probe import SPEED_BYTES, probe_speed
+from tplr.testing.s3server import Status
 
 WALLET = {"NAME": "miner-1", "HOTKEY": HOTKEY}
 LIST = from_guide("docs/miner.md", ".venv/bin/tplr clean --wallet.name NAME --wallet.hotkey HOTKEY", WALLET)
@@ -22,8 +25,9 @@ NOW = 1e9
 RUN = PresentRun(versions=frozenset({1, 2}), uid=7, others=frozenset({8}), needed_from=100, shared=False)
 
 
-def group(version: int, uid: int | None, *, window: int = 99, days: float = IDLE_DAYS) -> ObjectGroup:
+def group(version: int | None, uid: int | None, *, window: int = 99, days: float = IDLE_DAYS) -> ObjectGroup:
     key = peers_key(window, str(version)) if uid is None else gradient_key(window, uid, str(version))
+    key = probe_key() if version is None else key
     return ObjectGroup(version, uid, [ObjectInfo(key=key, size=1, etag="", last_modified=NOW - days * DAY_SECONDS)])
 
 
@@ -41,6 +45,8 @@ def group(version: int, uid: int | None, *, window: int = 99, days: float = IDLE
         (group(0, 8, window=100), None),
         (group(0, None), None),
         (group(0, 9, days=IDLE_DAYS - 0.1), "written to within"),
+        (group(None, None), None),
+        (group(None, None, days=IDLE_DAYS - 0.1), "written to within"),  # by a test that runs
     ],
 )
 def test_what_may_be_in_use_is_kept(found: ObjectGroup, use: str | None) -> None:
@@ -52,6 +58,20 @@ def test_in_a_bucket_of_several_nodes_everything_of_this_run_is_kept() -> None:
     shared = PresentRun(versions=RUN.versions, uid=7, others=frozenset(), needed_from=100, shared=True)
     assert "of this run" in str(shared.use_of(group(1, 9), now=NOW))
     assert shared.use_of(group(0, 9), now=NOW) is None
+
+
+async def test_test_objects_of_a_doctor_that_was_killed(stage, command, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(leftovers, "IDLE_DAYS", 0)
+    stage.server.faults.add("^DELETE", Status(503, "SlowDown"))
+    async with S3Connections(stage.server.endpoint) as connections:
+        store = connections.store(stage.setup("miner-1").account.writable)
+        with pytest.raises(StoreUnavailable):
+            await probe_speed(store, store)
+        (left,) = [one for one in await store.list() if one.size == SPEED_BYTES]
+        assert await command(*LIST.arguments) == 0
+        assert "--delete probes" in capsys.readouterr().out
+        assert await command("clean", "--delete", "probes") == 0
+        assert left.key not in {one.key for one in await store.list()}
 
 
 async def test_only_the_named_groups_are_deleted(stage, command, capsys, caplog, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""``tplr clean``: list what former runs and uids left in a node's own bucket, and delete it."""
+"""``tplr clean``: list what former runs, uids and tests left in a node's own bucket, and delete it."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--delete",
         nargs="+",
         default=[],
-        metavar="VERSION/UID",
+        metavar="GROUP",
         help="delete these groups, as the list names them, for ever (default: only list all groups)",
     )
     add_network_arguments(parser)

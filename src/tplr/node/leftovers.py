@@ -1,4 +1,4 @@
-"""Finds and deletes what former runs and uids left in a node's own bucket: ``tplr clean``.
+"""Finds and deletes what former runs, uids and tests left in a node's own bucket: ``tplr clean``.
 
 A node itself deletes only old objects of its present uid and run (``exchange/retention.py``).
 """
@@ -34,14 +34,19 @@ IDLE_DAYS = 3  # a group of objects that was written to later may be that of ano
 
 @dataclass(frozen=True)
 class ObjectGroup:
-    """The objects of one version and one uid in a bucket; ``uid`` is None for objects that belong to no uid."""
+    """The objects of one version and one uid in a bucket.
 
-    version: int
+    ``uid`` is None for objects that belong to no uid, and ``version`` for the objects that test a bucket.
+    """
+
+    version: int | None
     uid: int | None
     objects: Sequence[ObjectInfo]
 
     @property
     def name(self) -> str:
+        if self.version is None:
+            return "probes"
         return f"{self.version}/{'-' if self.uid is None else self.uid}"
 
     @property
@@ -100,13 +105,13 @@ class PresentRun:
 
 
 async def list_groups(store: ObjectStore) -> list[ObjectGroup]:
-    """List the objects of all runs in a bucket; those with other keys are not listed. Raises StoreError."""
-    found: dict[tuple[int, int | None], list[ObjectInfo]] = defaultdict(list)
+    """List the objects of all runs in a bucket, and those that tested it; none with other keys. Raises StoreError."""
+    found: dict[tuple[int | None, int | None], list[ObjectInfo]] = defaultdict(list)
     for prefix in RUN_PREFIXES:
         for one in await list_objects(store, prefix):
             if key := parse_run_key(one.key):
                 found[key.version, key.uid].append(one)
-    order = sorted(found, key=lambda group: (group[0], -1 if group[1] is None else group[1]))
+    order = sorted(found, key=lambda group: tuple(-1 if part is None else part for part in group))
     return [ObjectGroup(version, uid, found[version, uid]) for version, uid in order]
 
 
@@ -126,7 +131,7 @@ async def clean(network: NetworkReader, kind: Kind, names: Sequence[str]) -> int
     store, now = network.connections.store(bucket), time.time()
     groups = {group.name: group for group in await list_groups(store)}
     uses = {name: run.use_of(group, now=now) for name, group in groups.items()}
-    Console().print(_table(groups, uses, bucket.name, now=now) if groups else f"no objects of runs in {bucket.name}")
+    Console().print(_table(groups, uses, bucket.name, now=now) if groups else f"no objects of nodes in {bucket.name}")
     problems = [f"--delete {name}: the bucket has no such group" for name in names if name not in groups]
     problems += [f"--delete {name}: it is kept: {uses[name]}" for name in names if uses.get(name)]
     if problems:
@@ -138,8 +143,8 @@ async def clean(network: NetworkReader, kind: Kind, names: Sequence[str]) -> int
 
 
 def _table(groups: Mapping[str, ObjectGroup], uses: Mapping[str, str | None], bucket: str, *, now: float) -> Table:
-    table = Table(title=f"objects of runs in bucket {bucket}", title_justify="left")
-    for name in ("VERSION/UID", "windows", "objects", "GB", "$ a month", "days old"):
+    table = Table(title=f"objects of nodes in bucket {bucket}", title_justify="left")
+    for name in ("group", "windows", "objects", "GB", "$ a month", "days old"):
         table.add_column(name, justify="right")
     table.add_column("use", overflow="fold")
     for name, group in groups.items():

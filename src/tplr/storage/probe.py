@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import os
-import secrets
 import statistics
 import time
 from dataclasses import dataclass
 from enum import StrEnum
 
 from tplr.errors import AccessDenied, ObjectNotFound, StoreError, StoreUnavailable
+from tplr.keys import probe_key
 from tplr.storage.base import ObjectStore
 from tplr.storage.retry import with_retry
 
@@ -55,7 +55,7 @@ async def probe_access(
         variables: prefix of the names of the bucket's settings, such as ``R2_GRADIENTS``, for the remedies.
         published: the read key is published on chain, so a read key that can write is a problem, not a warning.
     """
-    key = f"probe-{secrets.token_hex(8)}"
+    key = probe_key()
     findings: list[Finding] = []
     tried: list[tuple[ObjectStore, str]] = []
     if writable is not None:
@@ -81,7 +81,7 @@ async def probe_speed(readable: ObjectStore, writable: ObjectStore | None) -> li
         StoreError: a request failed that succeeded in ``probe_access``.
     """
     findings = [await _probe_latency(readable)]
-    key = f"probe-{secrets.token_hex(8)}"
+    key = probe_key()
     if writable is not None:
         body = os.urandom(SPEED_BYTES)
         before, began = time.time(), time.perf_counter()

@@ -1,11 +1,11 @@
 """Probes whether a bucket refuses damaged uploads: bodies that do not match their digests."""
 
 import hashlib
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from tplr.errors import StoreError, StoreUnavailable, UploadDamaged
+from tplr.keys import probe_key
 from tplr.storage.parts import FilePart
 from tplr.storage.probe import Finding, ProbeResult
 from tplr.storage.retry import with_retry
@@ -29,7 +29,7 @@ _MEANING = {
 async def probe_damage(writable: S3Store) -> list[Finding]:
     """Send two objects and a part with digests of other bytes. Removes them afterwards; a finding reports if that
     fails."""
-    key = f"probe-{secrets.token_hex(8)}"
+    key = probe_key()
     tries: list[Callable[[], Awaitable[object]]] = [
         lambda: writable.put_claiming(f"{key}-1", _BODY, md5=_MD5),
         lambda: writable.put_claiming(f"{key}-2", _BODY, sha256=_SHA256),
