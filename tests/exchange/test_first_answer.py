@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tplr.errors import StoreUnavailable
 from tplr.exchange import first_answer
 from tplr.exchange.first_answer import find_first
 from tplr.exchange.source_speeds import TOO_SLOW, SourceSpeeds
@@ -68,6 +69,23 @@ async def test_who_is_much_slower_than_others_have_been_is_given_up(monkeypatch:
     assert sources.fetched == ["new", "honest"]
     assert await sources.find(speeds) == "honest"  # the other one is asked last from then on
     assert sources.fetched == ["new", "honest", "honest"]
+
+
+async def test_the_error_of_a_source_is_not_the_next_ones_delay() -> None:
+    """A source whose object is of no use is not asked again, as one that was too slow would be."""
+    speeds, sources = SourceSpeeds(), Slow(set())
+    for name in sources.stores:
+        speeds.note(name, size=10**9, seconds=1.0)
+    fetched: list[str] = []
+
+    async def fetch(store: Any, _: Any) -> None:
+        fetched.append(store.name)
+        if store.name == "new":
+            raise StoreUnavailable("down")
+
+    with pytest.raises(StoreUnavailable, match="down"):
+        await find_first(sources.stores, sources.look, fetch, speeds, what="object")
+    assert fetched == ["new", "honest", "other", "new"]
 
 
 async def test_on_a_link_that_became_slow_each_bucket_has_more_time_than_the_one_before(
