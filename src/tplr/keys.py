@@ -193,7 +193,7 @@ def parse_run_key(key: str) -> RunKey | None:
 
 
 def start_window_key(version: str) -> str:
-    """First window of the run, written once by the highest-stake validator."""
+    """First window of the run, written once by each elector."""
     return f"start_window_v{version}.json"
 
 

@@ -14,6 +14,7 @@ from recording import Recording, recorded_run
 from reports import score_report
 
 from tplr import cli
+from tplr.chain.ledger import Ledger
 from tplr.config import Environment
 from tplr.errors import ConfigError, StoreError
 from tplr.exchange.envelope import body_of, sign_body, sign_document
@@ -147,6 +148,24 @@ async def test_a_void_window_is_shown_as_one(scene) -> None:
     assert found.elections.decided == "cv"
     assert {miner.outcomes[0] for miner in found.miners} == {"i"}
     assert "i" not in {miner.outcomes[1] for miner in found.miners}
+
+
+async def test_a_set_without_a_decision_is_that_of_most_stake(scene) -> None:
+    await scene.recording.begin()
+    await scene.record(included=False)
+    seen = await scene.leader.comms.get_report(0, START)
+    await scene.reports(START, scene.leader, included={"1": seen.included["1"]})
+    request = replace(scene.request, history=None)
+    assert [(one.uid, one.outcomes) for one in (await scene.write(request)).miners] == [(1, "i")]
+    for node in scene.miners:
+        await node.comms.copy_run(scene.stage.hparams.start_horizon_windows)
+        await node.comms.put_report(seen.model_copy(update={"uid": node.comms.uid}))
+    with contextlib.closing(Ledger(scene.stage.network.chain, clock=scene.stage.clock)) as admin:
+        for node in scene.miners:
+            admin.set_stake(node.comms.hotkey, 0.9 * scene.leader.comms.metagraph.neurons[0].stake)
+            admin.set_permit(node.comms.hotkey)
+    await scene.stage.pass_windows(1, scene.leader.clock)
+    assert [(one.uid, one.outcomes) for one in (await scene.write(request)).miners] == [(1, "i"), (2, "i")]
 
 
 async def test_what_is_read_of_a_run(scene) -> None:

@@ -5,9 +5,10 @@ Every document passes the same checks as in a node. A missing document, or one t
 
 import asyncio
 import statistics
-from collections.abc import Collection, Container, Iterable, MutableMapping
+from collections.abc import Collection, Container, Iterable, Mapping, MutableMapping
 from typing import Any
 
+from tplr.chain.electors import Electors
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import read_prologue
@@ -171,7 +172,7 @@ class PublishedRun:
         owners |= {uid: self._comms.get_hotkey(uid) or "" for uid in reports}
         election, peers = await self._election(window), await self._peers(window)
         included, skipped = self._included(election, reports)
-        if included is None and self._comms.highest_stake_validator() in self._silent:
+        if included is None and not self._silent.isdisjoint(self._comms.electors.uids):
             self.unanswered.add(window)
         try:
             scored = await asyncio.to_thread(self._scored, scores, await self._shares(scores)) if scores else {}
@@ -241,11 +242,11 @@ class PublishedRun:
     def _included(
         self, election: ElectionResult | None, reports: dict[int, DebugReport]
     ) -> tuple[list[int] | None, dict[int, str]]:
-        """Return the window's decided set, or else the set that the leading validator reports as applied."""
+        """Return the window's decided set, or else the set that electors with most of the stake report as applied."""
         if election and election.decided:
             found = election.decided.included
             return [one.uid for one in found.included], _reasons(found.skipped)
-        report = reports.get(leader) if (leader := self._comms.highest_stake_validator()) is not None else None
+        report = _agreed(self._comms.electors, reports)
         return ([int(uid) for uid in report.included], _reasons(report.skipped)) if report else (None, {})
 
     async def _peers(self, window: int) -> PeerList | None:
@@ -338,6 +339,15 @@ class PublishedRun:
             window=self._comms.block_to_window(last.block),
             weights={int(uid): share for uid, share in sorted(on_chain.items(), key=lambda one: int(one[0]))},
         )
+
+
+def _agreed(electors: Electors, reports: Mapping[int, DebugReport]) -> DebugReport | None:
+    """Return a report with the set that electors with more than half of the stake report, if there is one."""
+    agreeing: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for uid in electors.uids:
+        if uid in reports:
+            agreeing.setdefault(tuple(sorted(reports[uid].included.items())), []).append(uid)
+    return next((reports[uids[0]] for uids in agreeing.values() if electors.outweighs(uids)), None)
 
 
 def _score(report: ScoreReport, uid: str, power: float, shares: CreditShares | None) -> MinerScore:

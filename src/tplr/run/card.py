@@ -46,7 +46,8 @@ def _summary(hparams: HParams) -> str:
 
 
 def _facts(record: ExportRecord) -> str:
-    agreed = "equal to the leading validator's report" if record.agreed else "no report was there to compare it with"
+    reported = "as electors with more than half of the stake report"
+    agreed = reported if record.agreed else "no report was there to compare it with"
     unknown = sum(None in one.batches.values() for one in record.windows)
     tokens = f"{record.tokens:,}" + (f" (updates of {unknown} windows are deleted, and not counted)" if unknown else "")
     rows = [

@@ -61,7 +61,7 @@ class ExportRecord(Sealed):
         window: the last applied window.
         global_step: number of applied outer steps.
         fingerprint: the model's after ``window``, as in nodes' reports.
-        agreed: whether it was compared with most electors' reports of ``window``.
+        agreed: whether electors with more than half of the stake report it for ``window``.
         digest: digest of the float32 weights, as in nodes' reports.
         dtype: type of the files' tensors.
         dataset: SHA-256 of the dataset's manifest, or of the token store's.

@@ -84,7 +84,7 @@ def earned_peers(
     """Return a peer list with earned places: the proven miners, by falling merit, and never a known zero.
 
     The reserve and some of the other active miners are on probation (``on_probation``). A miner on the current list
-    that is not judged yet keeps a place after all others, so that a leader without its scores does not empty the list.
+    that is not judged yet keeps a place after all others, so that electors without its scores do not empty the list.
 
     Args:
         turn: turn of the miners on probation.

@@ -69,7 +69,7 @@ class SimulatedComms:
         self._world.lists.append(listed)
 
     async def get_included(self, window: int) -> None:
-        """Return None: no set is published, so the leading validator's report defines a window."""
+        """Return None: no set is published, so the only validator's report defines a window."""
 
     def is_voided(self, _: int) -> bool:
         return False
