@@ -54,7 +54,9 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         # No aggregator's bucket is configured: the leader publishes the included sets.
         published = {event["window"]: event["included"] for event in stage.of("aggregated", "validator")}
         assert published
-        store = mine[2].comms.leader_store()
+        leader = mine[2].comms.highest_stake_validator()
+        assert leader is not None
+        store = mine[2].comms.store_of(leader)
         assert store is not None
         names = {info.key for info in await store.list("aggregator-")}
         assert {included_key(window, stage.hparams.version) for window in published} <= names

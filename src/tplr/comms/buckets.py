@@ -93,11 +93,6 @@ class NodeBuckets(ChainManager):
             raise ObjectNotFound(f"uid {uid} has no bucket on chain")
         return store
 
-    def leader_store(self) -> ObjectStore | None:
-        """Return the leading validator's bucket, with peer lists and start window; None without a validator."""
-        leader = self.highest_stake_validator()
-        return None if leader is None else self.store_of(leader)
-
     def local_store(self, uid: int) -> ObjectStore:
         """Return the subfolder that serves as the bucket of ``uid`` on this machine."""
         return DirectoryStore(self._folder / str(uid))
