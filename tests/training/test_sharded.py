@@ -116,6 +116,11 @@ def test_inner_products_of_several_ranks_are_those_of_one_but_for_rounding(schem
             np.testing.assert_allclose(found[size][what], alone[what], atol=1e-5)
 
 
+def test_an_alignment_ends_with_the_node_after_its_gradient(written, tmp_path):
+    ended = run_ranks(2, tmp_path, "align_ended", hparams=written("sparseloco"), folder=str(tmp_path))
+    assert "about to end" in ended_well(ended, 2)["error"]
+
+
 def test_all_ranks_refuse_a_state_of_which_one_can_not_read_its_part(written, tmp_path):
     ended = run_ranks(2, tmp_path, "unreadable", hparams=written("sparseloco"), folder=str(tmp_path / "state"))
     own, shared = ended_well(ended, 2)["refused"]

@@ -80,7 +80,8 @@ class TrainState:
         start_window: first window of the run; -1 until it is known.
         global_step: number of outer steps applied, the position of every schedule. A window without an applied update
             does not count.
-        ending: whether the node is about to end: evaluations then end before their next batch, with TrainingError.
+        ending: whether the node is about to end: evaluations then end before their next batch or tensor, with
+            TrainingError.
         loads: number of times another model replaced the present one, as after a restart or in a rollback.
     """
 
@@ -309,6 +310,7 @@ class TrainState:
             parallel=self._parallel,
             pairs=pairs,
             together=together,
+            stop=self._is_ending,
         )
 
     def _gradient(self, batches: np.ndarray) -> Gradient:

@@ -30,8 +30,7 @@ def own_batches(
     if not len(batches):
         raise ValueError("no batches: the pages contain less text than one batch")
     for begin in range(0, len(batches), parallel.size):
-        if parallel.any(stop()):
-            raise TrainingError("this node is about to end")
+        check_stopped(stop(), parallel)
         number = begin + parallel.rank
         yield batches[min(number, len(batches) - 1)], number < len(batches)
 
@@ -46,6 +45,12 @@ def all_losses(own: Sequence[torch.Tensor], batches: np.ndarray, parallel: Paral
     by_rank = parallel.gather_bytes(torch.cat([*own]).cpu().numpy().tobytes())
     rounds = np.stack([np.frombuffer(one).reshape(len(own), -1) for one in by_rank], axis=1)
     return rounds.reshape(-1)[: len(batches) * batches.shape[1]]
+
+
+def check_stopped(stopped: bool, parallel: ParallelContext) -> None:
+    """Raise TrainingError on all ranks if any of them has ``stopped``."""
+    if parallel.any(stopped):
+        raise TrainingError("this node is about to end")
 
 
 def check_finite(losses: np.ndarray) -> None:

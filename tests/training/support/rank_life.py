@@ -159,6 +159,22 @@ def aligned(hparams: str, folder: str) -> dict[str, Any]:
         return {"losses": held_out.losses.tolist(), "own": own} | found._asdict()
 
 
+def align_ended(hparams: str, folder: str) -> dict[str, Any]:
+    """The node is about to end while an alignment computes its gradient."""
+    constants = load_hparams(hparams)
+    with joined(constants, Path(folder)) as state:
+        if state is None:
+            return {}
+        state.model.get_input_embeddings().register_forward_pre_hook(lambda *_: setattr(state, "ending", True))
+        before, updates = state.digest(), updates_of(state, constants, 0)
+        try:
+            state.align(updates, batches_of(constants, 77, 1), 3)
+        except TrainingError as error:
+            assert state.digest() == before  # the ranks still execute commands together
+            return {"error": str(error)}
+        return {"error": ""}
+
+
 def _life(state: Watched, hparams: HParams, windows: int) -> dict[str, Any]:
     state.start_window = 0
     found: dict[str, Any] = {"first": state.digest(), "digests": [], "bodies": [], "losses": [], "work": []}
