@@ -27,6 +27,7 @@ KEY_ID, SECRET = "0123456789abcdef" * 2, "fedcba9876543210" * 4
 PART = 2**16  # bytes
 ME = signer()
 MODEL = {"model.table": torch.arange(60.0).view(20, 3), "model.norm": torch.ones(7)}
+RUN = {"version": "1"}
 INNER = {"inner.table": torch.arange(60.0).view(20, 3) / 2}
 WANTED = {name: TensorLayout.of(tensor) for name, tensor in MODEL.items()}
 
@@ -40,7 +41,7 @@ def snapshot(folder: Path, window: int, *, max_bytes: int = 100, version: str = 
         start_window=3,
         global_step=window - 3,
         version=version,
-        values={"outer": {"version": 1}},
+        values={"run": RUN, "outer": {"version": 1}},
         tensors=writer.tensors,
         shards=tuple(writer.shards),
     )
@@ -73,7 +74,7 @@ async def test_round_trip(store: ObjectStore, tmp_path: Path) -> None:
     assert [(one.window, one.uid) for one in await published(store, ME)] == [(9, 5), (8, 5)]
     assert await published(store, signer(version="2")) == []
     manifest = await take(store, tmp_path / "got")
-    assert (manifest.window, manifest.global_step, manifest.values) == (9, 6, {"outer": {"version": 1}})
+    assert (manifest.window, manifest.global_step, manifest.values) == (9, 6, {"run": RUN, "outer": {"version": 1}})
     # Parts that were not requested were not fetched.
     assert manifest.tensors.keys() == MODEL.keys()
     assert not any("inner" in piece.tensor for shard in manifest.shards for piece in shard.pieces)
@@ -107,9 +108,12 @@ async def test_shards_come_from_any_author_of_the_same_content(tmp_path: Path, m
     first, *others = (Checkpoint(stalling, 10, ME), *(Checkpoint(good, 10, signer(uid)) for uid in (6, 7, 8, 9)))
     stakes = {8: 40, 5: 21, 6: 20, 7: 19}
     electors = Electors(tuple(Elector(uid, signer(uid).hotkey, stake) for uid, stake in stakes.items()))
-    groups = await alike(sorted([first, *others], key=lambda one: -electors.stake([one.uid])), WANTED, electors)
-    assert [[one.uid for one in group] for group in groups] == [[5, 6, 7], [8], [9]]
-    fetched = await fetch(first, tmp_path / "fetched", wanted=WANTED, mirrors=groups[0][1:])
+    ranked = sorted([first, *others], key=lambda one: -electors.stake([one.uid]))
+    groups = await alike(ranked, WANTED, electors, run=RUN)
+    assert [[one.uid for one in group.checkpoints] for group in groups] == [[5, 6, 7], [8], [9]]
+    assert all((group.manifest is None) == (group is groups[2]) for group in groups)
+    (first, *mirrors), manifest = groups[0]
+    fetched = await fetch(first, tmp_path / "fetched", wanted=WANTED, manifest=manifest, mirrors=mirrors)
     assert fetched.shards == mine.shards[: len(fetched.shards)]
     assert len(fetched.shards) == 3
     assert stalling.asked == 1  # for the first shard only

@@ -1,6 +1,7 @@
 """A node starts from the newest checkpoint of an elector that is the model of the run."""
 
 import asyncio
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import pytest
 import torch
 from catching_up import START
 
+from tplr.chain.ledger import Ledger
 from tplr.comms.checkpoints import CheckpointExchange
 from tplr.errors import ConfigError, StateError
 from tplr.exchange.checkpoints import Checkpoint, fetch_manifest, publish
-from tplr.exchange.snapshot import SnapshotManifest
+from tplr.exchange.snapshot import MANIFEST, SnapshotManifest, write_manifest
 from tplr.hparams import load_hparams
+from tplr.keys import checkpoint_prefix
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import load_state, reading_state
 from tplr.node.train_state import TrainState
@@ -168,6 +171,38 @@ async def test_no_more_checkpoints_of_an_elector_are_downloaded_than_an_honest_o
             await run.stage.drive(replica.open(START))  # as in each window in which the node waits for a checkpoint
         refused = [one for one in caplog.messages if "differ from those that most electors report" in one]
         assert [one.split()[3] for one in refused] == [str(START + 4), str(START + 2)]
+
+
+async def test_the_same_shards_as_of_another_run_are_no_copy_of_an_honest_checkpoint(catch_up, monkeypatch) -> None:
+    async with catch_up() as run:
+        await run.record(2)
+        leader, others = run.leader.comms, [one.comms for one in run.miners]
+        saved = run.recording.train_state.save(run.recording.window, {})
+        for comms in others:
+            await comms.copy_run(run.stage.hparams.start_horizon_windows)
+            seen = await leader.get_report(leader.uid, run.recording.window - 1)
+            await comms.put_report(seen.model_copy(update={"uid": comms.uid}))
+            await comms.publish_checkpoint(saved.folder)
+        values = saved.manifest.values | {"run": {}}
+        write_manifest(saved.folder, saved.manifest.model_copy(update={"values": values}))
+        await leader.publish_checkpoint(saved.folder)
+        with contextlib.closing(Ledger(run.stage.network.chain, clock=run.stage.clock)) as admin:
+            for comms in others:
+                admin.set_stake(comms.hotkey, 0.9 * leader.metagraph.neurons[leader.uid].stake)
+                admin.set_permit(comms.hotkey)
+        await run.stage.pass_windows(1, run.newcomer.clock)
+        await run.newcomer.comms.refresh()
+        assert len(run.newcomer.comms.electors.uids) == 3
+        asked: list[str] = []
+        take = run.stage.server.faults.take
+        monkeypatch.setattr(
+            run.stage.server.faults, "take", lambda method, target: asked.append(target) or take(method, target)
+        )
+        async with run.opened() as replica:
+            assert replica.window == START + 2
+        # An author can replace its manifest: what was compared is what is used.
+        places = [checkpoint_prefix(START + 2, comms.uid, "1") + MANIFEST for comms in others]
+        assert [sum(one in target for target in asked) for one in places] == [1, 1]
 
 
 async def test_who_has_published_a_false_checkpoint_is_asked_last_from_then_on(catch_up, caplog) -> None:

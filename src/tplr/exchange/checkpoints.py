@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tplr.chain.electors import Electors
 from tplr.errors import ObjectNotFound, PayloadError, StateError, StoreError
@@ -54,6 +54,13 @@ class Checkpoint(NamedTuple):
     @property
     def prefix(self) -> str:
         return checkpoint_prefix(self.window, self.author.uid, self.author.run.version)
+
+
+class Copies(NamedTuple):
+    """Checkpoints of one window with the same content; ``manifest``: what of it is used; None if it is not known."""
+
+    checkpoints: list[Checkpoint]
+    manifest: SnapshotManifest | None = None
 
 
 async def publish(
@@ -212,26 +219,31 @@ async def _fetch_shard(
 
 
 async def alike(
-    found: Sequence[Checkpoint], wanted: Mapping[str, TensorLayout], electors: Electors
-) -> list[list[Checkpoint]]:
+    found: Sequence[Checkpoint], wanted: Mapping[str, TensorLayout], electors: Electors, *, run: Mapping[str, Any]
+) -> list[Copies]:
     """Group checkpoints of one window by the content of ``wanted``; the group with the most stake comes first.
 
-    Those without a readable manifest, or without ``wanted``, are each alone: ``fetch`` raises the error.
+    Those of another ``run``, without a readable manifest, or without ``wanted`` are each alone, and have no manifest:
+    who fetches them gets the error.
     """
     if len(found) == 1:
-        return [[*found]]
+        return [Copies([*found])]
 
-    async def content(checkpoint: Checkpoint) -> Hashable:
+    async def content(checkpoint: Checkpoint) -> tuple[Hashable, SnapshotManifest | None]:
         try:
             manifest = await fetch_manifest(checkpoint, max_bytes=manifest_cap(wanted))
-            return await asyncio.to_thread(needed_shards, manifest, wanted), manifest.global_step
+            shards = await asyncio.to_thread(needed_shards, manifest, wanted)
         except (StateError, StoreError):
-            return checkpoint.author.hotkey
+            return checkpoint.author.hotkey, None
+        if manifest.values.get("run") != run:
+            return checkpoint.author.hotkey, None
+        # Other values may take much memory, and nobody uses them.
+        return (shards, manifest.global_step), manifest.model_copy(update={"values": {"run": run}})
 
-    groups: dict[Hashable, list[Checkpoint]] = {}
-    for checkpoint, key in zip(found, await asyncio.gather(*map(content, found)), strict=True):
-        groups.setdefault(key, []).append(checkpoint)
-    return sorted(groups.values(), key=lambda group: -electors.stake(one.uid for one in group))
+    groups: dict[Hashable, Copies] = {}
+    for checkpoint, (key, manifest) in zip(found, await asyncio.gather(*map(content, found)), strict=True):
+        groups.setdefault(key, Copies([], manifest)).checkpoints.append(checkpoint)
+    return sorted(groups.values(), key=lambda group: -electors.stake(one.uid for one in group.checkpoints))
 
 
 def discard_fetch(folder: Path) -> None:

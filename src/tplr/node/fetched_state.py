@@ -16,7 +16,11 @@ from tplr.node.train_state import TrainState
 
 @contextlib.asynccontextmanager
 async def fetched_state(
-    train_state: TrainState, comms: Comms, checkpoint: Checkpoint, *mirrors: Checkpoint
+    train_state: TrainState,
+    comms: Comms,
+    checkpoint: Checkpoint,
+    *mirrors: Checkpoint,
+    manifest: SnapshotManifest | None = None,
 ) -> AsyncIterator[SavedState]:
     """Download a checkpoint of the run of ``train_state``, which may then ``restore_shared`` it.
 
@@ -24,6 +28,7 @@ async def fetched_state(
 
     Args:
         mirrors: checkpoints with the same content.
+        manifest: the checkpoint's manifest, if it is known.
 
     Raises:
         FalseModel: it has entries that are not finite numbers.
@@ -31,7 +36,7 @@ async def fetched_state(
         StoreError: it can't be downloaded.
     """
     tensors = shared_layout(train_state)
-    manifest = await fetch_manifest(checkpoint, max_bytes=manifest_cap(tensors))
+    manifest = manifest or await fetch_manifest(checkpoint, max_bytes=manifest_cap(tensors))
     if manifest.values.get("run") != train_state.run:
         raise StateError(f"it belongs to another run: {manifest.values.get('run')}")
     steps, windows = manifest.global_step, manifest.window - train_state.start_window

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from tplr.comms import Comms
 from tplr.compress.payload import Update
 from tplr.concurrency.prefetch import Prefetch
 from tplr.errors import ChainUnavailable, FalseModel, StateError, StoreError, WindowLost
-from tplr.exchange.checkpoints import Checkpoint, alike
+from tplr.exchange.checkpoints import Checkpoint, Copies, alike
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
@@ -155,19 +155,21 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             if not may_try(first):
                 continue
             same = [one for one in found if kind(one) == kind(first) and may_try(one)]
-            for group in await alike(same, shared_layout(self.train_state), comms.electors):
-                done += group
-                tried.update(one.author.hotkey for one in group)
+            wanted, run = shared_layout(self.train_state), self.train_state.run
+            for group in await alike(same, wanted, comms.electors, run=run):
+                done += group.checkpoints
+                tried.update(one.author.hotkey for one in group.checkpoints)
                 if await self._restore_one_of(group):
                     return True
         return False
 
-    async def _restore_one_of(self, group: Sequence[Checkpoint]) -> bool:
+    async def _restore_one_of(self, group: Copies) -> bool:
         """Restore a checkpoint that several electors publish, or one; return whether it is valid."""
-        checkpoint = group[0]
+        checkpoint, *mirrors = group.checkpoints
         try:
             report = await self._confirming(checkpoint)
-            async with fetched_state(self.train_state, self._context.comms, *group) as fetched:
+            comms, manifest = self._context.comms, group.manifest
+            async with fetched_state(self.train_state, comms, checkpoint, *mirrors, manifest=manifest) as fetched:
                 if report:
                     await self._check_model(fetched, report)
                 await self.wait_for_save()
@@ -175,7 +177,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         except (ChainUnavailable, StateError, StoreError) as error:
             logger.warning("checkpoint of window %d by uid %d not used: %s", checkpoint.window, checkpoint.uid, error)
             if isinstance(error, FalseModel):
-                self._false.update(one.author.hotkey for one in group)
+                self._false.update(one.author.hotkey for one in group.checkpoints)
             return False
         if checkpoint.window > self.window:
             # A skipped window may contain this node's last update: treat it as applied.
