@@ -13,6 +13,7 @@ Figures = dict[str, float]
 EFFORT = 24  # sequences of an average miner, of at most 64
 PAID_WINDOWS = 20
 GATHERED = 15
+MEASURED = 64  # sequences of a gradient or a loss, as in the project's hparams files
 PROBATION = 3  # windows
 LAUNCH = 6  # windows until the first peer list with earned places
 
@@ -37,6 +38,7 @@ def network(setting: Setting, members: Sequence[Member], *, pages: int = 8) -> W
         probation_windows=PROBATION,
         pages_per_window=pages,
         validator_sample_rate=1e-3,  # so low that ``evaluation_sequences`` decides
+        evaluation_sequences=MEASURED,
     )
     return World(hparams, members, seed=setting.seed, measures_loss=False)
 
