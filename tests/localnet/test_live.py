@@ -104,6 +104,13 @@ def test_a_network_that_has_not_begun_can_be_shown(recording, console):
     assert "waiting for the first window" in shown(console)
 
 
+def test_the_summary_ends_with_an_advice_if_there_is_one(run, console):
+    for window in (8, 9):
+        run.emit("miner-1", "missed", window=window, reason="not ready")
+    console.print(render_summary(summarize(run.view(), {0: {1: 1.0}}, windows=10, window_seconds=8.0)))
+    assert "note    miners missed 2 of 20 windows" in shown(console)
+
+
 def test_the_summary_has_figures_and_verdicts(run, console):
     console.print(render_summary(summarize(run.view(), {0: {1: 1.0}}, windows=10)))
     text = shown(console)

@@ -135,6 +135,16 @@ def test_lost_windows_are_counted_once_and_only_within_the_run(run):
     assert (miner.windows_done, miner.windows_missed) == (9, 1)
 
 
+def test_who_misses_many_windows_without_faults_is_told_what_helps(run):
+    run.emit("miner-1", "missed", window=8, reason="not ready")
+    assert summarize(run.view(), WEIGHTS, windows=10, window_seconds=8.0).advice == ""
+    run.emit("miner-2", "missed", window=9, reason="not ready")
+    advice = summarize(run.view(), WEIGHTS, windows=10, window_seconds=8.0).advice
+    assert advice.startswith("miners missed 2 of 20 windows")
+    assert "for windows of 8 s; --window-seconds 16 gives" in advice
+    assert summarize(run.view(), WEIGHTS, windows=10).advice == ""  # chaos
+
+
 def test_ends_of_a_curve_are_means_that_do_not_meet():
     losses = {window: float(window) for window in range(10, 20)}
     assert curve_ends(losses, range(10, 20)) == (11.0, 18.0)

@@ -94,6 +94,8 @@ def render_summary(summary: Summary) -> RenderableType:
     for outcome in summary.outcomes:
         mark = Text("ok", style="bold green") if outcome.passed else Text("FAILED", style="bold red")
         outcomes.add_row(mark, Text(outcome.text))
+    if summary.advice:
+        outcomes.add_row(Text("note", style="bold yellow"), Text(summary.advice))
     return Group("", table, Text(legend, style="dim"), "", outcomes)
 
 

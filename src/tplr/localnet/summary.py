@@ -12,6 +12,7 @@ from tplr.watch.view import NetworkView, NodeView
 # run achieves.
 MIN_FALL = 0.01
 MAX_STALL = 3  # windows in which a node may apply nothing new, or all may apply an empty set
+MANY_MISSED = 0.1  # share of the miners' windows from which on the machine is too slow or busy
 ENDS = 3  # windows averaged at each end of a curve; fewer if they would overlap
 
 
@@ -47,7 +48,10 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run's figures. ``loss_start``, ``loss_end``: the validator's loss on held-out pages, in nats per token."""
+    """A run's figures. ``loss_start``, ``loss_end``: the validator's loss on held-out pages, in nats per token.
+
+    ``advice``: what would make a run on this machine better; empty for nothing.
+    """
 
     start_window: int | None
     windows_asked: int
@@ -59,6 +63,7 @@ class Summary:
     miners: tuple[MinerSummary, ...]
     weights: dict[int, dict[int, float]]
     outcomes: tuple[RunOutcome, ...]
+    advice: str = ""
 
     @property
     def passed(self) -> bool:
@@ -80,7 +85,7 @@ def summarize(
     """Summarize the run's first ``windows`` windows; ``weights``: those on chain, by the validator's uid.
 
     Args:
-        window_seconds: a window's length; None: faults were injected that excuse a stall.
+        window_seconds: a window's length; None: faults were injected that excuse stalls and missed windows.
     """
     start = view.start_window
     span = range(0) if start is None else range(start, start + windows)
@@ -107,6 +112,7 @@ def summarize(
             *([_progress_outcome(view, span, window_seconds)] if window_seconds else []),
             *(_attacks_outcome(node) for node in view.hostile),
         ),
+        advice=_advice(miners, windows, window_seconds) if window_seconds else "",
     )
 
 
@@ -218,6 +224,16 @@ def _progress_outcome(view: NetworkView, span: range, window_seconds: float) -> 
     text = f"longest stall: {name}, {stalls[name]:.1f} windows; windows in a row without an update: {empty}"
     passed = stalls[name] <= MAX_STALL and empty <= MAX_STALL
     return RunOutcome("progress", passed, text if passed else f"{text}; expected at most {MAX_STALL}")
+
+
+def _advice(miners: Sequence[MinerSummary], windows: int, window_seconds: float) -> str:
+    missed, all_windows = sum(miner.windows_missed for miner in miners), windows * len(miners)
+    if missed < MANY_MISSED * all_windows:
+        return ""
+    return (
+        f"miners missed {missed} of {all_windows} windows: this machine is too slow, or busy, for windows of "
+        f"{window_seconds:g} s; --window-seconds {2 * window_seconds:g} gives them more time"
+    )
 
 
 def stalled_windows(reached: Mapping[int, float], window_seconds: float) -> float:
