@@ -1,6 +1,9 @@
 """Weights & Biases, offline: its real client, no network. Skips without the extra."""
 
 import builtins
+import contextlib
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,28 @@ def test_numbers_of_events_become_charts(tmp_path: Path, monkeypatch: pytest.Mon
     assert b"evaluated/" not in data
 
 
+def test_the_node_outlives_the_process_of_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    try:
+        with WandbListener("templar-test", name="miner 3") as listener:
+            telemetry = Telemetry(role="miner", uid=3, listeners=(listener,))
+            telemetry.emit("trained", window=7, loss=4.5)
+            for process in children("wandb-core"):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+            for window in range(8, 11):
+                telemetry.emit("trained", window=window, loss=4.5)
+    finally:
+        with contextlib.suppress(Exception):
+            wandb.teardown()
+    assert len([one for one in caplog.messages if one.startswith("W&B gets no more events")]) == 1
+
+
 def test_missing_extra_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
@@ -41,3 +66,9 @@ def test_missing_extra_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(builtins, "__import__", without_wandb)
     with pytest.raises(ConfigError, match=r"needs the extra: \.venv/bin/pip install"):
         WandbListener("templar-test", name="miner 3")
+
+
+def children(name: str) -> list[int]:
+    """Return this process's children that run ``name``."""
+    found = [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    return [pid for pid in found if name in Path(f"/proc/{pid}/cmdline").read_text()]

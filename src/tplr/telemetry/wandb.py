@@ -1,9 +1,11 @@
 """Charts events in Weights & Biases; needs the extra ``wandb``."""
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from tplr.errors import ConfigError
+from tplr.logging import logger
 from tplr.telemetry.events import HEADER, SEALED, Event
 
 
@@ -12,7 +14,8 @@ class WandbListener:
 
     Events that a validator seals are left out, because a run's charts may be public. Its score reports have them later.
 
-    The constructor and closing block. Events do not block, because W&B sends from a separate process.
+    The constructor and closing block. Events do not block, because W&B sends from a separate process. If that process
+    ends, this is logged once, and the node goes on without it.
     """
 
     def __init__(self, project: str, *, name: str) -> None:
@@ -25,6 +28,7 @@ class WandbListener:
             self._run = wandb.init(project=project, name=name)
         except wandb.Error as error:
             raise ConfigError(f"--wandb.project {project}: {error}; run 'wandb login', or leave it out") from error
+        self._lost = False
 
     def __call__(self, event: Event) -> None:
         if event["event"] in SEALED:
@@ -35,7 +39,16 @@ class WandbListener:
             if name not in HEADER and isinstance(value, int | float)
         }
         if numbers:
-            self._run.log(numbers | {"window": event.get("window", -1)})
+            self._send(lambda: self._run.log(numbers | {"window": event.get("window", -1)}))
+
+    def _send(self, send: Callable[[], None]) -> None:
+        if self._lost:
+            return
+        try:
+            send()
+        except Exception as error:  # noqa: BLE001 - of its client, a socket or asyncio; charts must not end the node
+            self._lost = True
+            logger.warning("W&B gets no more events until the node is restarted: %r", error)
 
     def __enter__(self) -> Self:
         return self
@@ -43,4 +56,4 @@ class WandbListener:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._run.finish(exit_code=0 if error is None else 1)
+        self._send(lambda: self._run.finish(exit_code=0 if error is None else 1))
