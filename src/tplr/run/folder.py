@@ -13,7 +13,7 @@ import torch
 from tplr.errors import ConfigError, StateError
 from tplr.exchange.snapshot import COPY_BYTES, TensorLayout
 from tplr.files import atomic_write
-from tplr.hparams import HParams
+from tplr.hparams import HParams, read_tokenizer
 from tplr.run.weights import MAX_SHARD_BYTES, ExportDtype, write_weights
 from tplr.training.model import meta_model
 
@@ -82,7 +82,7 @@ def load_model(folder: Path, device: torch.device | str = "cpu", dtype: torch.dt
         StateError: a file is missing or damaged, or belongs to another model.
     """
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     if not (folder / CONFIG).is_file():
@@ -97,7 +97,7 @@ def load_model(folder: Path, device: torch.device | str = "cpu", dtype: torch.dt
             output_loading_info=True,
         )
         model, found = loaded
-        tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, local_files_only=True)
+        tokenizer = read_tokenizer(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise StateError(f"{folder}: the model can't be loaded: {str(error).splitlines()[0][:300]}") from error
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")

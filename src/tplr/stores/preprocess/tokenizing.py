@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from tplr.errors import ConfigError, DataError
+from tplr.hparams import read_tokenizer
 from tplr.seeds import derive
 from tplr.stores.preprocess.columns import cuts, slices
 from tplr.stores.preprocess.config import PipelineConfig
@@ -30,13 +31,11 @@ class RecordTokenizer:
     """
 
     def __init__(self, path: str | Path) -> None:
-        from transformers import AutoTokenizer
-
         if not Path(path).is_dir():  # a name would be looked up on the web
             raise ConfigError(f"tokenizer {path}: can't be loaded: no such folder; expected one with tokenizer.json")
         self.template_name = f"the chat template of {path}"
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path), use_fast=True)
+            self._tokenizer = read_tokenizer(Path(path))
         except (OSError, ValueError) as error:
             raise ConfigError(f"tokenizer {path}: can't be loaded: {str(error).splitlines()[0]}") from error
         if not isinstance(getattr(self._tokenizer, "backend_tokenizer", None), Tokenizer):
