@@ -17,6 +17,7 @@ from rich.console import Console
 from tplr.config import Environment
 from tplr.errors import ConfigError, StoreError
 from tplr.exchange.scores import seal_of
+from tplr.logging import logger
 from tplr.node.arguments import add_arguments, node_arguments
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replica import NodeContext
@@ -145,6 +146,11 @@ async def test_a_bucket_that_does_not_answer_and_one_that_holds_anything(scene: 
     assert "validator 0 has published no scores of window 3" in text
 
 
+def newest(shown: StringIO) -> str:
+    """Return the newest of the frames that were drawn."""
+    return shown.getvalue().rpartition("templar: ")[2]
+
+
 async def test_it_goes_on_when_storage_was_away(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     await scene.recording.begin()
     await scene.record()
@@ -157,6 +163,7 @@ async def test_it_goes_on_when_storage_was_away(scene: Scene, monkeypatch: pytes
     async def look() -> object:
         if source._first or not failures:
             return await reading()
+        logger.warning("a request took long")
         raise failures.pop()
 
     monkeypatch.setattr(source, "look", look)
@@ -164,10 +171,13 @@ async def test_it_goes_on_when_storage_was_away(scene: Scene, monkeypatch: pytes
     async with asyncio.timeout(60):
         while "storage is away" not in shown.getvalue():
             await scene.stage.drive(asyncio.sleep(0.01))
-        at = len(shown.getvalue())
+        # Only the newest problem is shown, however many other ones there were.
+        assert "a request took long" in newest(shown)
+        assert "odd" not in newest(shown)
         await scene.record()
-        while "2 of 2 windows decided" not in shown.getvalue()[at:]:
+        while "2 of 2 windows decided" not in newest(shown):
             await scene.stage.drive(asyncio.sleep(0.01))
+        assert "a request took long" not in newest(shown)
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await watching

@@ -30,7 +30,8 @@ class Source(Protocol):
 async def watch(source: Source, console: Console, *, once: bool = False) -> None:
     """Show frames: in place in a terminal, otherwise one for each new window; with ``once``, a single frame.
 
-    Errors of the first read are raised; errors of later reads are shown.
+    Errors of the first read are raised. A later error is shown below the last good frame, with the warnings since the
+    read before, until the next read.
     """
     frame = await source.look()
     if once:
@@ -39,23 +40,24 @@ async def watch(source: Source, console: Console, *, once: bool = False) -> None
     printed = _Printer(console)
     with (
         _collected_warnings(console.is_terminal) as warnings,
-        open_live(console, lambda one: render_frame(one.noting(*warnings), lines=console.height), printed.show) as show,
+        open_live(console, lambda one: render_frame(one, lines=console.height), printed.show) as show,
     ):
         due, looking = time.monotonic() + source.seconds, None
+        notes: tuple[str, ...] = ()
         try:
             while True:
-                show(frame)
+                show(frame.noting(*notes))
                 await asyncio.sleep(min(DRAW_SECONDS, source.seconds))
                 if looking is None and time.monotonic() >= due:
                     looking = asyncio.create_task(source.look())
                 elif looking and looking.done():
                     due, problem = time.monotonic() + source.seconds, looking.exception()
+                    notes = tuple(warnings)
+                    warnings.clear()
                     if problem is None:
                         frame = looking.result()
                     elif isinstance(problem, TplrError | OSError):
-                        # Keep the last good frame, and add the note only once, however long the problem lasts.
-                        note = f"not read: {problem}"
-                        frame = frame if note in frame.notes else frame.noting(note)
+                        notes = (f"not read: {problem}", *notes)
                     else:
                         raise problem
                     looking = None
