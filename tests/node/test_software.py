@@ -1,5 +1,6 @@
 """A node's conclusions from the software versions that validators report."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
 from types import SimpleNamespace
@@ -28,8 +29,11 @@ class Directory:
 
     @property
     def metagraph(self) -> Any:
-        neurons = [SimpleNamespace(uid=uid, stake=stake, permit=True) for uid, stake in STAKES.items()]
-        return SimpleNamespace(neurons=[*neurons, SimpleNamespace(uid=9, stake=1e6, permit=False)])
+        neurons = [
+            SimpleNamespace(uid=uid, hotkey=f"hotkey {uid}", stake=stake, permit=uid != self.uid)
+            for uid, stake in (STAKES | {self.uid: 1e6}).items()
+        ]
+        return SimpleNamespace(neurons=neurons)
 
     def validators(self) -> list[int]:
         return list(STAKES)
@@ -51,12 +55,15 @@ def software(uid: int, *, package: str = package_version("tplr"), spec: int = 1,
     return Software(uid=uid, package=package, spec_version=spec, since=since)
 
 
-async def watch(directory: Directory, windows: range, version: RunVersion = OLD) -> list[dict[str, Any]]:
-    """Run over ``windows``; returns the events."""
+async def watch(
+    directory: Directory, windows: range, version: RunVersion = OLD, before: Callable[[int], None] = lambda _: None
+) -> list[dict[str, Any]]:
+    """Run over ``windows``, each after a call of ``before``; returns the events."""
     events: list[dict[str, Any]] = []
 
     async def ticks() -> Any:
         for window in windows:
+            before(window)
             yield SimpleNamespace(window=window, missed=0)
 
     context: Any = SimpleNamespace(
@@ -82,6 +89,23 @@ async def test_an_announced_change_is_said_once_and_then_stops_the_node() -> Non
     with pytest.raises(Outdated, match="from window 20 on, the network follows version 2"):
         await watch(directory, range(18, 25))
     assert await watch(directory, range(18, 25), NEW) == []
+
+
+async def test_an_announced_change_that_is_withdrawn_is_forgotten() -> None:
+    announced, without = software(0, spec=2, since=60), software(0)
+    directory = Directory({0: announced, 1: software(1, spec=2, since=60), 2: software(2)})
+    found: dict[int, Software | Exception] = {7: StoreUnavailable("down"), 12: announced, 17: without, 22: announced}
+
+    def turn(window: int) -> None:
+        directory.documents[0] = found.get(window, directory.documents[0])
+
+    events = await watch(directory, range(30), before=turn)
+    # The answer of a bucket that is down is the last one that it gave.
+    assert [(one["window"], one["since"], bool(one["text"])) for one in events] == [
+        (0, 60, True),
+        (20, 0, False),
+        (25, 60, True),
+    ]
 
 
 async def test_half_of_the_stake_does_not_stop_anybody() -> None:

@@ -41,7 +41,7 @@ EVENTS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("applied", {"window": 7, "included": [1, 2], "skipped": {"3": "missing"}, "bytes": 1800, "seconds": 0.5}),
         ("restored", {"window": 5, "peer": 0}),
         ("rolled_back", {"window": 6}),
-        ("outdated", {"window": 6, "package": "0.1.0", "network_package": "0.2.0"}),
+        ("outdated", {"window": 6, "text": "upgrade it", "package": "0.1.0", "network_package": "0.2.0"}),
     ],
     "validator": [
         ("started", {"version": "2026.1", "window": 7}),
@@ -90,6 +90,7 @@ def test_events_become_series() -> None:
         assert not any(name == "tplr_training_loss_nats" for name, _ in series(listener.port))
         play(listener, "miner")
         mine = series(listener.port)
+        Telemetry(role="miner", uid=1, listeners=(listener,)).emit("outdated", window=9, text="")
         play(listener, "validator")
         play(listener, "evaluator")
         found = series(listener.port)
@@ -102,6 +103,7 @@ def test_events_become_series() -> None:
     assert mine["tplr_phase_seconds_total", "training"] == 6
     assert mine["tplr_memory_bytes", "weights"] == 40_000
     assert ("tplr_memory_bytes", "gradients") not in mine
+    assert (mine["tplr_outdated", ""], found["tplr_outdated", ""]) == (1, 0)  # the change was withdrawn
     # A uid that lost its score has no series; counters stay.
     assert found["tplr_score", "1"] == 0.6
     assert ("tplr_score", "2") not in found

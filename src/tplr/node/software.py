@@ -1,12 +1,11 @@
 """Publishes a node's software versions, and detects that most validators run newer ones."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version as package_version
 from typing import Any
 
-from tplr.errors import Outdated, PayloadError, StoreError
+from tplr.errors import Outdated, PayloadError, StoreError, StoreUnavailable
 from tplr.keys import RunVersion
 from tplr.logging import logger
 from tplr.node.replica import NodeContext
@@ -30,7 +29,7 @@ class SoftwareWatch:
         """``publishes``: whether the node has a bucket on chain, where others find its document."""
         self._comms, self._clock, self._telemetry = context.comms, context.clock, context.telemetry
         self._version, self._publishes = version, publishes
-        self._others: list[Software] = []
+        self._others: dict[tuple[int, str], Software] = {}  # by uid and hotkey of the validators
         self._logged: set[str] = set()
 
     async def run(self) -> None:
@@ -56,24 +55,41 @@ class SoftwareWatch:
             return False
         return True
 
-    async def _read(self) -> list[Software]:
-        """Read the documents of the validators that have one."""
-        return [one for one in await asyncio.gather(*map(self._document, self._comms.validators())) if one]
+    async def _read(self) -> dict[tuple[int, str], Software]:
+        """Read the documents of the validators that have one; of a bucket that is down, the one that was read before.
 
-    async def _document(self, uid: int) -> Software | None:
-        with contextlib.suppress(StoreError, PayloadError):
+        Otherwise a bucket that does not answer would look like a change of the rules that is withdrawn.
+        """
+        owners = {one.uid: one.hotkey for one in self._comms.metagraph.neurons}
+        asked = [(uid, owners[uid]) for uid in self._comms.validators()]
+        found = await asyncio.gather(*(self._document(uid, self._others.get((uid, key))) for uid, key in asked))
+        return {which: one for which, one in zip(asked, found, strict=True) if one}
+
+    async def _document(self, uid: int, before: Software | None) -> Software | None:
+        try:
             found = await self._comms.get_software(uid)
-            return found if found.uid == uid else None
-        return None
+        except StoreUnavailable:
+            return before
+        except (StoreError, PayloadError):
+            return None
+        return found if found.uid == uid else None
 
     def _compare(self, own: Software, window: int) -> None:
         stakes = {one.uid: one.stake for one in self._comms.metagraph.neurons if one.permit}
-        if (found := newer_software(own, self._others, stakes)) is None:
+        if (found := newer_software(own, self._others.values(), stakes)) is None:
+            self._note_withdrawn(own, window)
             return
         text, newer = found
         if newer.spec_version > own.spec_version and window >= newer.since:
             raise Outdated(text)
         self._log_once(text, own, newer, window)
+
+    def _note_withdrawn(self, own: Software, window: int) -> None:
+        """Log and emit that an earlier finding no longer holds, such as a change of the rules that was withdrawn."""
+        if self._logged:
+            self._logged.clear()
+            logger.info("most validators no longer run anything newer")
+            self._emit("", own, own, window)
 
     def _log_once(self, text: str, own: Software, newer: Software, window: int) -> None:
         """Log and emit each finding once."""
@@ -81,6 +97,9 @@ class SoftwareWatch:
             return
         self._logged.add(text)
         logger.warning("%s", text)
+        self._emit(text, own, newer, window)
+
+    def _emit(self, text: str, own: Software, newer: Software, window: int) -> None:
         self._telemetry.emit(
             "outdated",
             window=window,

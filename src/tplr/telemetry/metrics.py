@@ -125,7 +125,7 @@ METRICS: tuple[Metric, ...] = (
         name="tplr_outdated",
         help="1: most validators run something newer.",
         event="outdated",
-        read=_one,
+        read=lambda event: float(event["text"] != ""),
         known=(NO_LABEL,),
     ),
     Metric(name="tplr_rollbacks_total", help="Rollbacks after a divergence.", event="rolled_back", read=_one),
