@@ -35,8 +35,10 @@ NO_NVML = {
     "tplr_gpu_temperature_celsius",
     "tplr_gpu_power_watts",
 }
-# A series, or its increase: a rule without its comparisons, which fail in a healthy network.
-SERIES = re.compile(r"(?:increase\()?\b(?:tplr_\w+|process_\w+|up)\b(?:\{[^}]*\})?(?:\[\w+\]\))?")
+# A series, or a function of it: a rule without its comparisons, which fail in a healthy network.
+SERIES = re.compile(
+    r"(?:(?:increase|max_over_time|min_over_time)\()?\b(?:tplr_\w+|process_\w+|up)\b(?:\{[^}]*\})?(?:\[\w+\]\))?"
+)
 
 pytestmark = [
     pytest.mark.long,
