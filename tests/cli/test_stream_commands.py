@@ -39,6 +39,15 @@ def test_a_file_that_does_not_exist_is_named_without_a_traceback(corpus, capsys)
     assert capsys.readouterr().err == f"tplr data peek: {missing}: No such file or directory\n"
 
 
+def test_names_in_a_record_command_no_terminal(corpus, capsys):
+    path = corpus / "names.jsonl"
+    path.write_text(json.dumps({"text": "\x1b[2J", "\x1b]0;title\x07": 1, "\ud800": 2}) + "\n")
+    assert main(["data", "peek", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert all(line.isprintable() for line in said.splitlines()), said
+    assert r"  \x1b]0;title\x07: 1" in said
+
+
 @pytest.mark.parametrize("verb", ["peek", "bench"])
 def test_an_unknown_tokenizer_is_named(verb, corpus, monkeypatch, capsys):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -2,7 +2,9 @@
 
 import sys
 
+from tplr.untrusted import printable
+
 
 def print_line(line: str) -> None:
-    """Write one line."""
-    sys.stdout.write(f"{line}\n")
+    """Write a line, or several; names in somebody's data may hold control characters of the terminal."""
+    sys.stdout.write("".join(f"{printable(one)}\n" for one in line.split("\n")))
