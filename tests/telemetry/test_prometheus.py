@@ -117,6 +117,17 @@ def test_events_become_series() -> None:
     assert {metric.name for metric in METRICS} <= {name for name, _ in found}
 
 
+def test_a_value_that_is_no_longer_measured_is_not_shown() -> None:
+    idle = {"window": 8, "seconds": 8.0, "training": 0.0, "other": 8.0, "tokens_per_second": None}
+    with PrometheusListener(0, address="127.0.0.1") as listener:
+        play(listener, "miner")
+        Telemetry(role="miner", uid=1, listeners=(listener,)).emit("window_time", **idle)
+        found = series(listener.port)
+    assert not {"tplr_training_tokens_per_second", "tplr_model_flops_utilisation_ratio"} & {name for name, _ in found}
+    assert found["tplr_training_time_ratio", ""] == 0
+    assert found["tplr_phase_seconds_total", "training"] == 6  # a counter stays
+
+
 def test_what_is_counted_is_there_before_it_happens() -> None:
     with PrometheusListener(0, address="127.0.0.1") as listener:
         found = series(listener.port)

@@ -18,7 +18,7 @@ class PrometheusListener:
     """Serves ``METRICS`` at ``http://{address}:{port}/metrics``, from a separate thread, until the block ends.
 
     The client library adds memory, CPU and descriptors of the process; ``tplr_info`` has role, uid and version. Before
-    its first event a gauge has no series; a counter is 0 for every known label value.
+    its first event, and after one without its value, a gauge has no series; a counter is 0 for every known label value.
 
     Attributes:
         port: the given port, or the free port that was chosen.
@@ -57,11 +57,11 @@ class PrometheusListener:
 
     def _record(self, metric: Metric, event: Event) -> None:
         reading = metric.read(event)
+        values = self._values[metric.name]
+        if metric.replaces or (reading is None and metric.kind == "gauge"):
+            values.clear()
         if reading is None:
             return
-        values = self._values[metric.name]
-        if metric.replaces:
-            values.clear()
         for label, number in (reading if isinstance(reading, Mapping) else {NO_LABEL: reading}).items():
             if number is not None:
                 values[label] = number + (values.get(label, 0.0) if metric.kind == "counter" else 0.0)
