@@ -105,11 +105,14 @@ class NodeRig(Rig):
                 faults.mute = True
             case "lagging":
                 faults.lag = 2
+            case "throttled":
+                faults.throttle = "your account has exceeded its rate limit"
+                self.world.node.drop_connections()
 
     async def mend_stream(self) -> None:
         node = self.world.node
         node.faults.silent = node.faults.mute = False
-        node.faults.lag = 0
+        node.faults.lag, node.faults.throttle = 0, ""
         if not node.listening:
             await node.start(node.port)
 
@@ -180,7 +183,7 @@ class Watch:
 # The stream of blocks
 
 
-@pytest.mark.parametrize("fault", ["dropped", "down", "silent", "mute", "lagging"])
+@pytest.mark.parametrize("fault", ["dropped", "down", "silent", "mute", "lagging", "throttled"])
 async def test_windows_stay_right(rig, fault):
     async with Watch(rig.manager) as watch:
         await rig.world.act(watch.clock.wait_for_block(rig.world.admin.look()[0] + 1))

@@ -305,10 +305,14 @@ async def test_a_write_without_the_chains_word_has_an_unknown_fate(chain, failur
     ],
 )
 def test_errors_are_classified_by_name_first(error, expected, name):
-    translated = translate(error, sent=False)
+    translated = translate(error, sent=True)
     assert type(translated) is expected
     assert translated.name == name
-    assert not getattr(translated, "fate_unknown", False)
+    assert getattr(translated, "fate_unknown", False) == (str(error) == "state discarded")
+    if isinstance(error, bt.ChainError):  # the chain refuses calls, never reads
+        read = translate(error, sent=False)
+        assert type(read) is ChainUnavailable
+        assert not read.fate_unknown
 
 
 async def test_a_missing_hotkey_and_a_dead_node_are_said(wallet, tmp_path):

@@ -42,6 +42,7 @@ class Faults:
         mute: requests are taken and never answered, and nothing is announced.
         silent: no new block is announced, but requests are answered.
         lag: blocks behind the true head.
+        throttle: message of a gateway with which every request is refused.
         mute_writes: submissions are accepted and take effect, but are never reported.
         refuse: message with which the pool refuses submissions.
         lose: submissions are accepted and dropped.
@@ -51,6 +52,7 @@ class Faults:
     mute: bool = False
     silent: bool = False
     lag: int = 0
+    throttle: str = ""
     mute_writes: bool = False
     refuse: str = ""
     lose: bool = False
@@ -205,6 +207,8 @@ class SubtensorNode:
                     continue
                 answer: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
                 try:
+                    if self.faults.throttle:
+                        raise RpcError(-32000, self.faults.throttle)
                     method = getattr(self, f"_rpc_{request['method']}")
                     answer["result"] = method(connection, *request["params"])
                     if self.faults.mute_writes and "submit" in request["method"]:

@@ -54,13 +54,15 @@ def translate(error: Exception, *, sent: bool) -> ChainError | UnsupportedRuntim
     """Translate an SDK error to one of ours: by the chain's name, then by code, else to ChainUnavailable.
 
     Args:
-        sent: the call may have reached a node before it failed.
+        sent: a call was to be sent, and may have reached a node before it failed.
     """
     if isinstance(error, bt.ChainError):
-        name = error.name or ""
+        # The chain refuses calls only. The SDK derives names and codes of failed reads from words in the message, such
+        # as "rate limit" in that of a gateway.
+        name = (error.name or "") if sent else ""
         if name in rules.ERRORS:
             return rules.refusal(name, error.message)
-        if name not in PASSING:
+        if sent and name not in PASSING:
             if error.code in BY_CODE:
                 return BY_CODE[error.code](error.message, name=name)
             if name:
