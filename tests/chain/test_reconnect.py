@@ -105,6 +105,32 @@ async def test_each_endpoint_says_its_head_or_why_not(world, mute_url, monkeypat
     assert "no answer in 3 s" in mute
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "wss://user:5ec2e7@127.0.0.1:9",
+        "wss://127.0.0.1:9?key=5ec2e7",
+        "wss://127.0.0.1:9/5ec2e7",
+        "https://127.0.0.1:9/5ec2e7",
+        "wss://5ec2e7@127.0.0.1",
+        "wss://127.0.0.1:5ec2e7",
+        "wss:///5ec2e7",
+        "wss://[127.0.0.1/5ec2e7",
+    ],
+)
+async def test_no_part_of_a_url_that_may_be_an_access_key_is_said(url, caplog, tmp_path):
+    """An endpoint's URL is copied from a provider's page, often with its key or another scheme."""
+    where = {"netuid": 1, "wallet_path": tmp_path, "wallet_name": "w", "hotkey": None}
+    asked = (
+        probe_endpoints(url),
+        probe_endpoints("ws://127.0.0.1:9", [url]),
+        adapter.SubtensorChain.open(url, **where),
+    )
+    said = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(one, list | ChainUnavailable | ConfigError) for one in said), said
+    assert "5ec2e7" not in str(said) + caplog.text
+
+
 def test_a_mute_node_counts_as_dead_within_ten_seconds():
     assert adapter.QUIET_SECONDS + endpoints.PROBE_SECONDS < 10
     assert endpoints.DIAL_SECONDS < 10

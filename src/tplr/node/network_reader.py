@@ -139,5 +139,6 @@ async def open_network(
             async with asyncio.timeout(FIRST_BLOCK_SECONDS):
                 await comms.clock.wait_for_block(0)
         except TimeoutError as error:
-            raise ChainUnavailable(f"{args.network}: no block in {FIRST_BLOCK_SECONDS:.0f} s") from error
+            text = f"no block in {FIRST_BLOCK_SECONDS:.0f} s: check --subtensor.network"
+            raise ChainUnavailable(text) from error  # the URL of a node may contain an access key
         yield NetworkReader(args, environment, connections, hparams, comms)

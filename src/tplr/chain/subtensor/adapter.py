@@ -90,7 +90,7 @@ class SubtensorChain:
             archive: URLs of nodes that keep old state; default: those of a named network.
 
         Raises:
-            ConfigError: there is no such network or hotkey.
+            ConfigError: there is no such network or hotkey, or a URL is not one of a node.
             ChainUnavailable: no node answers.
         """
         wallet = bt.Wallet(wallet_name, hotkey or "default", str(wallet_path))
@@ -101,8 +101,7 @@ class SubtensorChain:
                 f"hotkey {hotkey!r} of wallet {wallet_name!r} in {wallet_path}: {error}: check --wallet.path, "
                 "--wallet.name, --wallet.hotkey, and that the hotkey has no password"
             ) from error
-        endpoints, own_archive = endpoints_of(network)
-        archive = list(archive) or own_archive
+        endpoints, archive = endpoints_of(network, archive)
         substrate, endpoints = await dial_any(endpoints, archive)
         async with closed_if_it_fails(substrate):
             genesis = await within(READ_SECONDS, substrate.block_hash(0))

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import bittensor as bt
 from bittensor.settings import default_archive_endpoints, default_fallback_endpoints, resolve_endpoint
@@ -35,9 +36,10 @@ async def probe_endpoints(network: str, archive: Sequence[str] = ()) -> list[tup
         For each node, in order: its scheme and host, and its head or the reason why there is none.
 
     Raises:
-        ConfigError: there is no such network.
+        ConfigError: there is no such network, or a URL is not one of a node.
     """
-    urls = list(dict.fromkeys([*endpoints_of(network).nodes, *archive]))
+    found = endpoints_of(network, archive)
+    urls = list(dict.fromkeys([*found.nodes, *(found.archives if archive else ())]))
     return list(zip(map(origin, urls), await asyncio.gather(*map(_probe, urls)), strict=True))
 
 
@@ -62,16 +64,36 @@ class Endpoints(NamedTuple):
     archives: list[str]
 
 
-def endpoints_of(network: str) -> Endpoints:
-    """Return the endpoints of ``--subtensor.network``. Raises ConfigError."""
+def endpoints_of(network: str, archive: Sequence[str] = ()) -> Endpoints:
+    """Return the endpoints of ``--subtensor.network`` and ``--subtensor.archive``. Raises ConfigError."""
+    for url in archive:
+        _check_url(url, "--subtensor.archive")
+    nodes, own_archives = _nodes_of(network)
+    return Endpoints(nodes, list(archive) or own_archives)
+
+
+def _nodes_of(network: str) -> Endpoints:
     if "://" in network:
-        return Endpoints([url.strip() for url in network.split(",")], default_archive_endpoints(network))
+        urls = [url.strip() for url in network.split(",")]
+        for url in urls:
+            _check_url(url, "--subtensor.network")
+        return Endpoints(urls, default_archive_endpoints(network))
     try:
         name, endpoint = resolve_endpoint(network)
     except ValueError as error:
         raise ConfigError(f"--subtensor.network {network}: {error}") from error
     fallbacks = [url for url in default_fallback_endpoints(name) if url != endpoint]
     return Endpoints([endpoint, *fallbacks], default_archive_endpoints(name))
+
+
+def _check_url(url: str, argument: str) -> None:
+    """Raise ConfigError unless a websocket can be opened to ``url``: the library's own errors contain all of it."""
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        credentials = (parts.username is None) == (parts.password is None)
+        if parts.scheme in ("ws", "wss") and parts.hostname and parts.port != 0 and credentials and not parts.fragment:
+            return
+    raise ConfigError(f"{argument}: {origin(url)} is not the URL of a node: expected wss://host or wss://host:port")
 
 
 def _substrate(endpoints: Sequence[str], archive: Sequence[str]) -> bt.RpcSubstrate:
@@ -148,5 +170,12 @@ async def close(connection: bt.RpcSubstrate | bt.Client) -> None:
 
 
 def origin(url: str) -> str:
-    """Return only scheme and host, because an endpoint's path may contain an access key."""
-    return "/".join(url.split("/")[:3])
+    """Return only scheme, host and port, because all other parts of an endpoint may contain an access key."""
+    try:
+        parts = urlsplit(url)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        return "an endpoint"
+    if not parts.hostname:
+        return "an endpoint"
+    return f"{parts.scheme}://{f'[{parts.hostname}]' if ':' in parts.hostname else parts.hostname}{port}"
