@@ -148,19 +148,50 @@ async def test_a_read_at_a_node_that_falls_mute_ends_early_and_the_next_node_ser
     await chain.close()
 
 
-async def test_a_block_is_final_only_if_the_node_that_answers_says_so(world, impatience):
+@pytest.mark.parametrize("fault", ["mute", "down"])
+async def test_a_block_is_final_only_if_the_node_that_answers_says_so(world, impatience, fault):
     """The next node lags: it may still replace a block that was final at the previous node."""
     second = await world.second_node()
     second._finality_lag = 1000
     chain = await world.connect("me", f"{world.node.url},{second.url}")
     number = await world.pass_blocks(1)
     assert (await chain.block(number)).number == number
-    world.node.faults.mute = True
+    if fault == "mute":
+        world.node.faults.mute = True
+    else:
+        await world.node.stop()
     with pytest.raises(ChainUnavailable, match="does not answer: switched to"):
         await chain.head()
     with pytest.raises(ChainUnavailable, match="is not final yet"):
         await chain.block(number)
     await chain.close()
+
+
+@pytest.mark.parametrize("fault", ["mute", "down"])
+async def test_a_node_of_another_chain_is_no_fallback(world, impatience, tmp_path, caplog, fault, monkeypatch):
+    """Its blocks have other numbers: a node's windows would jump, and never come back."""
+    monkeypatch.setattr("tplr.chain.subtensor.endpoints.DIAL_SECONDS", 0.5)
+    (tmp_path / "other").mkdir()
+    async with NodeWorld(tmp_path / "other") as other:
+        chain = await world.connect("me", f"{world.node.url},{other.node.url}")
+        last = await other.pass_blocks(await chain.head() + 50)
+        async with aclosing(chain.blocks()) as blocks:
+            await anext(blocks)
+            if fault == "mute":
+                world.node.faults.mute = True
+            else:
+                await world.node.stop()
+            for read in (chain.head, chain.metagraph, chain.head):
+                with pytest.raises(ChainUnavailable):
+                    await read()
+            world.node.faults.mute = False
+            if fault == "down":
+                await world.node.start(world.node.port)
+            assert await asyncio.wait_for(anext(blocks), 10) < last
+        assert (await chain.block(0)).hash == chain.genesis
+        assert (await chain.metagraph()).uid_of(chain.hotkey) == 0
+        assert f"{other.node.url} can't be reached: it serves another chain" in caplog.text
+        await chain.close()
 
 
 async def test_blocks_continue_from_the_next_node_when_the_stream_falls_mute(world, impatience):

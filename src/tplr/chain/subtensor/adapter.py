@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import bittensor as bt
 import bittensor_core
@@ -297,12 +297,21 @@ class SubtensorChain:
                 try:
                     await newest_block(client)
                 except SDK_ERRORS as error:
-                    mute = self._node
-                    await self._dial_next(client)
-                    raise ChainUnavailable(f"{mute} does not answer: switched to {self._node}", name="Mute") from error
-            return task.result()
+                    await self._leave(client, error)
+            try:
+                return task.result()
+            except bt.RpcConnectionError as error:
+                if len(self._endpoints) < 2:
+                    raise
+                await self._leave(client, error)
         finally:
             task.cancel()
+
+    async def _leave(self, client: bt.Client, error: Exception) -> NoReturn:
+        """Switch to another node because of ``error``. Raises ChainUnavailable."""
+        mute = self._node
+        await self._dial_next(client)
+        raise ChainUnavailable(f"{mute} does not answer: switched to {self._node}", name="Mute") from error
 
     async def _dial_next(self, silent: bt.Client) -> None:
         """Connect to another node, or to the only one again; close the ``silent`` client only after that.
@@ -313,7 +322,8 @@ class SubtensorChain:
         async with self._dialling:
             if self._client is not silent or not self._endpoints:
                 return
-            substrate, self._endpoints = await dial_any([*self._endpoints[1:], self._endpoints[0]], self._archive)
+            others = [*self._endpoints[1:], self._endpoints[0]]
+            substrate, self._endpoints = await dial_any(others, self._archive, self.genesis)
             self._use(substrate)  # type: ignore[arg-type]
             await close(silent)
 

@@ -12,7 +12,7 @@ from bittensor.settings import default_archive_endpoints, default_fallback_endpo
 
 from tplr.chain.follow import within
 from tplr.chain.subtensor.sdk import SDK_ERRORS, owned, translate
-from tplr.errors import ChainError, ConfigError, UnsupportedRuntime
+from tplr.errors import ChainError, ChainUnavailable, ConfigError, UnsupportedRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ async def probe_endpoints(network: str, archive: Sequence[str] = ()) -> list[tup
 
 
 async def _probe(url: str) -> EndpointHead | str:
-    substrate = _substrate([url], [])
+    substrate = bt.RpcSubstrate(url)
     try:
         client = bt.Client(substrate=substrate)  # type: ignore[arg-type] - as in ``SubtensorChain.open``
         await within(DIAL_SECONDS, owned(substrate.connect()))
@@ -96,15 +96,15 @@ def _check_url(url: str, argument: str) -> None:
     raise ConfigError(f"{argument}: {origin(url)} is not the URL of a node: expected wss://host or wss://host:port")
 
 
-def _substrate(endpoints: Sequence[str], archive: Sequence[str]) -> bt.RpcSubstrate:
-    first, *others = endpoints
-    return bt.RpcSubstrate(first, fallback_endpoints=others, archive_endpoints=list(archive))
-
-
-async def dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[bt.RpcSubstrate, list[str]]:
+async def dial_any(
+    endpoints: Sequence[str], archive: Sequence[str], genesis: str | None = None
+) -> tuple[bt.RpcSubstrate, list[str]]:
     """Return a connection to the first node that accepts one, and the endpoints with that node first.
 
     Each node is dialled when the previous one has failed, or has not answered for ``HEAD_START_SECONDS``.
+
+    Args:
+        genesis: hash of block 0, 0x-hex, that the node must have; None accepts any.
 
     Raises:
         ChainUnavailable: no node accepts a connection.
@@ -117,7 +117,7 @@ async def dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[bt
         while waiting or dialling:
             if waiting:
                 rotated = waiting.pop(0)
-                dialling[asyncio.create_task(_dial(rotated, archive, seconds))] = rotated
+                dialling[asyncio.create_task(_dial(rotated[0], archive, seconds, genesis))] = rotated
             patience = HEAD_START_SECONDS if waiting else None
             ended, _ = await asyncio.wait(dialling, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in dialling if task in ended]:
@@ -126,8 +126,10 @@ async def dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[bt
                 rotated = dialling.pop(task)
                 if not isinstance(error, ChainError | UnsupportedRuntime):
                     raise error
-                failed = error
-                logger.warning("%s can't be reached: %s", origin(rotated[0]), failed)
+                # A node that does not answer now may serve the runtime that another one lacks.
+                if not isinstance(failed, ChainError):
+                    failed = error
+                logger.warning("%s can't be reached: %s", origin(rotated[0]), error)
     finally:
         for task in dialling:
             task.cancel()
@@ -138,11 +140,16 @@ async def dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[bt
     raise failed
 
 
-async def _dial(rotated: Sequence[str], archive: Sequence[str], seconds: float) -> bt.RpcSubstrate:
-    """Return a connection to the first of ``rotated``. Raises as ``translate``."""
-    substrate = _substrate(rotated, archive)
+async def _dial(url: str, archive: Sequence[str], seconds: float, genesis: str | None) -> bt.RpcSubstrate:
+    """Return a connection to one node. Raises as ``translate``, and ChainUnavailable for another chain's node.
+
+    The SDK knows no other node: it would switch to one without asking which chain and which final block that one has.
+    """
+    substrate = bt.RpcSubstrate(url, archive_endpoints=list(archive))
     async with closed_if_it_fails(substrate):
         await within(seconds, owned(substrate.connect()))
+        if genesis and (found := await within(PROBE_SECONDS, owned(substrate.block_hash(0)))) != genesis:
+            raise ChainUnavailable(f"it serves another chain, with genesis {found}: remove it from the list")
     return substrate
 
 
