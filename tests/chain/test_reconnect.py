@@ -80,6 +80,8 @@ async def test_only_mute_nodes_end_the_opening(world, mute_url, monkeypatch):
     monkeypatch.setattr("tplr.chain.subtensor.endpoints.DIAL_SECONDS", 0.3)
     with pytest.raises(ChainUnavailable):
         await asyncio.wait_for(world.connect("me", f"{mute_url},{mute_url}"), 10)
+    # Each connection that is left open costs a file, and a mute node is dialled again and again.
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "rpc-session"]
 
 
 async def test_a_mute_node_costs_the_opening_no_more_than_a_head_start(world, mute_url, monkeypatch):

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import bittensor as bt
@@ -29,6 +29,23 @@ class EndpointHead(NamedTuple):
     time: float
 
 
+class Connection(bt.RpcSubstrate):
+    """A connection that ``close`` also closes while it is being opened: the SDK loses one whose dial is cancelled."""
+
+    def __init__(self, url: str, archive: Sequence[str] = ()) -> None:
+        super().__init__(url, archive_endpoints=list(archive))
+        self._sockets: list[Any] = []
+
+    def _interface(self, endpoint: str, fallbacks: list[str]) -> Any:
+        self._sockets.append(super()._interface(endpoint, fallbacks))
+        return self._sockets[-1]
+
+    async def close(self) -> None:
+        await super().close()
+        while self._sockets:
+            await self._sockets.pop().close()
+
+
 async def probe_endpoints(network: str, archive: Sequence[str] = ()) -> list[tuple[str, EndpointHead | str]]:
     """Ask all nodes of ``network`` and ``archive`` concurrently; arguments as in ``SubtensorChain.open``.
 
@@ -44,7 +61,7 @@ async def probe_endpoints(network: str, archive: Sequence[str] = ()) -> list[tup
 
 
 async def _probe(url: str) -> EndpointHead | str:
-    substrate = bt.RpcSubstrate(url)
+    substrate = Connection(url)
     try:
         client = bt.Client(substrate=substrate)  # type: ignore[arg-type] - as in ``SubtensorChain.open``
         await within(DIAL_SECONDS, owned(substrate.connect()))
@@ -145,7 +162,7 @@ async def _dial(url: str, archive: Sequence[str], seconds: float, genesis: str |
 
     The SDK knows no other node: it would switch to one without asking which chain and which final block that one has.
     """
-    substrate = bt.RpcSubstrate(url, archive_endpoints=list(archive))
+    substrate = Connection(url, archive)
     async with closed_if_it_fails(substrate):
         await within(seconds, owned(substrate.connect()))
         if genesis and (found := await within(PROBE_SECONDS, owned(substrate.block_hash(0)))) != genesis:
