@@ -73,6 +73,10 @@ class WindowClock:
             raise ChainUnavailable("no block seen yet: wait_for_block(0) returns with the first one")
         return self._block
 
+    def has_seen(self, number: int) -> bool:
+        """Return whether the newest block seen is at least ``number``."""
+        return self._block is not None and self._block >= number
+
     @property
     def window(self) -> int:
         """The window of the newest block seen. Raises ``ChainUnavailable`` before the first one."""
@@ -97,9 +101,9 @@ class WindowClock:
 
     async def wait_for_block(self, number: int) -> int:
         """Wait until the newest block is at least ``number`` and return it. Has no timeout."""
-        while self._block is None or self._block < number:
+        while not self.has_seen(number):
             await self._changed.wait()
-        return self._block
+        return self.block
 
     async def wait_for_window(self, window: int) -> int:
         """Wait until the current window is at least ``window`` and return it."""

@@ -296,6 +296,18 @@ async def test_a_window_that_has_just_begun_is_waited_for_until_it_is_final(make
         assert await chain.head() == 8
 
 
+async def test_a_window_that_has_begun_is_waited_for_if_the_next_endpoint_lags(world, node):
+    following = asyncio.create_task(node.clock.run())
+    world.pass_blocks(6 - world.admin.look()[0])
+    await world.clock.drive(node.clock.wait_for_block(6))
+    node.chain.lag = 2
+    asked = asyncio.create_task(node.window_start(node.clock.window))
+    assert (await world.clock.drive(asked)).number == 6
+    with pytest.raises(ChainUnavailable, match="no block"):
+        await node.window_start(node.clock.window + 2)
+    following.cancel()
+
+
 # Writes
 
 

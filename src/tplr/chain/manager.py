@@ -269,16 +269,20 @@ class ChainManager:
         try:
             return await self.chain.block(number)
         except ChainUnavailable as error:
-            if error.name != "NotFinal":
+            if not self._is_coming(number, error):
                 raise
         async with aclosing(self.chain.blocks()) as blocks:
             async for _ in blocks:
                 try:
                     return await self.chain.block(number)
                 except ChainUnavailable as error:
-                    if error.name != "NotFinal":
+                    if not self._is_coming(number, error):
                         raise
         raise ChainUnavailable("the stream of blocks ended")
+
+    def _is_coming(self, number: int, error: ChainUnavailable) -> bool:
+        """Whether a block exists, but is not final yet or not known to an endpoint that is behind the clock."""
+        return error.name == "NotFinal" or (error.name == "UnknownBlock" and self.clock.has_seen(number))
 
     # Writes
 

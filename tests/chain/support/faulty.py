@@ -28,7 +28,7 @@ class FaultyChain:
     Attributes:
         calls: names of the calls made, in order.
         silent: while set, ``blocks`` yields nothing; held-back numbers come with the next block.
-        lag: blocks by which ``head`` is behind the true head.
+        lag: blocks by which ``head`` and ``block`` are behind the true head.
     """
 
     def __init__(self, chain: Chain, *, seed: int = 0, rate: float = 0.0) -> None:
@@ -57,6 +57,8 @@ class FaultyChain:
                     yield held.pop(0)
 
     async def block(self, number: int) -> Block:
+        if self.lag and number > (head := await self.head()):
+            raise ChainUnavailable(f"there is no block {number}; the head is {head}", name="UnknownBlock")
         return await self._call("block", self._chain.block(number))
 
     async def metagraph(self, block: int | None = None) -> Metagraph:
