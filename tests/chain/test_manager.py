@@ -361,6 +361,24 @@ async def test_weights_of_unknown_fate_are_looked_for_before_they_are_repeated(w
     assert await validator.chain.weights(block - 1) == {}
 
 
+async def test_an_endpoint_that_lags_does_not_make_earlier_weights_look_like_these(world, validator, monkeypatch):
+    """It says an older last update; the true one, read after it, is of weights that were set before."""
+    before = await world.clock.drive(validator.set_weights({0: 1.0}))
+    validator.chain.fail("set_weights", "lost", "lost")
+    read, reads = validator._last_update, 0
+
+    async def once_behind():
+        nonlocal reads
+        reads += 1
+        return await read() - (3 if reads == 2 else 0)
+
+    monkeypatch.setattr(validator, "_last_update", once_behind)
+    world.pass_blocks(6)
+    block = await world.clock.drive(validator.set_weights({0: 0.5}))
+    assert block > before
+    assert validator.chain.calls.count("set_weights") == 4
+
+
 @pytest.mark.parametrize("call", ["commit", "set_weights"])
 async def test_a_write_of_unknown_fate_is_given_blocks_to_land_in(world, validator, call):
     """Without blocks in between, reading proves nothing: the call may wait in the pool."""

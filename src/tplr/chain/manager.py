@@ -337,7 +337,7 @@ class ChainManager:
                 updated = await self._last_update()
                 if before is not None and updated > before:
                     return updated
-                before = updated
+                before = max(updated, before or 0)  # an endpoint that lags says an older one
                 return await self.chain.set_weights(weights)
             except RateLimited:
                 # The previous attempt may have been included after all.
