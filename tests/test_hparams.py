@@ -10,7 +10,6 @@ from tplr.errors import ConfigError
 from tplr.hparams import DemoParams, HParams, LearningRate, OuterRate, SparselocoParams, load_hparams
 from tplr.keys import gradient_key, start_window_key
 from tplr.localnet.plan import scheme_constants
-from tplr.stores.preprocess.tokenizing import RecordTokenizer
 
 ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "src/tplr/localnet/hparams.json"
@@ -187,35 +186,6 @@ def test_unknown_tokenizer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     hparams = load_hparams(written(tmp_path, tokenizer_name="no-such-folder"))
     with pytest.raises(ConfigError, match="tokenizer_name 'no-such-folder'"):
         hparams.load_tokenizer(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "vocabulary", "message"),
-    [
-        ("LlamaTokenizer", None, "only special tokens"),  # transformers gives a tokenizer of three tokens
-        ("Qwen2Tokenizer", None, "only special tokens"),
-        ("T5Tokenizer", None, "only special tokens"),
-        ("PreTrainedTokenizerFast", None, "expected tokenizer.json"),
-        ("PreTrainedTokenizerFast", "{}", "whole (KeyError"),
-        (
-            "PreTrainedTokenizerFast",
-            '{"added_tokens": [], "model": {"type": "none"}}',
-            "whole (Exception",
-        ),
-    ],
-)
-def test_a_tokenizer_without_all_its_files_is_refused(
-    tmp_path: Path, kind: str, vocabulary: str | None, message: str
-) -> None:
-    folder = tmp_path / "tokenizer"
-    folder.mkdir()
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
-    if vocabulary is not None:
-        (folder / "tokenizer.json").write_text(vocabulary)
-    with pytest.raises(ConfigError, match=f"tokenizer_name 'tokenizer': its folder .*{re.escape(message)}"):
-        load_hparams(written(tmp_path, tokenizer_name="tokenizer")).load_tokenizer(tmp_path)
-    with pytest.raises(ConfigError, match=f"can't be loaded: .*{re.escape(message)}"):
-        RecordTokenizer(folder)
 
 
 def test_an_upgrade_changes_the_names_from_its_window_on(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_an_unknown_tokenizer_is_named(verb, corpus, monkeypatch, capsys):
 
 def test_a_hub_that_does_not_answer_is_given_up(corpus, monkeypatch, capsys):
     release = threading.Event()
-    monkeypatch.setattr("tplr.hparams.pretrained_tokenizer", lambda *_: release.wait())
+    monkeypatch.setattr("tplr.tokenizer_files.pretrained_tokenizer", lambda *_: release.wait())
     monkeypatch.setattr("tplr.node.checks.ANSWER_SECONDS", 0.1)
     assert main(["data", "peek", str(corpus / "0.jsonl"), "--tokenizer", "somebody/elsewhere"]) == 2
     release.set()

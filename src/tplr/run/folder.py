@@ -13,8 +13,9 @@ import torch
 from tplr.errors import ConfigError, StateError
 from tplr.exchange.snapshot import COPY_BYTES, TensorLayout
 from tplr.files import atomic_write
-from tplr.hparams import HParams, read_tokenizer
+from tplr.hparams import HParams
 from tplr.run.weights import MAX_SHARD_BYTES, ExportDtype, write_weights
+from tplr.tokenizer_files import read_tokenizer
 from tplr.training.model import meta_model
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ def load(name: str) -> PreTrainedTokenizerFast:
         HubUnavailable: it is not on this machine, and the hub does not answer within a node's ``ANSWER_SECONDS``.
     """
     from tplr.errors import HubUnavailable
-    from tplr.hparams import pretrained_tokenizer
     from tplr.node.checks import ANSWER_SECONDS
+    from tplr.tokenizer_files import pretrained_tokenizer
 
     if Path(name).exists():
         return pretrained_tokenizer(name, "--tokenizer")
@@ -40,7 +40,7 @@ def load(name: str) -> PreTrainedTokenizerFast:
 
 
 def _run(coming: Future[PreTrainedTokenizerFast], name: str) -> None:
-    from tplr.hparams import pretrained_tokenizer
+    from tplr.tokenizer_files import pretrained_tokenizer
 
     try:
         coming.set_result(pretrained_tokenizer(name, "--tokenizer"))

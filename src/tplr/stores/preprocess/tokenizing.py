@@ -12,11 +12,11 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from tplr.errors import ConfigError, DataError
-from tplr.hparams import read_tokenizer
 from tplr.seeds import derive
 from tplr.stores.preprocess.columns import cuts, slices
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.tokenize import Encoder, Ragged, encoder
+from tplr.tokenizer_files import read_tokenizer
 
 Ranges = tuple[tuple[int, int], ...]  # of characters: begin, end
 
