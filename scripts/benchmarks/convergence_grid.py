@@ -121,6 +121,19 @@ GRIDS["long-16"] = replace(
     rounds=500,
     rates={GROUPED: [EXPECTED | {"outer": outer} for outer in (1.0, 2.0, 4.0)]},
 )
+# The same with 4 peers; the baselines have trials of their own.
+GRIDS["long-4"] = replace(
+    GRIDS["long-16"],
+    peers=4,
+    sparse=(),
+    muon_sparse=(),
+    tuned="",
+    rates={
+        "adamw": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3)],
+        "diloco": [{"lr": lr, "outer": outer} for lr, outer in ((4e-3, 0.2), (4e-3, 0.4), (4e-3, 0.7), (2e-3, 0.4))],
+        GROUPED: [EXPECTED | {"outer": outer} for outer in (2.0, 1.0)],
+    },
+)
 
 
 def default_with(name: str, **rates: float | Points) -> Grid:
