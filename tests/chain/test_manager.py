@@ -361,6 +361,23 @@ async def test_weights_of_unknown_fate_are_looked_for_before_they_are_repeated(w
     assert await validator.chain.weights(block - 1) == {}
 
 
+async def test_a_block_that_the_endpoint_lacks_is_not_waited_for(world, node, monkeypatch):
+    """It is at the head, so no later block brings it."""
+    following = asyncio.create_task(node.clock.run())
+    world.pass_blocks(6 - world.admin.look()[0])
+    await world.clock.drive(node.clock.wait_for_block(6))
+
+    async def missing(number):
+        raise ChainUnavailable(f"no block at height {number}", name="UnknownBlock")
+
+    monkeypatch.setattr(node.chain, "block", missing)
+    asked = asyncio.create_task(node.window_start(node.clock.window))
+    world.pass_blocks(1)
+    with pytest.raises(ChainUnavailable, match="no block at height"):
+        await asyncio.wait_for(world.clock.drive(asked), 10)
+    following.cancel()
+
+
 async def test_an_endpoint_that_lags_does_not_make_earlier_weights_look_like_these(world, validator, monkeypatch):
     """It says an older last update; the true one, read after it, is of weights that were set before."""
     before = await world.clock.drive(validator.set_weights({0: 1.0}))

@@ -269,20 +269,26 @@ class ChainManager:
         try:
             return await self.chain.block(number)
         except ChainUnavailable as error:
-            if not self._is_coming(number, error):
+            if not self._is_coming(number, error, head=-1):
                 raise
         async with aclosing(self.chain.blocks()) as blocks:
-            async for _ in blocks:
+            async for head in blocks:
                 try:
                     return await self.chain.block(number)
                 except ChainUnavailable as error:
-                    if not self._is_coming(number, error):
+                    if not self._is_coming(number, error, head):
                         raise
         raise ChainUnavailable("the stream of blocks ended")
 
-    def _is_coming(self, number: int, error: ChainUnavailable) -> bool:
-        """Whether a block exists, but is not final yet or not known to an endpoint that is behind the clock."""
-        return error.name == "NotFinal" or (error.name == "UnknownBlock" and self.clock.has_seen(number))
+    def _is_coming(self, number: int, error: ChainUnavailable, head: int) -> bool:
+        """Whether a block exists, but is not final yet, or not known to an endpoint that is behind the clock.
+
+        Args:
+            head: the endpoint's newest block, -1 if it is unknown. An endpoint at ``number`` that does not know the
+                block will never have it.
+        """
+        behind = head < number and self.clock.has_seen(number)
+        return error.name == "NotFinal" or (error.name == "UnknownBlock" and behind)
 
     # Writes
 

@@ -63,7 +63,7 @@ class Summary:
     miners: tuple[MinerSummary, ...]
     weights: dict[int, dict[int, float]]
     outcomes: tuple[RunOutcome, ...]
-    advice: str = ""
+    advice: str
 
     @property
     def passed(self) -> bool:

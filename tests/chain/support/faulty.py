@@ -28,7 +28,7 @@ class FaultyChain:
     Attributes:
         calls: names of the calls made, in order.
         silent: while set, ``blocks`` yields nothing; held-back numbers come with the next block.
-        lag: blocks by which ``head`` and ``block`` are behind the true head.
+        lag: blocks by which ``head``, ``blocks`` and ``block`` are behind the true head.
     """
 
     def __init__(self, chain: Chain, *, seed: int = 0, rate: float = 0.0) -> None:
@@ -54,7 +54,7 @@ class FaultyChain:
             async for number in numbers:
                 held.append(number)
                 while held and not self.silent:
-                    yield held.pop(0)
+                    yield max(0, held.pop(0) - self.lag)
 
     async def block(self, number: int) -> Block:
         if self.lag and number > (head := await self.head()):
