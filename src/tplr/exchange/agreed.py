@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from tplr.chain.electors import Electors
@@ -32,6 +32,19 @@ def enough(electors: Electors, order: Sequence[int], known: Sequence[int] = ()) 
     return asked
 
 
+def of_most_stake(electors: Electors, answers: Mapping[int, T], key: Callable[[T], Hashable]) -> T | None:
+    """Return the answer of electors with more than half of the stake, the first one with its key; None without one."""
+    return next((answers[who[0]] for who in _alike(answers, key) if electors.outweighs(who)), None)
+
+
+def _alike(answers: Mapping[int, T], key: Callable[[T], Hashable]) -> list[list[int]]:
+    """Return the electors of each answer."""
+    who: dict[Hashable, list[int]] = {}
+    for uid, answer in answers.items():
+        who.setdefault(key(answer), []).append(uid)
+    return [*who.values()]
+
+
 async def agreed(
     electors: Electors, ask: Callable[[int], Awaitable[T]], *, key: Callable[[T], Hashable] = repr
 ) -> T | None:
@@ -52,20 +65,10 @@ async def agreed(
     answers: dict[int, T] = {}
     problems: dict[int, StoreError | PayloadError] = {}
 
-    def groups() -> list[list[int]]:
-        """Return the electors of each answer."""
-        who: dict[Hashable, list[int]] = {}
-        for uid, answer in answers.items():
-            who.setdefault(key(answer), []).append(uid)
-        return [*who.values()]
-
-    def majority() -> T | None:
-        return next((answers[who[0]] for who in groups() if electors.outweighs(who)), None)
-
     def undecided() -> bool:
         """Return whether electors without an answer could give a majority, now or in a later attempt."""
         silent = [uid for uid in electors.uids if uid not in answers and not _refused(problems.get(uid))]
-        return any(electors.outweighs([*who, *silent]) for who in [[], *groups()])
+        return any(electors.outweighs([*who, *silent]) for who in [[], *_alike(answers, key)])
 
     async def note(uid: int) -> None:
         try:
@@ -85,9 +88,9 @@ async def agreed(
             while undecided() and (pending := {task for task in tasks if not task.done()}):
                 left = until and max(0.0, until - asyncio.get_running_loop().time())
                 await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                if (found := majority()) is not None or left == 0.0:
+                if (found := of_most_stake(electors, answers, key)) is not None or left == 0.0:
                     break
-            if (found := majority()) is not None:
+            if (found := of_most_stake(electors, answers, key)) is not None:
                 return found
             if not undecided():
                 break

@@ -5,15 +5,14 @@ Every document passes the same checks as in a node. A missing document, or one t
 
 import asyncio
 import statistics
-from collections.abc import Collection, Container, Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Container, Iterable, MutableMapping
 from typing import Any
 
-from tplr.chain.electors import Electors
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import read_prologue
 from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError, ScoresSealed, StoreError, StoreUnavailable
-from tplr.exchange.agreed import ElectionResult
+from tplr.exchange.agreed import ElectionResult, of_most_stake
 from tplr.hparams import HParams
 from tplr.keys import gradient_key, parse_window_key
 from tplr.logging import logger
@@ -246,7 +245,9 @@ class PublishedRun:
         if election and election.decided:
             found = election.decided.included
             return [one.uid for one in found.included], _reasons(found.skipped)
-        report = _agreed(self._comms.electors, reports)
+        electors = self._comms.electors
+        answers = {uid: reports[uid] for uid in electors.uids if uid in reports}
+        report = of_most_stake(electors, answers, key=lambda one: tuple(sorted(one.included.items())))
         return ([int(uid) for uid in report.included], _reasons(report.skipped)) if report else (None, {})
 
     async def _peers(self, window: int) -> PeerList | None:
@@ -339,15 +340,6 @@ class PublishedRun:
             window=self._comms.block_to_window(last.block),
             weights={int(uid): share for uid, share in sorted(on_chain.items(), key=lambda one: int(one[0]))},
         )
-
-
-def _agreed(electors: Electors, reports: Mapping[int, DebugReport]) -> DebugReport | None:
-    """Return a report with the set that electors with more than half of the stake report, if there is one."""
-    agreeing: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for uid in electors.uids:
-        if uid in reports:
-            agreeing.setdefault(tuple(sorted(reports[uid].included.items())), []).append(uid)
-    return next((reports[uids[0]] for uids in agreeing.values() if electors.outweighs(uids)), None)
 
 
 def _score(report: ScoreReport, uid: str, power: float, shares: CreditShares | None) -> MinerScore:
