@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from bittensor_core import Keypair
-from forked_python import interpreter
 
 from tplr import errors
 from tplr.chain import hotkeys
@@ -51,6 +50,8 @@ class ProcessChain:
 
     @classmethod
     async def open(cls, path: Path, hotkey: Keypair, *, clock: SharedClock, archive: bool) -> Self:
+        from forked_python import interpreter  # the program does not have its folder
+
         pipe = asyncio.subprocess.PIPE
         command = [*interpreter(), __file__, str(path), hotkey.ss58_address, str(clock.file), str(int(archive))]
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
