@@ -7,6 +7,7 @@ import asyncio
 import os
 import re
 from contextlib import aclosing
+from functools import partial
 
 import pytest
 
@@ -63,14 +64,15 @@ async def test_old_state_is_told_by_archives_only(kind, tmp_path):
         at = await world.pass_blocks(1)
         me, archive = await world.open("me"), await world.open("other", archive=True)
         await world.pass_blocks(4)
-        for read in (me.block, me.metagraph, me.commitments, me.weights):
+        commitments = partial(me.commitments, [me.hotkey])
+        for read in (me.block, me.metagraph, commitments, me.weights):
             with pytest.raises(ChainUnavailable) as refused:
                 await read(at)
             assert refused.value.name == "StateDiscarded"
             assert "--subtensor.archive" in str(refused.value)
         assert (await archive.block(at)).number == at
         assert (await archive.metagraph(at)).uid_of(me.hotkey) == 0
-        assert await archive.commitments(at) == await archive.weights(at) == {}
+        assert await archive.commitments([me.hotkey], at) == await archive.weights(at) == {}
 
 
 # Registered nodes
@@ -114,11 +116,12 @@ async def test_a_commitment_takes_effect_in_its_block_for_all(kind, tmp_path):
         second = await world.act(me.commit("x" * 128))
         assert before < first < second
         assert await world.act(other.commit("")) > 0
-        seen = await other.commitments()
+        seen = await other.commitments([other.hotkey, me.hotkey])
         assert (seen[me.hotkey].data, seen[me.hotkey].block) == ("x" * 128, second)
         assert seen[other.hotkey].data == ""
-        assert (await other.commitments(first))[me.hotkey].data == "hello"
-        assert await other.commitments(before) == {}
+        earlier = await other.commitments([me.hotkey, other.hotkey], first)
+        assert [(hotkey, one.data) for hotkey, one in earlier.items()] == [(me.hotkey, "hello")]
+        assert await other.commitments([me.hotkey], before) == await other.commitments([]) == {}
 
 
 async def test_commitments_hold_128_bytes_of_registered_hotkeys(kind, tmp_path):
@@ -140,7 +143,7 @@ async def test_commitments_have_a_quota(kind, tmp_path):
         with pytest.raises(RateLimited) as refused:
             await world.act(me.commit("three"))
         assert refused.value.name == "SpaceLimitExceeded"
-        assert (await me.commitments())[me.hotkey].data == "two"
+        assert (await me.commitments([me.hotkey]))[me.hotkey].data == "two"
 
 
 async def test_a_commitment_outlives_its_registration(kind, tmp_path):
@@ -151,7 +154,7 @@ async def test_a_commitment_outlives_its_registration(kind, tmp_path):
         world.admin.deregister(me.hotkey)
         await world.pass_blocks(1)
         assert (await me.metagraph()).uid_of(me.hotkey) is None
-        assert (await me.commitments())[me.hotkey].data == "mine"
+        assert (await me.commitments([me.hotkey]))[me.hotkey].data == "mine"
         with pytest.raises(NotRegistered):
             await world.act(me.commit("again"))
 
@@ -162,7 +165,7 @@ async def test_writes_of_one_hotkey_go_one_after_the_other(kind, tmp_path):
         me = await world.open("me")
         blocks = await world.act(asyncio.gather(*(me.commit(text) for text in "abc")))
         assert blocks == sorted(set(blocks))
-        assert (await me.commitments())[me.hotkey].data == "c"
+        assert (await me.commitments([me.hotkey]))[me.hotkey].data == "c"
 
 
 async def test_a_cancelled_write_may_land_all_the_same(kind, tmp_path):
@@ -175,7 +178,7 @@ async def test_a_cancelled_write_may_land_all_the_same(kind, tmp_path):
         writing.cancel()
         await asyncio.wait([writing])
         await world.pass_blocks(2)
-        assert (await me.commitments())[me.hotkey].data == "hello"
+        assert (await me.commitments([me.hotkey]))[me.hotkey].data == "hello"
         assert await world.act(me.commit("and on")) > 0
 
 
@@ -293,7 +296,8 @@ async def test_a_live_node_answers_as_promised(tmp_path):
         graph = await chain.metagraph(first)
         assert [neuron.uid for neuron in graph.neurons] == sorted({neuron.uid for neuron in graph.neurons})
         assert graph.uid_of(chain.hotkey) is None
-        assert all(commitment.block <= first for commitment in (await chain.commitments(first)).values())
+        committed = await chain.commitments([neuron.hotkey for neuron in graph.neurons], first)
+        assert all(commitment.block <= first for commitment in committed.values())
         assert all(sum(row.values()) == pytest.approx(1) for row in (await chain.weights(first)).values())
         with pytest.raises(ChainUnavailable) as refused:
             await chain.block(first + 1000)

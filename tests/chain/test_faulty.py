@@ -43,7 +43,7 @@ async def test_faults_do_what_their_names_say_once(world, chain, fault, lands, u
         await world.clock.drive(faulty.commit("hello"))
     assert failed.value.fate_unknown == unknown
     world.pass_blocks(1)
-    assert ("me" in await faulty.commitments()) == lands
+    assert ("me" in await faulty.commitments(["me"])) == lands
     assert await world.clock.drive(faulty.commit("again")) > 0
 
 

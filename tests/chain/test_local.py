@@ -5,6 +5,7 @@ import dataclasses
 import re
 import sqlite3
 from contextlib import aclosing
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -117,7 +118,8 @@ async def test_old_state_is_kept_by_archives_only(make_world):
     world.join("miner")
     world.pass_blocks(20)
     async with open_chain(world) as chain, open_chain(world, archive=True) as archive:
-        for read in (chain.block, chain.metagraph, chain.commitments, chain.weights):
+        commitments = partial(chain.commitments, ["miner"])
+        for read in (chain.block, chain.metagraph, commitments, chain.weights):
             with pytest.raises(ChainUnavailable) as refused:
                 await read(5)
             assert refused.value.name == "StateDiscarded"
@@ -137,12 +139,12 @@ async def test_a_write_takes_effect_in_a_later_block_only(world):
         writing = asyncio.create_task(chain.commit("hello"))
         await asyncio.sleep(0.05)
         assert not writing.done()
-        assert await chain.commitments() == {}
+        assert await chain.commitments(["miner"]) == {}
         block = await act(world, writing)
         assert block == before + 1
-        found = (await chain.commitments())["miner"]
+        found = (await chain.commitments(["miner"]))["miner"]
         assert (found.data, found.block) == ("hello", block)
-        assert await chain.commitments(before) == {}
+        assert await chain.commitments(["miner"], before) == {}
 
 
 async def test_writes_of_one_hotkey_go_one_after_the_other(world):
@@ -150,7 +152,7 @@ async def test_writes_of_one_hotkey_go_one_after_the_other(world):
     async with open_chain(world) as chain:
         blocks = await act(world, asyncio.gather(*(chain.commit(text) for text in "abc")))
         assert len(set(blocks)) == 3
-        assert (await chain.commitments())["miner"].data == "c"
+        assert (await chain.commitments(["miner"]))["miner"].data == "c"
 
 
 async def test_a_cancelled_write_may_land_all_the_same(world):
@@ -162,7 +164,7 @@ async def test_a_cancelled_write_may_land_all_the_same(world):
         with pytest.raises(asyncio.CancelledError):
             await writing
         world.pass_blocks(1)
-        assert (await chain.commitments())["miner"].data == "hello"
+        assert (await chain.commitments(["miner"]))["miner"].data == "hello"
 
 
 # Commitments
@@ -196,7 +198,7 @@ async def test_the_quota_of_commitments_is_24_per_epoch(make_world):
         assert refused.value.name == "SpaceLimitExceeded"
         retry_at = refused.value.retry_at
         assert retry_at == 359  # netuid 1 and tempo 360: (359 + 1 + 1) % 361 == 0
-        assert (await chain.commitments())["miner"].data == f"{23:0128}"
+        assert (await chain.commitments(["miner"]))["miner"].data == f"{23:0128}"
         world.pass_blocks(retry_at - await chain.head() - 1)
         assert await act(world, chain.commit("a" * 128)) >= retry_at
 
@@ -208,7 +210,7 @@ async def test_a_commitment_outlives_its_registration(world):
         world.admin.deregister("miner")
         world.pass_blocks(1)
         assert (await chain.metagraph()).uid_of("miner") is None
-        assert (await chain.commitments())["miner"].data == "mine"
+        assert (await chain.commitments(["miner"]))["miner"].data == "mine"
         with pytest.raises(NotRegistered):
             await act(world, chain.commit("again"))
 
@@ -217,7 +219,7 @@ async def test_what_is_committed_is_readable_by_everyone(world):
     world.join("miner")
     async with open_chain(world) as chain, open_chain(world, "stranger") as stranger:
         await act(world, chain.commit("secret?"))
-        assert (await stranger.commitments())["miner"].data == "secret?"
+        assert (await stranger.commitments(["miner"]))["miner"].data == "secret?"
 
 
 # Registration

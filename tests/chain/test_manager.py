@@ -325,7 +325,7 @@ async def test_a_commit_of_unknown_fate_is_looked_for_before_it_is_repeated(worl
     node.chain.fail("commit", fault)
     assert await world.clock.drive(node.try_commit(bucket("a"))) is True
     assert node.chain.calls.count("commit") == commits
-    assert (await node.chain.commitments())["me"].data == encode_commitment(bucket("a"))
+    assert (await node.chain.commitments(["me"]))["me"].data == encode_commitment(bucket("a"))
 
 
 async def test_a_commit_that_never_lands_is_an_error(world, node):

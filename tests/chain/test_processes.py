@@ -147,6 +147,6 @@ os.kill(os.getpid(), signal.SIGKILL)
             async with aclosing(chain.blocks()) as blocks:
                 await anext(blocks)
                 await anext(blocks)
-            return await chain.commitments()
+            return await chain.commitments(["three"])
 
     assert asyncio.run(read())["three"].data == "last words"

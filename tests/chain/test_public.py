@@ -24,7 +24,7 @@ async def test_what_stands_on_chain_opens_a_bucket_for_reading_only(world, tmp_p
         await own.store(account.writable).put("update", b"mine")
         await world.clock.drive(miner.commit(encode_commitment(account.readable)))
 
-        (on_chain,) = (await stranger.commitments()).values()
+        (on_chain,) = (await stranger.commitments(["miner"])).values()
         for key in (account.writable.access_key_id, account.writable.secret_access_key):
             assert key not in on_chain.data
         bucket = await ChainManager(stranger, blocks_per_window=3).get_bucket_for_neuron("miner")

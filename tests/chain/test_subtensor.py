@@ -88,15 +88,19 @@ class LedgerSubstrate:
     async def query_map(self, module, item, params=None, block_hash=None):
         block = self._number(block_hash)
         match item:
-            case "CommitmentOf":
-                return [
-                    (hotkey, {"info": {"fields": [_raw_field(entry.data)]}, "block": entry.block, "deposit": 0})
-                    for hotkey, entry in self.ledger.commitments(block).items()
-                ]
             case "Weights":
                 rows = self.ledger.weights(block).items()
                 return [(uid, [(to, round(share * 65535)) for to, share in row.items()]) for uid, row in rows]
         raise AssertionError(f"unexpected read of {module}.{item}")
+
+    async def query_batch(self, module, item, param_sets, block_hash=None):
+        assert (module, item) == ("Commitments", "CommitmentOf")
+        found = self.ledger.commitments(self._number(block_hash))
+        records = {
+            hotkey: {"info": {"fields": [_raw_field(entry.data)]}, "block": entry.block, "deposit": 0}
+            for hotkey, entry in found.items()
+        }
+        return [records.get(hotkey) for _, hotkey in param_sets]
 
     async def runtime_call(self, api, method, params, block_hash=None):
         assert (api, method) == ("SubnetInfoRuntimeApi", "get_metagraph")
@@ -191,8 +195,9 @@ async def test_reads_say_the_same_as_the_chain_they_read(world, chain):
         assert await chain.head() == head
         assert await chain.metagraph() == await local.metagraph()
         assert await chain.metagraph(5) == await local.metagraph(5)
-        assert await chain.commitments() == await local.commitments()
-        assert await chain.commitments(5) == {}
+        hotkeys = {"a", chain.hotkey}
+        assert await chain.commitments(hotkeys) == await local.commitments(hotkeys)
+        assert await chain.commitments(hotkeys, 5) == {}
         assert (await chain.weights())[2] == pytest.approx((await local.weights())[2], abs=1e-4)
         assert await chain.weights(5) == {}
         for number in (0, 1, head):

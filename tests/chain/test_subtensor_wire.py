@@ -69,7 +69,7 @@ async def test_a_node_that_is_no_use_is_left_for_the_next_one(world, fault, capl
 async def test_every_call_has_a_deadline(world):
     chain = await world.connect("me", world.node.url)
     world.node.faults.mute = True
-    reads = (chain.head(), chain.block(1), chain.metagraph(), chain.commitments(), chain.weights())
+    reads = (chain.head(), chain.block(1), chain.metagraph(), chain.commitments(["me"]), chain.weights())
     writes = (chain.commit("x"), chain.set_weights({0: 1.0}))
     calls = asyncio.gather(*reads, *writes, return_exceptions=True)
     errors = await asyncio.wait_for(calls, 10)
@@ -163,9 +163,23 @@ async def test_no_commitment_of_one_hotkey_hides_those_of_the_others(world, fiel
     if revealed is not None:
         world.node.runtime.revealed[world.address("evil")] = revealed
     await world.pass_blocks(2)
-    found = await chain.commitments()
+    found = await chain.commitments([world.address("evil"), chain.hotkey])
     assert found[chain.hotkey].data == "honest"
     assert found[world.address("evil")].data in ("", "0xzz", "\ufffd\ufffd")
+    await chain.close()
+
+
+async def test_commitments_of_former_hotkeys_cost_nothing(world):
+    await world.join("other")
+    chain = await world.connect("me", world.node.url)
+    await chain.commit("mine")
+    fields = world.node.runtime.fields
+    fields |= {world.address(f"former {number}"): [raw_field(b"left")] for number in range(120)}
+    await world.pass_blocks(1)
+    del world.node.calls[:]
+    assert (await chain.commitments([world.address("other"), chain.hotkey])).keys() == {chain.hotkey}
+    reads = [one for one in world.node.calls if one in ("state_queryStorageAt", "state_getKeysPaged")]
+    assert reads == ["state_queryStorageAt"]
     await chain.close()
 
 
@@ -173,5 +187,8 @@ async def test_commitments_are_read_at_one_block(world):
     chain = await world.connect("me", world.node.url)
     first = await chain.commit("one")
     await chain.commit("two")
-    assert [(await chain.commitments(block))[chain.hotkey].data for block in (first, None)] == ["one", "two"]
+    assert [(await chain.commitments([chain.hotkey], block))[chain.hotkey].data for block in (first, None)] == [
+        "one",
+        "two",
+    ]
     await chain.close()

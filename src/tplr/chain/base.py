@@ -1,6 +1,6 @@
 """The protocol of a chain, and its records."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,8 +87,8 @@ class Chain(Protocol):
         """Read the neurons registered at ``block`` (default: head)."""
         ...
 
-    async def commitments(self, block: int | None = None) -> dict[str, Commitment]:
-        """Read the latest commitment of every hotkey that ever made one, registered or not."""
+    async def commitments(self, hotkeys: Collection[str], block: int | None = None) -> dict[str, Commitment]:
+        """Read the latest commitments of these hotkeys, registered or not; those that made none are left out."""
         ...
 
     async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -81,8 +81,9 @@ class LocalChain:
     async def metagraph(self, block: int | None = None) -> Metagraph:
         return await asyncio.to_thread(self._ledger.metagraph, block)
 
-    async def commitments(self, block: int | None = None) -> dict[str, Commitment]:
-        return await asyncio.to_thread(self._ledger.commitments, block)
+    async def commitments(self, hotkeys: Collection[str], block: int | None = None) -> dict[str, Commitment]:
+        found = await asyncio.to_thread(self._ledger.commitments, block)
+        return {hotkey: commitment for hotkey, commitment in found.items() if hotkey in hotkeys}
 
     async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:
         return await asyncio.to_thread(self._ledger.weights, block)

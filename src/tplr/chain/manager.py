@@ -112,7 +112,8 @@ class ChainManager:
             ChainUnavailable: the chain does not answer.
             ValueError: its commitment does not contain a bucket.
         """
-        commitment = (await self.chain.commitments()).get(hotkey or self.hotkey)
+        hotkey = hotkey or self.hotkey
+        commitment = (await self.chain.commitments([hotkey])).get(hotkey)
         return None if commitment is None else decode_commitment(commitment.data)
 
     def validators(self) -> list[int]:
@@ -191,7 +192,7 @@ class ChainManager:
                 f"subnet {self.chain.netuid} has no neurons at block {metagraph.block}: ignoring this answer"
             )
         # Commitments remain after a registration ends, so use only those of neurons registered at that block.
-        committed = await self.chain.commitments(metagraph.block)
+        committed = await self.chain.commitments([neuron.hotkey for neuron in metagraph.neurons], metagraph.block)
         buckets = {
             neuron.uid: bucket
             for neuron in metagraph.neurons
@@ -370,7 +371,7 @@ class ChainManager:
                     return
 
     async def _committed(self, block: int | None = None) -> str | None:
-        commitment = (await self.chain.commitments(block)).get(self.hotkey)
+        commitment = (await self.chain.commitments([self.hotkey], block)).get(self.hotkey)
         return None if commitment is None else commitment.data
 
     async def _last_update(self) -> int:

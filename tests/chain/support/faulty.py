@@ -1,7 +1,7 @@
 """``FaultyChain``: a chain with scripted faults."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping
 from contextlib import aclosing
 from typing import Literal, TypeVar
 
@@ -64,8 +64,8 @@ class FaultyChain:
     async def metagraph(self, block: int | None = None) -> Metagraph:
         return await self._call("metagraph", self._chain.metagraph(block))
 
-    async def commitments(self, block: int | None = None) -> dict[str, Commitment]:
-        return await self._call("commitments", self._chain.commitments(block))
+    async def commitments(self, hotkeys: Collection[str], block: int | None = None) -> dict[str, Commitment]:
+        return await self._call("commitments", self._chain.commitments(hotkeys, block))
 
     async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:
         return await self._call("weights", self._chain.weights(block))

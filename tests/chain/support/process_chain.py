@@ -7,7 +7,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -72,8 +72,8 @@ class ProcessChain:
         found = await self._ask("metagraph", block)
         return Metagraph(found["block"], tuple(Neuron(**neuron) for neuron in found["neurons"]))
 
-    async def commitments(self, block: int | None = None) -> dict[str, Commitment]:
-        found = await self._ask("commitments", block)
+    async def commitments(self, hotkeys: Collection[str], block: int | None = None) -> dict[str, Commitment]:
+        found = await self._ask("commitments", list(hotkeys), block)
         return {hotkey: Commitment(**commitment) for hotkey, commitment in found.items()}
 
     async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:

@@ -6,7 +6,7 @@ write that failed without an error of the chain may have been included (``fate_u
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
@@ -156,15 +156,16 @@ class SubtensorChain:
             ),
         )
 
-    async def commitments(self, block: int | None = None) -> dict[str, Commitment]:
-        # Not the SDK's own read, which also decodes what was revealed of timelocked commitments: it fails as a whole if
-        # one hotkey revealed text that begins like a hexadecimal number.
+    async def commitments(self, hotkeys: Collection[str], block: int | None = None) -> dict[str, Commitment]:
+        # Not the SDK's own read. It reads every hotkey that ever committed, and also decodes what was revealed of
+        # timelocked commitments: it fails as a whole if one hotkey revealed text that begins like a hexadecimal number.
         at = await self._read(self._substrate.block_hash(await self.head() if block is None else block))
-        rows = await self._read(self._substrate.query_map("Commitments", "CommitmentOf", [self.netuid], at))
-        records = {str(hotkey): record for hotkey, record in rows}
+        keys = [[self.netuid, hotkey] for hotkey in sorted(hotkeys)]
+        records = await self._read(self._substrate.query_batch("Commitments", "CommitmentOf", keys, at))
         return {
             hotkey: Commitment(hotkey, int(record["block"]), raw_text(record["info"]["fields"]))
-            for hotkey, record in sorted(records.items())
+            for (_, hotkey), record in zip(keys, records, strict=True)
+            if record is not None
         }
 
     async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:
