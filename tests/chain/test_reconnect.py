@@ -196,6 +196,26 @@ async def test_a_node_of_another_chain_is_no_fallback(world, impatience, tmp_pat
         await chain.close()
 
 
+async def test_the_main_network_is_known_by_its_genesis(world, tmp_path, caplog, monkeypatch):
+    """Its first node is down at the opening: the next one that answers must not define the chain."""
+    assert endpoints.endpoints_of("finney").genesis == bt.settings.FINNEY_GENESIS_HASH
+    assert endpoints.endpoints_of(f"ws://127.0.0.1:9,{bt.settings.NETWORKS['finney']}").genesis
+    assert endpoints.endpoints_of("test").genesis is None
+    (tmp_path / "other").mkdir()
+    async with NodeWorld(tmp_path / "other") as other:
+        await other.pass_blocks(1)
+        both = f"{world.node.url},{other.node.url}"
+        monkeypatch.setattr("tplr.chain.subtensor.endpoints.MAIN_NETWORK_URLS", {world.node.url})
+        monkeypatch.setattr("tplr.chain.subtensor.endpoints.FINNEY_GENESIS_HASH", world.admin.genesis_hash)
+        [(_, head), (_, refused)] = await probe_endpoints(both)
+        assert isinstance(head, EndpointHead)
+        assert "serves another chain" in refused
+        await world.node.stop()
+        with pytest.raises(ChainUnavailable):
+            await world.connect("me", both)
+    assert f"{other.node.url} can't be reached: it serves another chain" in caplog.text
+
+
 async def test_blocks_continue_from_the_next_node_when_the_stream_falls_mute(world, impatience):
     second = await world.second_node()
     chain = await world.connect("me", f"{world.node.url},{second.url}")

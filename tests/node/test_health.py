@@ -28,13 +28,14 @@ async def findings(monkeypatch: pytest.MonkeyPatch, *found: EndpointHead | str) 
 
 async def test_each_node_of_the_chain_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
-    good, late, slow = EndpointHead(500, now - 6), EndpointHead(480, now - 246), EndpointHead(500, now - 900)
-    said = await findings(monkeypatch, good, "refused", late, slow)
-    assert [verdict for verdict, _ in said] == [OK, WARNING, WARNING, WARNING]
+    good, late, slow = (EndpointHead(*one, "0xa") for one in ((500, now - 6), (480, now - 246), (500, now - 900)))
+    said = await findings(monkeypatch, good, "refused", late, slow, EndpointHead(9000, now, "0xb"))
+    assert [verdict for verdict, _ in said] == [OK, WARNING, WARNING, WARNING, PROBLEM]
     assert "ws://0: block 500, 6 s old" in said[0][1]
     assert "ws://1: refused: check the network, or remove it from the list" in said[1][1]
     assert "20 behind: it does not follow the chain" in said[2][1]
     assert "900 s old: set this machine's clock (ntp)" in said[3][1]
+    assert "ws://4: genesis 0xb, another chain than ws://0 with 0xa: remove the one that is wrong" in said[4][1]
     assert [verdict for verdict, _ in await findings(monkeypatch, "refused", "mute")] == [PROBLEM, PROBLEM]
 
 

@@ -49,7 +49,8 @@ def _neuron_finding(checks: Checks, args: Arguments) -> list[Finding]:
 async def examine_endpoints(args: Arguments) -> list[Finding]:
     """Check each chain endpoint in ``args``: it must answer, follow the chain, and agree with this machine's clock.
 
-    If another endpoint answers, a failed one is only a warning.
+    If another endpoint answers, a failed one is only a warning. One that serves another chain than the first that
+    answers is a problem: a node that starts while the first is down would follow the other chain.
     """
     if args.network.startswith(LOCAL_PREFIX):
         return []
@@ -59,14 +60,19 @@ async def examine_endpoints(args: Arguments) -> list[Finding]:
         found = await probe_endpoints(args.network, args.archive)
     except ConfigError:  # the start-up checks report it
         return []
-    heads = [head for _, head in found if isinstance(head, EndpointHead)]
+    heads = [(name, head) for name, head in found if isinstance(head, EndpointHead)]
     bad = ProbeResult.WARNING if heads else ProbeResult.PROBLEM
-    newest = max((head.number for head in heads), default=0)
+    first, genesis = next(((name, head.genesis) for name, head in heads), ("", ""))
+    newest = max((head.number for _, head in heads if head.genesis == genesis), default=0)
     findings = []
     for name, head in found:
         if not isinstance(head, EndpointHead):
             remedy = "check the network, or remove it from the list"
             findings.append(Finding("chain endpoint", bad, f"{name}: {head}", remedy, outside=True))
+            continue
+        if head.genesis != genesis:
+            said = f"{name}: genesis {head.genesis}, another chain than {first} with {genesis}"
+            findings.append(Finding("chain endpoint", ProbeResult.PROBLEM, said, "remove the one that is wrong"))
             continue
         age, behind = time.time() - head.time, newest - head.number
         said = f"{name}: block {head.number}, {age:.0f} s old"

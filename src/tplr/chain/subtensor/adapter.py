@@ -101,8 +101,8 @@ class SubtensorChain:
                 f"hotkey {hotkey!r} of wallet {wallet_name!r} in {wallet_path}: {error}: check --wallet.path, "
                 "--wallet.name, --wallet.hotkey, and that the hotkey has no password"
             ) from error
-        endpoints, archive = endpoints_of(network, archive)
-        substrate, endpoints = await dial_any(endpoints, archive)
+        found = endpoints_of(network, archive)
+        substrate, endpoints = await dial_any(found.nodes, found.archives, found.genesis)
         async with closed_if_it_fails(substrate):
             genesis = await within(READ_SECONDS, substrate.block_hash(0))
             block_time = await within(READ_SECONDS, substrate.block_time())
@@ -114,7 +114,7 @@ class SubtensorChain:
             hotkey=own.ss58_address,
             block_time=block_time,
             endpoints=endpoints,
-            archive=archive,
+            archive=found.archives,
         )
 
     async def head(self) -> int:

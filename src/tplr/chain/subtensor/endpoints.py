@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import bittensor as bt
-from bittensor.settings import default_archive_endpoints, default_fallback_endpoints, resolve_endpoint
+from bittensor.settings import (
+    ARCHIVE_ENDPOINTS,
+    FALLBACK_ENDPOINTS,
+    FINNEY_GENESIS_HASH,
+    NETWORKS,
+    default_archive_endpoints,
+    default_fallback_endpoints,
+    resolve_endpoint,
+)
 
 from tplr.chain.follow import within
 from tplr.chain.subtensor.sdk import SDK_ERRORS, owned, translate
@@ -20,13 +28,20 @@ logger = logging.getLogger(__name__)
 # connected node for PROBE_SECONDS.
 DIAL_SECONDS, ONLY_DIAL_SECONDS, PROBE_SECONDS = 9.0, 30.0, 5.0
 HEAD_START_SECONDS = 2.0  # from dialling one node to dialling the next
+# The SDK knows the genesis of no other network.
+MAIN_NETWORK_URLS = {
+    url
+    for name in ("finney", "archive")
+    for url in (NETWORKS[name], *FALLBACK_ENDPOINTS.get(name, ()), *ARCHIVE_ENDPOINTS.get(name, ()))
+}
 
 
 class EndpointHead(NamedTuple):
-    """The newest block of a chain node, and the Unix time in it."""
+    """The newest block of a chain node, the Unix time in it, and the hash of the node's block 0, 0x-hex."""
 
     number: int
     time: float
+    genesis: str
 
 
 class Connection(bt.RpcSubstrate):
@@ -57,17 +72,20 @@ async def probe_endpoints(network: str, archive: Sequence[str] = ()) -> list[tup
     """
     found = endpoints_of(network, archive)
     urls = list(dict.fromkeys([*found.nodes, *(found.archives if archive else ())]))
-    return list(zip(map(origin, urls), await asyncio.gather(*map(_probe, urls)), strict=True))
+    answers = await asyncio.gather(*(_probe(url, found.genesis) for url in urls))
+    return list(zip(map(origin, urls), answers, strict=True))
 
 
-async def _probe(url: str) -> EndpointHead | str:
-    substrate = Connection(url)
+async def _probe(url: str, genesis: str | None) -> EndpointHead | str:
+    try:
+        substrate = await _dial(url, (), DIAL_SECONDS, genesis)
+    except (ChainError, UnsupportedRuntime) as error:
+        return str(error)
     try:
         client = bt.Client(substrate=substrate)  # type: ignore[arg-type] - as in ``SubtensorChain.open``
-        await within(DIAL_SECONDS, owned(substrate.connect()))
         number = await newest_block(client)
         time = await within(PROBE_SECONDS, owned(client.timestamp(block=number)))
-        return EndpointHead(number, time.timestamp())
+        return EndpointHead(number, time.timestamp(), await within(PROBE_SECONDS, owned(substrate.block_hash(0))))
     except SDK_ERRORS as error:
         return str(translate(error, sent=False))
     finally:
@@ -75,10 +93,14 @@ async def _probe(url: str) -> EndpointHead | str:
 
 
 class Endpoints(NamedTuple):
-    """URLs of nodes to connect to, in this order, and of archives."""
+    """URLs of nodes to connect to, in this order, and of archives.
+
+    ``genesis`` is the hash of their block 0, 0x-hex; None if the network is not a known one.
+    """
 
     nodes: list[str]
     archives: list[str]
+    genesis: str | None
 
 
 def endpoints_of(network: str, archive: Sequence[str] = ()) -> Endpoints:
@@ -86,21 +108,24 @@ def endpoints_of(network: str, archive: Sequence[str] = ()) -> Endpoints:
     for url in archive:
         _check_url(url, "--subtensor.archive")
     nodes, own_archives = _nodes_of(network)
-    return Endpoints(nodes, list(archive) or own_archives)
+    # One known node is enough: all are of one network.
+    known = not MAIN_NETWORK_URLS.isdisjoint(nodes)
+    return Endpoints(nodes, list(archive) or own_archives, FINNEY_GENESIS_HASH if known else None)
 
 
-def _nodes_of(network: str) -> Endpoints:
+def _nodes_of(network: str) -> tuple[list[str], list[str]]:
+    """Return the URLs of a network's nodes, and of its own archives."""
     if "://" in network:
         urls = [url.strip() for url in network.split(",")]
         for url in urls:
             _check_url(url, "--subtensor.network")
-        return Endpoints(urls, default_archive_endpoints(network))
+        return urls, default_archive_endpoints(network)
     try:
         name, endpoint = resolve_endpoint(network)
     except ValueError as error:
         raise ConfigError(f"--subtensor.network {network}: {error}") from error
     fallbacks = [url for url in default_fallback_endpoints(name) if url != endpoint]
-    return Endpoints([endpoint, *fallbacks], default_archive_endpoints(name))
+    return [endpoint, *fallbacks], default_archive_endpoints(name)
 
 
 def _check_url(url: str, argument: str) -> None:
