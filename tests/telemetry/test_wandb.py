@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,20 @@ from tplr.errors import ConfigError
 from tplr.telemetry import Telemetry, WandbListener
 
 
-def test_numbers_of_events_become_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+@pytest.fixture
+def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The client's module. The client reads its variables when its session starts, once."""
+    module = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
+    yield module
+    with contextlib.suppress(Exception):
+        module.teardown()
+
+
+@pytest.mark.usefixtures("wandb")
+def test_numbers_of_events_become_charts(tmp_path: Path) -> None:
     with WandbListener("templar-test", name="miner 3") as listener:
         telemetry = Telemetry(role="miner", uid=3, listeners=(listener,))
         telemetry.emit("trained", window=7, loss=4.5, note="text")
@@ -33,25 +43,16 @@ def test_numbers_of_events_become_charts(tmp_path: Path, monkeypatch: pytest.Mon
     assert b"evaluated/" not in data
 
 
-def test_the_node_outlives_the_process_of_the_client(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    try:
-        with WandbListener("templar-test", name="miner 3") as listener:
-            telemetry = Telemetry(role="miner", uid=3, listeners=(listener,))
-            telemetry.emit("trained", window=7, loss=4.5)
-            for process in children("wandb-core"):
-                os.kill(process, signal.SIGKILL)
-                os.waitpid(process, 0)
-            for window in range(8, 11):
-                telemetry.emit("trained", window=window, loss=4.5)
-    finally:
-        with contextlib.suppress(Exception):
-            wandb.teardown()
+@pytest.mark.usefixtures("wandb")
+def test_the_node_outlives_the_process_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    with WandbListener("templar-test", name="miner 3") as listener:
+        telemetry = Telemetry(role="miner", uid=3, listeners=(listener,))
+        telemetry.emit("trained", window=7, loss=4.5)
+        for process in children("wandb-core"):
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        for window in range(8, 11):
+            telemetry.emit("trained", window=window, loss=4.5)
     assert len([one for one in caplog.messages if one.startswith("W&B gets no more events")]) == 1
 
 
@@ -66,6 +67,25 @@ def test_missing_extra_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(builtins, "__import__", without_wandb)
     with pytest.raises(ConfigError, match=r"needs the extra: \.venv/bin/pip install"):
         WandbListener("templar-test", name="miner 3")
+
+
+@pytest.mark.usefixtures("wandb")
+def test_a_bad_variable_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "nonsense")
+    with pytest.raises(ConfigError, match="WANDB_MODE: Input should be 'online', 'offline'"):
+        WandbListener("templar-test", name="miner 3")
+
+
+@pytest.mark.usefixtures("wandb")
+def test_a_node_starts_while_wandb_is_down(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Else it would end as misconfigured, and its service would not start it again."""
+    monkeypatch.setattr("tplr.telemetry.wandb.INIT_SECONDS", 0.1)
+    for name, value in {"MODE": "online", "API_KEY": "a" * 40, "BASE_URL": "http://127.0.0.1:9"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    with WandbListener("templar-test", name="miner 3") as listener:
+        Telemetry(role="miner", uid=3, listeners=(listener,)).emit("trained", window=7, loss=4.5)
+    (message,) = [one for one in caplog.messages if one.startswith("W&B gets no events until")]
+    assert "127.0.0.1:9" in message
 
 
 def children(name: str) -> list[int]:
