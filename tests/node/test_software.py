@@ -140,3 +140,9 @@ async def test_whatever_a_validator_publishes_the_node_goes_on() -> None:
         2: software(0, spec=99),  # of another uid
     }
     assert await watch(Directory(hostile), range(30)) == []
+
+
+@pytest.mark.parametrize("version", ["1.0rc1", "1.0.dev3", "1.0+cpu"])
+def test_a_version_with_a_suffix_is_published_as_its_release(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr("tplr.node.software.package_version", lambda _: version)
+    assert own_software(9, OLD).package == "1.0"

@@ -1,6 +1,7 @@
 """Publishes a node's software versions, and detects that most validators run newer ones."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version as package_version
 from typing import Any
@@ -17,9 +18,13 @@ READ_EVERY_WINDOWS = 5
 
 
 def own_software(uid: int, version: RunVersion) -> Software:
-    """Return this node's software document, with the newest rules of its hparams."""
+    """Return this node's software document, with the newest rules of its hparams.
+
+    Its package version is the release without a suffix: 1.0 of 1.0rc1.
+    """
     since, newest = version.changes[-1] if version.changes else (0, str(version))
-    return Software(uid=uid, package=package_version("tplr"), spec_version=int(newest), since=since)
+    release = re.split(r"[^0-9.]|\.[^0-9]", package_version("tplr"), maxsplit=1)[0]
+    return Software(uid=uid, package=release, spec_version=int(newest), since=since)
 
 
 class SoftwareWatch:
