@@ -17,7 +17,7 @@ from tplr.hparams import HParams, load_hparams
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.validator import Validator
 from tplr.node.window_time import WindowTime
-from tplr.schemas import Evidence, PeerObservation, ScoreReport
+from tplr.schemas import Evidence, PeerObservation, Reason, ScoreReport
 from tplr.telemetry import Telemetry
 from tplr.telemetry.events import Event
 from tplr.training.model import build_model
@@ -109,14 +109,16 @@ async def follow(validator: Validator) -> None:
 async def test_what_was_scored_after_the_saved_state_is_still_evidence(tmp_path: Path) -> None:
     """It is published, so an audit of later scores requires it. A window that was only applied is not evidence."""
     hparams = load_hparams()
-    kept = score_report(LOST - 1, observations={"3": PeerObservation(hotkey="miner")})
+    kept = score_report(LOST - 1, observations={"3": PeerObservation(hotkey="miner", verdict=Reason.EMPTY)})
     (tmp_path / "scores").mkdir()
     (tmp_path / "scores" / f"window-{LOST - 1}-v{hparams.version}").write_text(kept.model_dump_json())
     validator, _, events = of(hparams, Made(LOST - 3), tmp_path)
     before = Evidence(window=LOST - 4, observations={"3": PeerObservation(hotkey="miner")})
     validator._board.see(before)  # as saved
     await follow(validator)
-    assert [event["window"] for event in events if event["event"] == "scores"] == [LOST - 3, LOST - 1]
+    scores = [event for event in events if event["event"] == "scores"]
+    assert [event["window"] for event in scores] == [LOST - 3, LOST - 1]
+    assert [event["struck"] for event in scores] == [{}, {}]  # the strike was counted before the restart
     assert validator._board.follows_from == (LOST - 4, LOST - 3)
     assert validator._board.newest == LOST - 1
 

@@ -91,7 +91,7 @@ class Validator:
             return
         if kept := await self._reports.kept(gathered.window):
             # This validator was killed before it applied the window; the published hash binds it to that report.
-            self._note(kept.window, await asyncio.to_thread(self._board.see, kept.evidence))
+            self._note(kept.window, await asyncio.to_thread(self._board.see, kept.evidence), again=True)
         else:
             with self._replica.times.phase("evaluating"):
                 seen = await self._observer.observe(gathered, self._board)
@@ -111,9 +111,11 @@ class Validator:
         self._resumed, window = True, self._replica.window
         after = max(self._board.newest, window - self._hparams.pay_windows)
         for report in await self._reports.made(range(after + 1, window)):
-            self._note(report.window, await asyncio.to_thread(self._board.see, report.evidence), report.faults)
+            outcome = await asyncio.to_thread(self._board.see, report.evidence)
+            self._note(report.window, outcome, report.faults, again=True)
 
-    def _note(self, window: int, outcome: Outcome, faults: Sequence[str] = ()) -> None:
+    def _note(self, window: int, outcome: Outcome, faults: Sequence[str] = (), *, again: bool = False) -> None:
+        """Take over and emit a window's scores; ``again``: it was scored before a restart, and its strikes counted."""
         self._scored = window
         self._unpaid_windows = 0 if self._board.weights else self._unpaid_windows + (not faults)
         self._leader.see(window, self._board, outcome.struck)
@@ -121,7 +123,7 @@ class Validator:
             "scores",
             window=window,
             scores={str(uid): final for uid, final in self._board.finals.items()},
-            struck={str(uid): codes for uid, codes in outcome.struck.items()},
+            struck={} if again else {str(uid): codes for uid, codes in outcome.struck.items()},
             faults=faults,
         )
 
