@@ -60,10 +60,14 @@ class ChainError(TplrError):
 
 
 class ChainUnavailable(ChainError):
-    """No answer: retry later. After a write, read the chain before writing again."""
+    """No answer: retry later. After a write, read the chain before writing again.
 
-    def __init__(self, message: str, *, name: str = "", fate_unknown: bool = False) -> None:
+    ``retry_after`` is the number of seconds for which the chain's node asks to send it nothing, 0 if it does not say.
+    """
+
+    def __init__(self, message: str, *, name: str = "", fate_unknown: bool = False, retry_after: float = 0.0) -> None:
         self.fate_unknown = fate_unknown
+        self.retry_after = retry_after
         super().__init__(message, name=name)
 
 

@@ -1,7 +1,9 @@
 """A node's view of the chain, and writes with an unknown result."""
 
 import asyncio
+import dataclasses
 import logging
+import re
 
 import pytest
 from faulty import FaultyChain
@@ -294,6 +296,23 @@ async def test_a_window_that_has_just_begun_is_waited_for_until_it_is_final(make
         assert not asked.done()
         assert (await world.clock.drive(asked)).number == 6
         assert await chain.head() == 8
+
+
+async def test_a_stall_of_finality_is_said_once(make_world, caplog):
+    world = make_world(finality_lag=1000)
+    world.pass_blocks(9)
+    async with LocalChain(world.path, "me", clock=world.clock) as chain:
+        node = ChainManager(chain, blocks_per_window=3)
+        following = asyncio.create_task(node.clock.run())
+        waiting = asyncio.gather(node.window_start(2), node.window_start(3))
+        with caplog.at_level(logging.INFO):
+            await world.clock.drive(node.clock.wait_for_block(35))
+            chain._ledger.genesis = dataclasses.replace(chain._ledger.genesis, finality_lag=0)
+            await world.clock.drive(waiting)
+        following.cancel()
+    stalled, resumed = [record.message for record in caplog.records if "final" in record.message]
+    assert stalled == "block 6 is not final yet, 10 blocks (120 s) after it: everything that needs it waits"
+    assert re.fullmatch(r"block [69] is final, \d\d blocks \(\d+ s\) after it", resumed)
 
 
 async def test_a_window_that_has_begun_is_waited_for_if_the_next_endpoint_lags(world, node):

@@ -45,6 +45,14 @@ def impatience(monkeypatch):
     monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.1)
 
 
+async def until(condition):
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("not within 10 s")
+
+
 async def test_reads_and_blocks_continue_after_an_outage_of_the_only_node(world, caplog):
     """With the waits of production; the outage is longer than the longest pause between two dials."""
     chain = await world.connect("me", world.node.url)
@@ -82,6 +90,45 @@ async def test_only_mute_nodes_end_the_opening(world, mute_url, monkeypatch):
         await asyncio.wait_for(world.connect("me", f"{mute_url},{mute_url}"), 10)
     # Each connection that is left open costs a file, and a mute node is dialled again and again.
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "rpc-session"]
+
+
+async def test_a_read_that_is_given_up_while_it_dials_an_archive_leaves_no_connection(tmp_path, mute_url):
+    """A node that catches up reads again and again: each connection that is left open costs a file."""
+
+    def sessions():
+        return sum(task.get_name() == "rpc-session" for task in asyncio.all_tasks())
+
+    async with NodeWorld(tmp_path, retained=5) as world:
+        await world.join("me", stake=100.0, permit=True)
+        await world.pass_blocks(20)
+        chain = await world.connect("me", world.node.url, archive=[mute_url])
+        for read in [asyncio.create_task(chain.metagraph(2)) for _ in range(3)]:  # two wait while another dials
+            await until(lambda: sessions() == 2)
+            await asyncio.sleep(0.1)
+            read.cancel()
+            await asyncio.wait({read})
+        await until(lambda: sessions() == 1)
+        await chain.close()
+
+
+async def test_a_gateway_that_says_how_long_to_wait_is_left_alone_for_so_long(world, caplog):
+    """Each request until then may make its ban longer."""
+    chain = await world.connect("me", world.node.url)
+    async with aclosing(chain.blocks()) as blocks:
+        await anext(blocks)
+        world.node.faults.throttle, world.node.faults.retry_after = "too many requests", 30.0
+        with pytest.raises(ChainUnavailable) as refused:
+            await chain.head()
+        assert refused.value.retry_after == 30.0
+        world.node.drop_connections()
+        waiting = asyncio.ensure_future(anext(blocks))
+        await until(lambda: "reconnecting in 30.0 s" in caplog.text)
+        calls = len(world.node.calls)
+        await asyncio.sleep(1.0)
+        assert len(world.node.calls) == calls
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    await chain.close()
 
 
 async def test_a_mute_node_costs_the_opening_no_more_than_a_head_start(world, mute_url, monkeypatch):

@@ -48,11 +48,12 @@ async def follow(
                     heard = now()
         except (StopAsyncIteration, TimeoutError, ChainUnavailable) as error:
             reason = str(error) or "no new block for too long"
-            logger.warning("no blocks after %s, reconnecting in %.1f s: %s", last, pause, reason)
+            wait = max(pause, error.retry_after) if isinstance(error, ChainUnavailable) else pause
+            logger.warning("no blocks after %s, reconnecting in %.1f s: %s", last, wait, reason)
         finally:
             with suppress(TimeoutError, ChainUnavailable):
                 await within(CLOSE_TIMEOUT, headers.aclose())
-        await asyncio.sleep(pause)
+        await asyncio.sleep(wait)
         pause = min(2 * pause, MAX_PAUSE_SECONDS)
         await recover(last)
 

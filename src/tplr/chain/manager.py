@@ -21,6 +21,8 @@ REMEMBERED_WINDOWS = 64
 WRITE_ATTEMPTS = 5
 
 T = TypeVar("T")
+# Number of blocks after which a block is expected to be final.
+FINAL_AFTER_BLOCKS = 10
 # Number of blocks after which a write with unknown outcome has been included or is lost.
 INCLUSION_BLOCKS = 3
 
@@ -58,6 +60,7 @@ class ChainManager:
         self._first_blocks: dict[int, Block] = {}
         self._directories: dict[int, tuple[Metagraph, dict[int, Bucket]]] = {}
         self._elector_share = elector_share
+        self._finality_stalled = False
 
     # The directory
 
@@ -207,8 +210,9 @@ class ChainManager:
             try:
                 await self.refresh()
             except ChainError as error:
-                logger.warning("metagraph and commitments not refreshed, next try in %.1f s: %s", pause, error)
-                await asyncio.sleep(pause)
+                wait = max(pause, error.retry_after) if isinstance(error, ChainUnavailable) else pause
+                logger.warning("metagraph and commitments not refreshed, next try in %.1f s: %s", wait, error)
+                await asyncio.sleep(wait)
                 pause = min(2 * pause, max(self.retry_interval, self.fetch_interval))
             else:
                 pause = self.retry_interval
@@ -275,11 +279,31 @@ class ChainManager:
         async with aclosing(self.chain.blocks()) as blocks:
             async for head in blocks:
                 try:
-                    return await self.chain.block(number)
+                    block = await self.chain.block(number)
                 except ChainUnavailable as error:
                     if not self._is_coming(number, error, head):
                         raise
+                    self._report_finality(number, head, final=False)
+                else:
+                    self._report_finality(number, head, final=True)
+                    return block
         raise ChainUnavailable("the stream of blocks ended")
+
+    def _report_finality(self, number: int, head: int, *, final: bool) -> None:
+        """Log that finality has stalled, or has resumed, once for all that wait; ``head``: the newest block."""
+        late = head - number
+        seconds = late * self.chain.block_time
+        if final and self._finality_stalled:
+            logger.info("block %d is final, %d blocks (%.0f s) after it", number, late, seconds)
+            self._finality_stalled = False
+        elif not final and not self._finality_stalled and late >= FINAL_AFTER_BLOCKS:
+            logger.warning(
+                "block %d is not final yet, %d blocks (%.0f s) after it: everything that needs it waits",
+                number,
+                late,
+                seconds,
+            )
+            self._finality_stalled = True
 
     def _is_coming(self, number: int, error: ChainUnavailable, head: int) -> bool:
         """Whether a block exists, but is not final yet, or not known to an endpoint that is behind the clock.
@@ -361,7 +385,8 @@ class ChainManager:
         raise AssertionError("the last attempt returns or raises")
 
     async def _wait_for_inclusion(self, error: ChainUnavailable) -> None:
-        """After a write with unknown outcome, wait until it has been included or is lost."""
+        """After a write with unknown outcome, wait until it has been included or is lost; and for as long as asked."""
+        await asyncio.sleep(error.retry_after)
         if not error.fate_unknown:
             return
         async with aclosing(self.chain.blocks()) as blocks:

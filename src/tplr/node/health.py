@@ -4,12 +4,13 @@ import time
 from contextlib import AsyncExitStack
 
 from tplr.chain.connect import LOCAL_PREFIX
+from tplr.chain.manager import FINAL_AFTER_BLOCKS
 from tplr.config import Environment
 from tplr.doctor import Report
 from tplr.errors import ConfigError
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
-from tplr.node.start_checks import FINAL_AFTER_BLOCKS, MAX_SKEW_SECONDS
+from tplr.node.start_checks import MAX_SKEW_SECONDS
 from tplr.node.startup import prepare
 from tplr.storage.probe import Finding, ProbeResult
 

@@ -18,6 +18,7 @@ import torch
 from tplr.chain import Chain
 from tplr.chain.base import Neuron
 from tplr.chain.commitment import encode_commitment
+from tplr.chain.manager import FINAL_AFTER_BLOCKS
 from tplr.config import process_variables
 from tplr.errors import ChainUnavailable, ConfigError, NotRegistered, StoreError, StoreUnavailable
 from tplr.exchange.updates import STORE_CLOCK_SECONDS
@@ -37,7 +38,6 @@ from tplr.training.device import DeviceSettings
 
 # No decision depends on this machine's clock, but S3 refuses requests whose time is off by more than 15 minutes.
 MAX_SKEW_SECONDS = 300.0
-FINAL_AFTER_BLOCKS = 10
 HICCUP_SECONDS = 1.0  # pause before the chain is asked again
 
 T = TypeVar("T")
@@ -177,5 +177,5 @@ async def twice(question: Callable[[], Awaitable[T]]) -> T:
         return await question()
     except ChainUnavailable as error:
         logger.info("the chain did not answer, asking again: %s", error)
-        await asyncio.sleep(HICCUP_SECONDS)
+        await asyncio.sleep(max(HICCUP_SECONDS, error.retry_after))
         return await question()

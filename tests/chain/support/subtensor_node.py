@@ -29,7 +29,7 @@ POLL_SECONDS = 0.02
 class RpcError(Exception):
     """Becomes the ``error`` of a JSON-RPC answer."""
 
-    def __init__(self, code: int, message: str, data: str | None = None) -> None:
+    def __init__(self, code: int, message: str, data: str | dict[str, Any] | None = None) -> None:
         self.payload = {"code": code, "message": message} | ({"data": data} if data else {})
         super().__init__(message)
 
@@ -43,6 +43,7 @@ class Faults:
         silent: no new block is announced, but requests are answered.
         lag: blocks behind the true head.
         throttle: message of a gateway with which every request is refused.
+        retry_after: seconds for which that gateway asks to send nothing, 0 if it does not say.
         mute_writes: submissions are accepted and take effect, but are never reported.
         refuse: message with which the pool refuses submissions.
         lose: submissions are accepted and dropped.
@@ -53,6 +54,7 @@ class Faults:
     silent: bool = False
     lag: int = 0
     throttle: str = ""
+    retry_after: float = 0.0
     mute_writes: bool = False
     refuse: str = ""
     lose: bool = False
@@ -208,7 +210,9 @@ class SubtensorNode:
                 answer: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
                 try:
                     if self.faults.throttle:
-                        raise RpcError(-32000, self.faults.throttle)
+                        wait = self.faults.retry_after
+                        limit = {"code": -32005, "data": {"retry_after": wait}} if wait else {"code": -32000}
+                        raise RpcError(message=self.faults.throttle, **limit)
                     method = getattr(self, f"_rpc_{request['method']}")
                     answer["result"] = method(connection, *request["params"])
                     if self.faults.mute_writes and "submit" in request["method"]:

@@ -45,7 +45,10 @@ class EndpointHead(NamedTuple):
 
 
 class Connection(bt.RpcSubstrate):
-    """A connection that ``close`` also closes while it is being opened: the SDK loses one whose dial is cancelled."""
+    """A connection that leaves no socket open when a dial is cancelled: the SDK loses the one that is being opened.
+
+    ``close`` closes it, and a read that dials an archive closes that one when it ends without it.
+    """
 
     def __init__(self, url: str, archive: Sequence[str] = ()) -> None:
         super().__init__(url, archive_endpoints=list(archive))
@@ -54,6 +57,15 @@ class Connection(bt.RpcSubstrate):
     def _interface(self, endpoint: str, fallbacks: list[str]) -> Any:
         self._sockets.append(super()._interface(endpoint, fallbacks))
         return self._sockets[-1]
+
+    async def _archive(self) -> Any:
+        try:
+            return await super()._archive()
+        finally:
+            if not self._archive_lock.locked():  # else another read dials
+                for lost in [one for one in self._sockets if one not in (self._substrate, self._archive_substrate)]:
+                    await lost.close()
+                    self._sockets = [one for one in self._sockets if one is not lost]
 
     async def close(self) -> None:
         await super().close()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import bittensor as bt
@@ -41,6 +42,8 @@ PASSING = frozenset(
 LACKING = ("not found in registry", "not found in this runtime", "this runtime does not declare")
 # Names for failed reads that the SDK raises without a name, by their text.
 NAMELESS = {"State discarded": "StateDiscarded", "no block at height": "UnknownBlock"}
+# Some gateways say the time of their next reset instead of a number of seconds.
+MAX_RETRY_SECONDS = 60.0
 BY_CODE: dict[bt.ErrorCode, type[ChainError]] = {
     bt.ErrorCode.NOT_REGISTERED: NotRegistered,
     bt.ErrorCode.RATE_LIMITED: RateLimited,
@@ -87,7 +90,16 @@ def _translate(error: Exception, *, sent: bool) -> ChainUnavailable | Unsupporte
         )
     # The SDK raises ValueError while it composes a call, before anything is sent.
     unknown = sent and not isinstance(error, ValueError)
-    return ChainUnavailable(f"{type(error).__name__}: {detail}", name=type(error).__name__, fate_unknown=unknown)
+    name = type(error).__name__
+    return ChainUnavailable(f"{name}: {detail}", name=name, fate_unknown=unknown, retry_after=_retry_after(error))
+
+
+def _retry_after(error: Exception) -> float:
+    """Return the seconds for which a gateway asks to send nothing, 0 without a number."""
+    with suppress(TypeError, ValueError):
+        if isinstance(error, bt.RpcPolicyError):
+            return min(max(0.0, float(error.retry_after)), MAX_RETRY_SECONDS)  # type: ignore[arg-type] - None, too
+    return 0.0
 
 
 async def owned(call: Awaitable[T]) -> T:
