@@ -206,6 +206,15 @@ async def test_weights_are_read_back_as_fractions(kind, tmp_path):
         assert (await me.metagraph()).neurons[0].last_update == block
 
 
+async def test_a_share_above_the_chains_limit_is_lowered_to_it(kind, tmp_path):
+    async with kind(tmp_path, max_weight=39321) as world:
+        await world.join("me", "one", "two", stake=100.0, permit=True)
+        me = await world.open("me")
+        assert await me.max_weight() == 0.6
+        await world.act(me.set_weights({0: 0.05, 1: 0.75, 2: 0.2}))
+        assert await me.weights() == {0: pytest.approx({0: 0.08, 1: 0.6, 2: 0.32}, abs=1e-4)}
+
+
 async def test_weights_are_rate_limited_from_registration_on(kind, tmp_path):
     async with kind(tmp_path, weights_rate_limit=100) as world:
         await world.join("me", stake=100.0, permit=True)

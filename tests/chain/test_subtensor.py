@@ -11,6 +11,7 @@ import pytest
 
 bt = pytest.importorskip("bittensor")
 
+from tplr.chain import rules  # noqa: E402
 from tplr.chain.local import LocalChain  # noqa: E402
 from tplr.chain.rules import ChainLimits  # noqa: E402
 from tplr.chain.subtensor import SubtensorChain  # noqa: E402
@@ -80,7 +81,7 @@ class LedgerSubstrate:
             case "LastEpochBlock":
                 return 0
             case "MaxWeightsLimit":
-                return 65535
+                return limits.max_weight
             case "SubnetEpochConsensus":
                 return "Yuma"
         raise AssertionError(f"unexpected read of {module}.{item}")
@@ -330,3 +331,10 @@ async def test_a_missing_hotkey_and_a_dead_node_are_said(wallet, tmp_path):
     for hotkey in ("default", None):  # read-only use needs no wallet
         with pytest.raises(ChainUnavailable):
             await SubtensorChain.open("ws://127.0.0.1:9", hotkey=hotkey, **there)
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.21, 0.3, 0.5, 0.6, 1.0])
+@pytest.mark.parametrize("weights", [[1.0], [3.0, 1.0], [8.0, 4.0, 2.0, 1.0, 1.0], [1.0] * 5, [5.0, 5.0, 0.1]])
+def test_shares_are_capped_as_by_the_sdk(weights, limit):
+    found = rules.capped(dict(enumerate(weights)), limit)
+    assert [*found.values()] == pytest.approx(bt.intents.weights.clip_to_max_weight(weights, limit), abs=1e-5)

@@ -16,7 +16,7 @@ from tplr.chain.local import LocalChain
 from tplr.chain.rules import ChainLimits
 from tplr.comms import Comms
 from tplr.hparams import HParams
-from tplr.node.payment import Payment
+from tplr.node.payment import ROUNDING, Payment, difference
 from tplr.node.replica import NodeContext
 from tplr.telemetry import Telemetry
 
@@ -198,6 +198,22 @@ async def test_weights_are_in_force_as_soon_as_they_are_set(till: Till) -> None:
     calls = till.chain.calls.count("weights")
     assert await payment.in_force() is None  # nothing new, and the chain is not asked
     assert till.chain.calls.count("weights") == calls
+
+
+async def test_weights_that_the_chain_s_limit_lowers_are_known_when_they_are_in_force(till: Till) -> None:
+    """Else their report stays sealed for many windows."""
+    till.admin.set_limits(max_weight=39321)
+    await till.pass_blocks(2)
+    payment = till.payment()
+    await till.pay(payment, scored=5)
+    assert await till.in_force() == pytest.approx({1: 0.4, 2: 0.6}, abs=1e-4)
+    assert await payment.in_force() == 5
+
+
+def test_weights_of_a_report_are_compared_as_the_chain_lowers_them() -> None:
+    assert difference({1: 0.4, 2: 0.6}, WEIGHTS, 0.6) < ROUNDING < difference({1: 0.4, 2: 0.6}, WEIGHTS, 0.7)
+    for stated in ({}, {1: 0.9}, {1: 1e308, 2: 1e308}):  # anybody can publish them
+        assert difference({1: 0.4, 2: 0.6}, stated, 0.6) > ROUNDING
 
 
 async def test_weights_of_a_chain_that_can_not_be_read_are_not_in_force(till: Till) -> None:

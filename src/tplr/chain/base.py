@@ -95,6 +95,10 @@ class Chain(Protocol):
         """Read the weights in force, ``{validator uid: {uid: fraction}}``; each validator's fractions sum to 1."""
         ...
 
+    async def max_weight(self) -> float:
+        """Read the largest share that a uid may get of a validator's weights: ``set_weights`` lowers larger ones."""
+        ...
+
     async def commit(self, data: str) -> int:
         """Replace this hotkey's commitment; waits for inclusion and returns its block.
 

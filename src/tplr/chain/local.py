@@ -88,12 +88,17 @@ class LocalChain:
     async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:
         return await asyncio.to_thread(self._ledger.weights, block)
 
+    async def max_weight(self) -> float:
+        return (await asyncio.to_thread(self._ledger.limits)).max_weight / rules.U16_MAX
+
     async def commit(self, data: str) -> int:
         rules.check_commitment_size(data.encode())
         return await self._write("commit", data)
 
     async def set_weights(self, weights: Mapping[int, float]) -> int:
-        return await self._write("weights", rules.quantize_weights(weights))
+        rules.quantize_weights(weights)  # raises for weights that can't be capped
+        positive = {uid: weight for uid, weight in weights.items() if weight > 0}
+        return await self._write("weights", rules.quantize_weights(rules.capped(positive, await self.max_weight())))
 
     def sign(self, message: bytes) -> bytes:
         if self._keypair is None:

@@ -55,6 +55,7 @@ class ChainLimits:
         min_stake: alpha required for a permit and for setting weights.
         weights_rate_limit: minimum time between two settings of weights, and after registration.
         min_allowed_weights: minimum number of uids with weight; capped at the number of neurons.
+        max_weight: largest share that a uid may get of a validator's weights, in units of 1/65535.
         commit_reveal: weights are sealed, and take effect ``reveal_epochs`` epochs later.
         max_unrevealed: maximum number of pending sealed weights of one hotkey.
         commitment_quota: bytes of commitments per hotkey and epoch.
@@ -67,6 +68,7 @@ class ChainLimits:
     min_stake: float = 1000.0
     weights_rate_limit: int = 100
     min_allowed_weights: int = 1024
+    max_weight: int = U16_MAX
     commit_reveal: bool = True
     reveal_epochs: int = 1
     max_unrevealed: int = 10
@@ -127,6 +129,26 @@ def quantize_weights(weights: Mapping[int, float]) -> list[tuple[int, int]]:
     return [(uid, value) for uid, value in row if value > 0]
 
 
+def capped(weights: Mapping[int, float], limit: float) -> dict[int, float]:
+    """Return weights above 0 as shares with sum 1, and lower those above ``limit`` to it; equal ones if none fit.
+
+    The arithmetic is that of ``bittensor.intents.weights.clip_to_max_weight``.
+    """
+    if len(weights) * limit <= 1:
+        return dict.fromkeys(weights, 1 / len(weights))
+    total, rest = sum(weights.values()), 1.0
+    shares = sorted((weight / total for weight in weights.values()), reverse=True)
+    top = shares[0]
+    if top > limit:
+        for count, share in enumerate(shares, 1):
+            rest -= share
+            top = limit * rest / (1 - count * limit)
+            if (count + 1) * limit >= 1 or top >= shares[count]:
+                break
+    lowered = {uid: min(weight / total, top) for uid, weight in weights.items()}
+    return {uid: share / sum(lowered.values()) for uid, share in lowered.items()}
+
+
 def fractions(row: Iterable[tuple[int, int]]) -> dict[int, float]:
     """Convert quantized weights to shares that sum to 1."""
     pairs = list(row)
@@ -182,6 +204,10 @@ def check_weights(
     needed = min(limits.min_allowed_weights, len(metagraph.neurons))
     if len(uids) < needed and not own_only:
         raise refusal("WeightVecLengthIsLow", f"{len(uids)} uids with weight, at least {needed} are needed")
+    values = [value for _, value in row]
+    # The values are rounded.
+    if not own_only and max(values) / sum(values) > (limits.max_weight + 1) / U16_MAX:
+        raise refusal("MaxWeightExceeded", f"a uid has more than {limits.max_weight} of {U16_MAX} of the weight")
 
 
 def permitted(neurons: Iterable[Neuron], limits: ChainLimits) -> set[int]:

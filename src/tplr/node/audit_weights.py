@@ -17,10 +17,11 @@ async def unexplained_weights(network: NetworkReader, validator: int) -> str | N
     comms, hparams = network.comms, network.hparams
     try:
         row = (await comms.chain.weights()).get(validator, {})
+        limit = await comms.chain.max_weight()
         windows = await published_windows(network, validator, "scores") if row else []
     except (ChainError, StoreError) as error:
         return f"its weights on chain are not compared: {error}"
-    if not row or (hparams.burn_uid is not None and difference(row, {hparams.burn_uid: 1.0}) <= ROUNDING):
+    if not row or (hparams.burn_uid is not None and difference(row, {hparams.burn_uid: 1.0}, limit) <= ROUNDING):
         return None
     for window in reversed(windows[-hparams.pay_windows :]):
         try:
@@ -28,7 +29,8 @@ async def unexplained_weights(network: NetworkReader, validator: int) -> str | N
         except (PayloadError, StoreError) as error:
             logger.info("window %d: weights on chain not compared with its report: %s", window, error)
             continue
-        if difference(row, {int(uid): weight for uid, weight in report.weights.items()}) <= ROUNDING:
+        stated = {int(uid): weight for uid, weight in report.weights.items() if weight > 0}
+        if difference(row, stated, limit) <= ROUNDING:
             return None
     largest = sorted(row.items(), key=lambda one: (-one[1], one[0]))[:NAMED]
     named = ", ".join(f"uid {uid} {weight:.4f}" for uid, weight in largest) + (", …" if len(row) > NAMED else "")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tplr.chain.rules import capped
 from tplr.errors import ChainError, RateLimited, UnsupportedRuntime
 from tplr.hparams import HParams
 from tplr.logging import logger
@@ -13,8 +14,15 @@ from tplr.schemas import WeightsSet
 ROUNDING = 0.01
 
 
-def difference(row: Mapping[int, float], weights: Mapping[int, float]) -> float:
-    """Return the sum of differences between weights on chain and others, by uid; both sum to 1."""
+def difference(row: Mapping[int, float], weights: Mapping[int, float], max_weight: float) -> float:
+    """Return the sum of differences, by uid, between weights on chain and those that setting ``weights`` gives.
+
+    Args:
+        weights: above 0. They sum to 1; others, which a report may state, are compared as they are.
+        max_weight: as in ``Chain``.
+    """
+    if max(weights.values(), default=0.0) > max_weight and abs(sum(weights.values()) - 1) <= ROUNDING:
+        weights = capped(weights, max_weight)
     return sum(abs(row.get(uid, 0.0) - weights.get(uid, 0.0)) for uid in row.keys() | weights.keys())
 
 
@@ -103,8 +111,13 @@ class Payment:
         if not self._unconfirmed:
             return None
         row = {int(uid): weight for uid, weight in (await self._read_back()).items()}
+        try:
+            limit = await self._comms.chain.max_weight()
+        except ChainError as error:
+            self._report_problem(f"weights not compared with those on chain: {error}")
+            return None
         for index, one in reversed(list(enumerate(self._unconfirmed))):
-            if difference(row, one.weights) <= ROUNDING:
+            if difference(row, one.weights, limit) <= ROUNDING:
                 del self._unconfirmed[: index + 1]
                 return one.scored
         return None

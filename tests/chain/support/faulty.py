@@ -70,6 +70,9 @@ class FaultyChain:
     async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:
         return await self._call("weights", self._chain.weights(block))
 
+    async def max_weight(self) -> float:
+        return await self._call("max_weight", self._chain.max_weight())
+
     async def commit(self, data: str) -> int:
         return await self._call("commit", self._chain.commit(data))
 

@@ -80,6 +80,9 @@ class ProcessChain:
         rows = await self._ask("weights", block)
         return {int(uid): {int(to): weight for to, weight in row.items()} for uid, row in rows.items()}
 
+    async def max_weight(self) -> float:
+        return await self._ask("max_weight")
+
     async def commit(self, data: str) -> int:
         return await self._ask("commit", data)
 

@@ -86,7 +86,7 @@ class Runtime:
             "CommitRevealWeightsEnabled": limits.commit_reveal,
             "WeightsSetRateLimit": limits.weights_rate_limit,
             "MinAllowedWeights": min(limits.min_allowed_weights, len(neurons)),
-            "MaxWeightsLimit": rules.U16_MAX,
+            "MaxWeightsLimit": limits.max_weight,
             "Tempo": limits.tempo,
             "RevealPeriodEpochs": 1,
             "LastEpochBlock": epoch_start,

@@ -172,6 +172,10 @@ class SubtensorChain:
         rows = await self._read(self._client.weights.weights(netuid=self.netuid, block=block))
         return {uid: row for uid, row in rows.items() if row}
 
+    async def max_weight(self) -> float:
+        limit = await self._read(self._query("MaxWeightsLimit"))
+        return 1.0 if limit is None else limit / rules.U16_MAX
+
     async def commit(self, data: str) -> int:
         raw = data.encode()
         rules.check_commitment_size(raw)

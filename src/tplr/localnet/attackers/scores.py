@@ -62,6 +62,9 @@ class _Chain:
         self._set.append((self.window, Known(self.scored, dict(weights))))
         return self.block
 
+    async def max_weight(self) -> float:
+        return 1.0
+
     async def weights(self) -> dict[int, Weights]:
         return {self.uid: self.in_force.weights}
 
