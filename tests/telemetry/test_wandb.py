@@ -2,10 +2,13 @@
 
 import builtins
 import contextlib
+import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +89,38 @@ def test_a_node_starts_while_wandb_is_down(monkeypatch: pytest.MonkeyPatch, capl
         Telemetry(role="miner", uid=3, listeners=(listener,)).emit("trained", window=7, loss=4.5)
     (message,) = [one for one in caplog.messages if one.startswith("W&B gets no events until")]
     assert "127.0.0.1:9" in message
+
+
+class Answers(BaseHTTPRequestHandler):
+    """What W&B answers to a new run, to every request."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        project = {"id": "p", "name": "p", "entity": {"id": "e", "name": "e"}}
+        bucket = {"id": "r", "name": "r", "displayName": "r", "project": project}
+        body = json.dumps({"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.usefixtures("wandb")
+def test_a_node_ends_while_wandb_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one that crashes would not be started again."""
+    monkeypatch.setattr("tplr.telemetry.wandb.FINISH_SECONDS", 0.5)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        try:
+            listener = WandbListener("templar-test", name="miner 3")
+        finally:
+            server.shutdown()
+    with listener:
+        Telemetry(role="miner", uid=3, listeners=(listener,)).emit("trained", window=7, loss=4.5)
+    assert not listener._lost
 
 
 def children(name: str) -> list[int]:

@@ -10,8 +10,8 @@ from tplr.errors import ConfigError
 from tplr.logging import logger
 from tplr.telemetry.events import HEADER, SEALED, Event
 
-# A node starts without W&B if it does not answer for this long.
-INIT_SECONDS = 30.0
+# A node starts and ends without W&B if it does not answer for so long.
+INIT_SECONDS, FINISH_SECONDS = 30.0, 15.0
 
 
 class WandbListener:
@@ -20,7 +20,8 @@ class WandbListener:
     Events that a validator seals are left out, because a run's charts may be public. Its score reports have them later.
 
     The constructor and closing block. Events do not block, because W&B sends from a separate process. If W&B does not
-    answer at the start, or that process ends, this is logged once, and the node goes on without it.
+    answer at the start, or that process ends, this is logged once, and the node goes on without it. Closing gives up
+    what W&B does not take in ``FINISH_SECONDS``.
     """
 
     def __init__(self, project: str, *, name: str) -> None:
@@ -32,7 +33,8 @@ class WandbListener:
             raise ConfigError("--wandb.project needs the extra: .venv/bin/pip install -e '.[wandb]'") from error
         self._lost = False
         try:
-            self._run = wandb.init(project=project, name=name, settings=wandb.Settings(init_timeout=INIT_SECONDS))
+            limits = wandb.Settings(init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS)
+            self._run = wandb.init(project=project, name=name, settings=limits)
         except ValidationError as error:  # its settings are read from the environment
             found = error.errors(include_url=False, include_input=False)
             names = ["_".join(("WANDB", *map(str, one["loc"]))).upper() for one in found]
