@@ -37,7 +37,7 @@ def unpack(packed: torch.Tensor, width: int, count: int) -> torch.Tensor:
     """
     words = _codes_of_a_byte(width, packed.device).index_select(0, packed.reshape(-1).int())
     codes = words.view(packed.shape).view(torch.uint8)
-    if codes[..., count:].any():
+    if codes.shape[-1] > count and codes[..., count:].any():
         raise PayloadError(f"bits are set after the last of {count} packed integers")
     return codes[..., :count]
 

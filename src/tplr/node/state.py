@@ -29,6 +29,7 @@ from tplr.exchange.snapshot import (
 from tplr.logging import logger
 from tplr.schemas import Items, Wire
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows, together
+from tplr.training.rows import StoredRows
 
 GENERATIONS = 2
 _NAME = re.compile(r"window-(\d{1,15})")
@@ -82,7 +83,7 @@ class SavedState:
         SnapshotReader(self.folder, self.manifest).check_finite()
 
 
-class LazyTensors(Mapping[str, torch.Tensor]):
+class LazyTensors(Mapping[str, torch.Tensor], StoredRows):
     """Tensors of a snapshot, read from disk at every access and not cached."""
 
     def __init__(self, saved: SavedState, prefix: str, like: Mapping[str, torch.Tensor]) -> None:

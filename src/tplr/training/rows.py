@@ -1,24 +1,27 @@
 """Reads rows of a model's tensors, in memory or on disk, without reading a whole tensor."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Protocol, runtime_checkable
 
 import torch
 
 BLOCK_BYTES = 2**24
 
 
-@runtime_checkable
-class StoredRows(Protocol):
-    """Tensors by name whose rows are read from disk at every access. A scalar is one row."""
+class StoredRows(ABC):
+    """Tensors by name whose rows are read from disk at every access. A scalar is one row.
 
+    A base class, not a protocol: each hash asks for it once per tensor, and a protocol's check takes a hundred times
+    longer.
+    """
+
+    @abstractmethod
     def shape(self, name: str) -> torch.Size:
         """Return the shape of a tensor. Raises KeyError."""
-        ...
 
+    @abstractmethod
     def rows(self, name: str, first: int, count: int) -> torch.Tensor:
         """Return rows ``[first, first + count)``. Raises KeyError, or StateError if they can't be read."""
-        ...
 
 
 def shape_of(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Size:

@@ -1,7 +1,7 @@
 """The part of ``Comms`` that observer, leader and auditor use, on in-memory buckets and a simulated chain."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tplr.chain.base import Metagraph, Neuron
@@ -133,9 +133,8 @@ class SimulatedComms:
     ) -> GatherResult[Update]:
         world = self._world
         bounds = await self.upload_bounds(window, world.hparams.time_window_delta_seconds)
-        rules = UpdateRules.of(
-            window, bounds, world.hparams, spec, ended_ago=LONG_AGO, patient=patient, sha256s=sha256s
-        )
+        rules = _Rules.of(window, bounds, world.hparams, spec, ended_ago=LONG_AGO, patient=patient, sha256s=sha256s)
+        rules = replace(rules, known=world.updates)
         # Silent buckets are skipped, because waiting for them would take real time.
         silent = {uid for uid in uids if world.by_uid[uid].store.silent}
         found = await gather({uid: world.by_uid[uid].store for uid in uids if uid not in silent}, rules)
@@ -144,6 +143,17 @@ class SimulatedComms:
     async def get_report(self, uid: int, window: int) -> DebugReport:
         key = debug_key(window, uid, self._world.hparams.version)
         return await get_document(self.store_of(uid), key, DebugReport, window=window, author=self.author(uid))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rules(UpdateRules):
+    """The rules for updates; those in ``known``, by uid, were parsed before."""
+
+    known: Mapping[int, Update] = field(default_factory=dict, repr=False)
+
+    def parse(self, body: bytes, uid: int) -> Update:
+        known = self.known.get(uid)
+        return known if known and (known.window, known.body) == (self.window, body) else super().parse(body, uid)
 
 
 class _Clock:
