@@ -40,10 +40,12 @@ def trees() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text()) for path in paths}
 
 
+distributions = functools.cache(packages_distributions)
+
+
 @functools.cache
 def imported(*, at_import: bool) -> dict[str, set[str]]:
     """Return distribution -> files that import it; with ``at_import`` only imports at the file's import."""
-    distributions = packages_distributions()
     found: dict[str, set[str]] = {}
     for path, tree in trees().items():
         for node in tree.body if at_import else ast.walk(tree):
@@ -53,7 +55,7 @@ def imported(*, at_import: bool) -> dict[str, set[str]]:
                 top = module.split(".")[0]
                 if top not in sys.stdlib_module_names and top != "tplr":
                     # A package that is not installed here is named like its module.
-                    name = distributions.get(top, [top])[0].lower().replace("_", "-")
+                    name = distributions().get(top, [top])[0].lower().replace("_", "-")
                     found.setdefault(name, set()).add(str(path.relative_to(ROOT)))
     return found
 

@@ -106,8 +106,10 @@ async def test_who_waits_when_another_task_closes_it_gets_an_error_and_is_not_ca
     ahead = LoadAhead(library, [7, 8], depth=1, threads=2)
     taking = asyncio.create_task(ahead.take_async())
     await asyncio.sleep(0.01)
-    await asyncio.to_thread(ahead.close)
+    closing = asyncio.create_task(asyncio.to_thread(ahead.close))
     (ended,) = await asyncio.gather(taking, return_exceptions=True)
+    library.gates[7].set()  # of the load, which the close waits for
+    await closing
     assert isinstance(ended, RuntimeError)
     assert "closed" in str(ended)
     with pytest.raises(RuntimeError, match="closed"):

@@ -79,7 +79,8 @@ async def test_what_does_not_stop_is_killed(make, monkeypatch):
     assert await child.stop() == -signal.SIGKILL
 
 
-async def test_cancelling_a_stop_leaves_nothing_behind(make):
+async def test_cancelling_a_stop_leaves_nothing_behind_and_does_not_wait(make, monkeypatch):
+    monkeypatch.setattr(process, "STOP_SECONDS", 3600)
     child = make("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEP)
     child.start()
     await until(lambda: "up" in child.log.read_text())

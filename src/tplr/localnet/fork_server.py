@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -58,7 +59,7 @@ class Forked:
     def __init__(self, answers: socket.socket) -> None:
         """Raises LocalnetError if the server ended meanwhile."""
         self._answers = answers
-        self._lock = threading.Lock()
+        weakref.finalize(self, answers.close)
         self.returncode: int | None = None
         answers.settimeout(START_SECONDS)
         if not (first := answers.recv(32)):
@@ -78,11 +79,10 @@ class Forked:
         return self.returncode
 
     def _wait(self, timeout: float | None) -> None:
-        with self._lock:
-            if self.returncode is None and select.select([self._answers], [], [], timeout)[0]:
-                # A server that ends takes its processes with it, by SIGKILL.
-                self.returncode = int(self._answers.recv(32) or -9)
-                self._answers.close()
+        if self.returncode is None and select.select([self._answers], [], [], timeout)[0]:
+            # The answer stays in the socket for other threads that wait, so none needs a lock, with which a poll would
+            # wait for them. A server that ends takes its processes with it, by SIGKILL.
+            self.returncode = int(self._answers.recv(32, socket.MSG_PEEK) or -9)
 
 
 class ForkServer:

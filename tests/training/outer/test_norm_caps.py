@@ -1,5 +1,6 @@
 """The norm with which an update counts: a window's step is bounded for any updates, in both schemes."""
 
+import functools
 import itertools
 import math
 import statistics
@@ -76,6 +77,7 @@ def hparams(scheme: str, **changes) -> HParams:
     return HParams.model_construct(outer=scheme, **own, **common)
 
 
+@functools.cache  # many windows and cases have the same updates
 def sent(uid: int, size: float, *, scheme: str = "sparseloco", seed: int = 0) -> Update:
     """Return an update with entries of this size and random signs; it may be empty."""
     spec = SPEC if scheme == "sparseloco" else PayloadSpec.of(SHAPES, outer="demo", target_chunk=8, topk=5, bits=0)
