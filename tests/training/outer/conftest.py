@@ -41,7 +41,7 @@ SPARSELOCO = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hparams():
     """The fields that schemes read, flat; test_hparams covers whole files."""
 
@@ -61,7 +61,7 @@ def hparams():
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tensors():
     def make(seed: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tplr.compress.payload import parse
 from tplr.errors import PayloadError
@@ -56,13 +55,33 @@ MUON = {"inner_optimizer": "muon", "muon_momentum": 0.95}
 RUN = {"demo": {}, "sparseloco": {"outer_momentum": 0.5, "peak": 1e-3} | MUON}
 
 
-def received(sender: HParams, receiver: HParams, tensors: Callable) -> str:
-    """Return the digest of the receiver's model after three windows; empty if it refuses an update."""
+@pytest.fixture(scope="module")
+def named(tensors: Callable) -> Callable:
+    """Return a function that makes tensors with names like those of a decoder layer's matrices."""
+    return lambda seed: {f"model.layers.0.{name}": one for name, one in tensors(seed).items()}
+
+
+@pytest.fixture(scope="module")
+def runs(hparams: Callable, named: Callable) -> dict[str, tuple[list[bytes], str]]:
+    """What a miner sends in three windows, and the digest of a receiver with its constants, by scheme."""
+    found = {}
+    for scheme, constants in RUN.items():
+        bodies = sent(hparams(scheme, **constants), named)
+        found[scheme] = bodies, received(bodies, hparams(scheme, **constants), named)
+    return found
+
+
+def sent(sender: HParams, tensors: Callable) -> list[bytes]:
+    """Return a miner's updates of three windows."""
+    miner, made = outer_scheme(tensors(0), sender), {"uid": 1, "pages_digest": "00" * 32, "batches": 1}
+    return [miner.pack(tensors(1 + step), step=step, window=9 + step, **made) for step in range(3)]
+
+
+def received(bodies: list[bytes], receiver: HParams, tensors: Callable) -> str:
+    """Return the digest of the receiver's model after these windows; empty if it refuses an update."""
     parameters = tensors(0)
-    miner, node = outer_scheme(tensors(0), sender), outer_scheme(parameters, receiver)
-    for step in range(3):
-        made = {"step": step, "window": 9 + step, "uid": 1, "pages_digest": "00" * 32, "batches": 1}
-        body = miner.pack(tensors(1 + step), **made)
+    node = outer_scheme(parameters, receiver)
+    for step, body in enumerate(bodies):
         try:
             update = parse(body, node.spec, window=9 + step, uid=1)
         except PayloadError:
@@ -76,15 +95,13 @@ def test_every_row_is_tried() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(OTHER))
-def test_a_receiver_with_another_value(key: str, hparams: Callable, tensors: Callable) -> None:
-    def named(seed: int) -> dict[str, torch.Tensor]:  # names like those of a decoder layer's matrices
-        return {f"model.layers.0.{name}": one for name, one in tensors(seed).items()}
-
+def test_a_receiver_with_another_value(
+    key: str, hparams: Callable, named: Callable, runs: dict[str, tuple[list[bytes], str]]
+) -> None:
     group, _, name = key.rpartition(".")
     value = OTHER[key]
     change = value if isinstance(value, dict) else {name: value}
     for scheme in [group] if group else ["demo", "sparseloco"]:
-        run = hparams(scheme, **RUN[scheme])
-        other = hparams(scheme, **(RUN[scheme] | change))
-        same = received(run, other, named) == received(run, run, named)
+        bodies, expected = runs[scheme]
+        same = received(bodies, hparams(scheme, **(RUN[scheme] | change)), named) == expected
         assert same == (AGREE[key] != "all"), f"{scheme}: the model is {'the same' if same else 'another'}"
