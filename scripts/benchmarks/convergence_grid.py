@@ -131,7 +131,8 @@ GRIDS["long-4"] = replace(
     rates={
         "adamw": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3)],
         "diloco": [{"lr": lr, "outer": outer} for lr, outer in ((4e-3, 0.2), (4e-3, 0.4), (4e-3, 0.7), (2e-3, 0.4))],
-        GROUPED: [EXPECTED | {"outer": outer} for outer in (2.0, 1.0)],
+        "muon-averaging": [{"lr": lr, "outer": 1.0} for lr in (8e-3, 1.6e-2)],
+        GROUPED: [EXPECTED | change for change in ({"outer": 2.0}, {"outer": 1.0}, {"lr": 8e-3})],
     },
 )
 

@@ -95,3 +95,28 @@ async def test_a_step_counts_once_somebody_ended_there_and_not_before(tmp_path, 
     assert chaos.done == {"miner-1 killed at packed": 1, "miner-1 killed at saved": 1}
     # Its first start failed.
     assert child.log.read_text().split() == ["packed:2", "packed:2", "saved:1"]
+
+
+async def test_the_last_windows_without_faults_begin_when_all_nodes_have_caught_up(monkeypatch):
+    """After an outage, windows pass at once, in which nothing was trained."""
+    monkeypatch.setattr("tplr.localnet.chaos.POLL_SECONDS", 0.001)
+
+    async def window() -> int:
+        return 30
+
+    nodes = [SimpleNamespace(window=12), SimpleNamespace(window=None)]
+    view = SimpleNamespace(furthest=9, completed=8, honest=nodes)
+    net = SimpleNamespace(nodes={}, view=view, plan=SimpleNamespace(windows=16), window=window)
+    chaos = Chaos(net, Script((), {}))
+    running = asyncio.create_task(chaos._run())
+    nodes[0].window = 30
+    await asyncio.sleep(0.05)
+    view.completed = 26  # of an outage of 18 windows; one node is not there yet
+    assert not running.done()
+    assert not chaos.over
+    nodes[1].window = 31
+    await asyncio.wait_for(running, 5)
+    assert chaos.quiet_from == 26
+    assert not chaos.over
+    view.completed = 34
+    assert chaos.over

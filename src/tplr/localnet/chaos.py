@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from tplr.config import KILL_AT, process_variables
 from tplr.errors import StoreError
@@ -24,7 +24,7 @@ from tplr.storage import S3Connections
 Kind = Literal["kill", "pause", "storage", "chain", "garbage", "skew"]
 
 FIRST_WINDOW = 2  # of the run; no fault before it
-QUIET_WINDOWS = 8  # without faults at the end, for recovery
+QUIET_WINDOWS = 8  # without faults at the end, after all nodes have caught up
 RANDOM_KILLS = 3  # at random times, not at a failpoint
 SKEW_SECONDS = 150.0  # start-up checks refuse 300
 GARBAGE_OBJECTS = 120
@@ -116,11 +116,13 @@ class Chaos:
 
     Attributes:
         done: count of each action.
+        quiet_from: number of the run's windows when all nodes had caught up after the last fault; None before.
     """
 
     net: Localnet
     script: Script
     done: Counter[str] = field(default_factory=Counter)
+    quiet_from: int | None = None
 
     def __post_init__(self) -> None:
         self._failpoints = {name: [*failpoints] for name, failpoints in self.script.failpoints.items()}
@@ -128,18 +130,23 @@ class Chaos:
         self._skewed: dict[str, float] = {}
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[Self]:
         """Execute the script while the block lasts."""
         self.net.lenient = True
         task = asyncio.create_task(self._run())
         try:
-            yield
+            yield self
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             for child in self.net.nodes.values():
                 child.resume()
             logger.info("chaos actions: %s", ", ".join(f"{what}: {count}" for what, count in self.done.items()))
+
+    @property
+    def over(self) -> bool:
+        """Whether the network had ``QUIET_WINDOWS`` to recover, after all windows of the outages were applied."""
+        return self.quiet_from is not None and self.net.view.completed >= self.quiet_from + QUIET_WINDOWS
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -156,9 +163,17 @@ class Chaos:
             if left := {name: failpoints for name, failpoints in self._failpoints.items() if failpoints}:
                 logger.warning("failpoints not reached: %s; give more --windows or a longer --window-seconds", left)
             self._failpoints.clear()
+            await self._wait_for_all(await self.net.window())
+            self.quiet_from = self.net.view.completed
+            logger.info("chaos: all nodes have caught up in window %d of the run", self.quiet_from)
 
     async def _wait_for(self, window: int) -> None:
         while self.net.view.furthest < window:  # noqa: ASYNC110 - a view has no event to wait for
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _wait_for_all(self, window: int) -> None:
+        """Wait until every node has applied a window."""
+        while any((node.window or 0) < window for node in self.net.view.honest):  # noqa: ASYNC110 - as above
             await asyncio.sleep(POLL_SECONDS)
 
     async def _keep_alive(self, name: str, first: int) -> None:

@@ -85,14 +85,14 @@ async def _run(plan: NetworkPlan, console: Console) -> tuple[NetworkView, Summar
     async with Localnet(plan) as net:
         limit = _time_limit(net)
         with open_display(console, plan.windows) as show:
-            async with _chaos(net) if plan.chaos else contextlib.nullcontext():
+            async with _chaos(net) if plan.chaos else contextlib.nullcontext() as chaos:
                 try:
                     async with asyncio.timeout(limit), contextlib.aclosing(net.views()) as views:
                         async for view in views:
                             show(view)
                             if view.completed > (usage[-1].windows if usage else 0):
                                 usage += await asyncio.to_thread(read_usage, net.pids(), windows=view.completed)
-                            if view.completed >= plan.windows:
+                            if view.completed >= plan.windows and (chaos is None or chaos.over):
                                 break
                 except TimeoutError:
                     logger.error("not all windows were completed within the time limit of %.0f s", limit)
@@ -102,7 +102,7 @@ async def _run(plan: NetworkPlan, console: Console) -> tuple[NetworkView, Summar
     return net.view, summarize(net.view, weights, windows=plan.windows, window_seconds=seconds)
 
 
-def _chaos(net: Localnet) -> AbstractAsyncContextManager[None]:
+def _chaos(net: Localnet) -> AbstractAsyncContextManager[Chaos]:
     roles = {node.name: node.role for node in net.network.nodes}
     plan = net.plan
     script = write_script(roles, windows=plan.windows, window_seconds=plan.window_seconds, seed=plan.seed)

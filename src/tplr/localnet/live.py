@@ -52,7 +52,7 @@ def window_line(view: NetworkView, count: int, windows: int) -> str:
     counts = sorted({f"{len(one.included)} of {len(one.included) + len(one.skipped)}" for one in applied})
     models = "models differ" if window in view.disagreements() else "models equal"
     return (
-        f"window {window} ({count} of {windows}): training loss {losses}, "
+        f"window {window} ({count} of {max(count, windows)}): training loss {losses}, "
         f"held-out pages {number(view.validator.held_out_loss.get(window))}, gathered {' / '.join(counts)}, {models}"
     )
 

@@ -155,6 +155,11 @@ class Localnet:
         async with LocalChain(self.network.chain, hotkey="") as chain:
             return await chain.weights()
 
+    async def window(self) -> int:
+        """Return the chain's present window."""
+        async with LocalChain(self.network.chain, hotkey="") as chain:
+            return await chain.head() // self.network.hparams.blocks_per_window
+
     def _check(self) -> None:
         """Raise LocalnetError if a process ended.
 
