@@ -132,7 +132,8 @@ def quantize_weights(weights: Mapping[int, float]) -> list[tuple[int, int]]:
 def capped(weights: Mapping[int, float], limit: float) -> dict[int, float]:
     """Return weights above 0 as shares with sum 1, and lower those above ``limit`` to it; equal ones if none fit.
 
-    The arithmetic is that of ``bittensor.intents.weights.clip_to_max_weight``.
+    The arithmetic is that of ``bittensor.intents.weights.clip_to_max_weight``, which importing this package must not
+    import.
     """
     if len(weights) * limit <= 1:
         return dict.fromkeys(weights, 1 / len(weights))
@@ -146,7 +147,8 @@ def capped(weights: Mapping[int, float], limit: float) -> dict[int, float]:
             if (count + 1) * limit >= 1 or top >= shares[count]:
                 break
     lowered = {uid: min(weight / total, top) for uid, weight in weights.items()}
-    return {uid: share / sum(lowered.values()) for uid, share in lowered.items()}
+    total = sum(lowered.values())
+    return {uid: share / total for uid, share in lowered.items()}
 
 
 def fractions(row: Iterable[tuple[int, int]]) -> dict[int, float]:

@@ -98,7 +98,7 @@ def decode_chunks(updates: Sequence[Update], tensor: TensorSpec, chunks: np.ndar
     Args:
         chunks: numbers of the chunks, int64 [chosen].
     """
-    if np.array_equal(chunks, np.arange(tensor.grid.chunks)):  # faster
+    if np.array_equal(chunks, np.arange(tensor.grid.chunks)):  # tables decode all chunks faster than single bits
         indices, values = decode_all(updates, [tensor])
         return indices.contiguous(), values.contiguous()
     spec, shape = updates[0].spec, (len(updates), len(chunks), tensor.k)

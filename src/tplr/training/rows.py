@@ -11,8 +11,8 @@ BLOCK_BYTES = 2**24
 class StoredRows(ABC):
     """Tensors by name whose rows are read from disk at every access. A scalar is one row.
 
-    A base class, not a protocol: each hash asks for it once per tensor, and a protocol's check takes a hundred times
-    longer.
+    It is a base class and not a protocol, because ``isinstance`` with a protocol takes a hundred times longer, and the
+    hash of a model needs one check for each tensor.
     """
 
     @abstractmethod
