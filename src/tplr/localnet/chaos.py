@@ -24,7 +24,7 @@ from tplr.storage import S3Connections
 Kind = Literal["kill", "pause", "storage", "chain", "garbage", "skew"]
 
 FIRST_WINDOW = 2  # of the run; no fault before it
-QUIET_WINDOWS = 8  # without faults at the end, after all nodes have caught up
+QUIET_WINDOWS = 12  # without faults at the end, after all nodes have caught up: about eight until updates are applied
 RANDOM_KILLS = 3  # at random times, not at a failpoint
 SKEW_SECONDS = 150.0  # start-up checks refuse 300
 GARBAGE_OBJECTS = 120

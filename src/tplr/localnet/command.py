@@ -98,8 +98,9 @@ async def _run(plan: NetworkPlan, console: Console) -> tuple[NetworkView, Summar
                     logger.error("not all windows were completed within the time limit of %.0f s", limit)
         weights = await _final_weights(net)
     await asyncio.to_thread(write_usage, plan.run_dir / "usage.csv", usage)
-    seconds = None if plan.chaos else plan.window_seconds
-    return net.view, summarize(net.view, weights, windows=plan.windows, window_seconds=seconds)
+    if plan.chaos:  # the windows of its outages are additional
+        return net.view, summarize(net.view, weights, windows=max(plan.windows, net.view.completed))
+    return net.view, summarize(net.view, weights, windows=plan.windows, window_seconds=plan.window_seconds)
 
 
 def _chaos(net: Localnet) -> AbstractAsyncContextManager[Chaos]:

@@ -36,7 +36,7 @@ WINDOWS_FOR_PROBATION = 16
 MIN_BYZANTINE_WINDOW_SECONDS = 16.0  # a silent proposer costs a slot of six ``relay_seconds``
 MIN_SMALL_WINDOW_SECONDS = 40.0  # for the longer waits of dozens of nodes
 MIN_VALIDATORS_OF_WHICH_ONE_LIES = 3  # with fewer there is no honest majority
-MIN_CHAOS_WINDOWS = 16  # FIRST_WINDOW, QUIET_WINDOWS, and some between them
+MIN_CHAOS_WINDOWS = 20  # FIRST_WINDOW, QUIET_WINDOWS, and some between them
 OVERLAP_BATCHES = 2
 MIN_VOCAB_SIZE = 257  # all bytes, and the end-of-text token
 
