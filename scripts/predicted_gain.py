@@ -140,7 +140,7 @@ class Run:
     def gradient(self, batches: np.ndarray) -> list[torch.Tensor]:
         """Return each tensor's gradient on batches in the basis of the coordinates, chunk by chunk."""
         found = WindowGradient("float32").run(self.model, batches, step=0).tensors
-        chunks = {name: one.grid.cut(one.grid.matrix(found[name])) for name, one in self.outer.spec.tensors.items()}
+        chunks = {name: one.grid.cut(one.grid.view(found[name])) for name, one in self.outer.spec.tensors.items()}
         if self.world.hparams.outer == "demo":
             return [transform(chunks[name], one.grid) for name, one in self.outer.spec.tensors.items()]
         return list(chunks.values())

@@ -138,7 +138,7 @@ class Ours:
         """Return the coefficients to send of all tensors."""
         kept: dict[str, Coefficients] = {}
         for group in tensor_groups(self.spec, torch.device("cpu")):
-            row_blocks = [largest_coefficients(tensors, group, rows) for rows, _ in group.grid.row_blocks()]
+            row_blocks = [largest_coefficients(tensors, group, bands) for bands, _ in group.grid.row_blocks()]
             kept |= by_tensor(row_blocks, group)
         return kept
 
@@ -146,7 +146,7 @@ class Ours:
         """Yield the steps of each stage that can run alone."""
         spec = self.spec
         coefficients = {
-            name: (matrix := tensors[name].view(p.grid.rows, -1), transform(p.grid.cut(matrix), p.grid))
+            name: (whole := p.grid.view(tensors[name]), transform(p.grid.cut(whole), p.grid))
             for name, p in spec.tensors.items()
         }
         kept = self.largest(tensors)
@@ -156,12 +156,12 @@ class Ours:
 
         def per_row_block(work: Callable[[str, slice, slice], object]) -> None:
             for name, tensor in spec.tensors.items():
-                for rows, chunks in tensor.grid.row_blocks():
-                    work(name, rows, chunks)
+                for bands, chunks in tensor.grid.row_blocks():
+                    work(name, bands, chunks)
 
-        def cut_and_transform(name: str, rows: slice, _: slice) -> None:
+        def cut_and_transform(name: str, bands: slice, _: slice) -> None:
             grid = spec.tensors[name].grid
-            transform(grid.cut(coefficients[name][0][rows]), grid)
+            transform(grid.cut(coefficients[name][0][bands]), grid)
 
         def rank(name: str, _: slice, chunks: slice) -> None:
             top_k(coefficients[name][1][chunks], spec.tensors[name].k)
@@ -222,7 +222,7 @@ def measure(millions: int, repetitions: int) -> list[dict[str, Any]]:
     largest = max(parameter.nbytes for parameter in parameters.values())
     plain, ours = Plain(parameters), Ours(parameters)
     blocks = {
-        name: grid.cut(gradients[name].view(grid.rows, -1)).view(-1, grid.chunk_rows, grid.chunk_cols)
+        name: grid.cut(grid.view(gradients[name])).view(-1, grid.chunk_rows, grid.chunk_cols)
         for name, grid in plain.grids.items()
     }
     # Peers' gradients are the same numbers at other positions: cheaper than new ones, and equivalent here.

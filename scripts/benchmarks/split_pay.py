@@ -38,7 +38,7 @@ from tplr.schemas import VALID, Evaluation, Evidence, LossChange, PeerObservatio
 from tplr.schemas import Alignment as PublishedAlignment
 from tplr.scoring.board import MeasuredWindow, pay, scores
 from tplr.training.alignment import _normalised, _Sums
-from tplr.training.outer.norm_caps import FIRST, last_caps, no_history, recorded, window_cap
+from tplr.training.outer.norm_caps import FIRST, last_caps, no_history, recorded, upward_reach, window_cap
 
 TABLE = Path(__file__).parents[2] / "docs" / "benchmarks" / "split_pay.csv"
 WHOLE, UIDS, WINDOWS = 64, 8, 20
@@ -123,8 +123,8 @@ def caps(case: Case, norms: np.ndarray) -> list[float]:
     bound = factor(case.step, case.snr, WHOLE) * math.hypot(case.snr, 1.0) / OF_BOUND
     before = [norms[0, : case.others]] * WINDOWS if case.cap == "honest" else []
     history, found = no_history(), []
-    for row in (*before, *norms):
-        found.append(window_cap((row / bound).tolist(), last_caps(history, FIRST)))
+    for step, row in enumerate((*before, *norms)):
+        found.append(window_cap((row / bound).tolist(), last_caps(history, FIRST), reach=upward_reach(step)))
         history = recorded(history, found[-1])
     return [bound * one for one in found[len(before) :]]
 

@@ -158,13 +158,13 @@ def left_unsent(work: list[dict[str, torch.Tensor]], spec: PayloadSpec) -> tuple
         kept = {}
         for name, tensor in spec.tensors.items():
             error[name] += tensors[name]
-            chunks = tensor.grid.cut(error[name].view(tensor.grid.rows, -1))
+            chunks = tensor.grid.cut(tensor.grid.view(error[name]))
             kept[name] = top_k(transform(chunks, tensor.grid) if dct else chunks, tensor.k)
         update = parse(build(kept, spec, **META), spec, window=1, uid=0)
         for name, tensor in spec.tensors.items():
-            for rows, total in weighted_sums(decode_all([update], [tensor]), [1.0], tensor.grid):
+            for bands, total in weighted_sums(decode_all([update], [tensor]), [1.0], tensor.grid):
                 sent = inverse(total.float(), tensor.grid) if dct else total.float()
-                error[name].view(tensor.grid.rows, -1)[rows] -= tensor.grid.join(sent)
+                tensor.grid.view(error[name])[bands] -= tensor.grid.join(sent)
         if not window:
             first = _norm(error) / _norm(tensors)
     whole = {name: sum((tensors[name] for tensors in work), torch.zeros(())) for name in error}

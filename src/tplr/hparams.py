@@ -279,7 +279,8 @@ class HParams(_Strict):
         outer: the scheme of the run. The group of its name holds its constants; the other group is absent.
         topk_compression: number of values sent for each chunk of ``target_chunk`` squared entries.
         topk_selection: ``chunk``: the largest values of the chunk; ``group``: the largest value of each of at least
-            ``topk_compression`` groups, whose indices need fewer bits (``compress/interleaved.py``).
+            ``topk_compression`` groups, whose indices need fewer bits (``compress/interleaved.py``), in chunks whose
+            rows are spread over the matrix.
         quantization_bits: 1, 2, 4, 8, or 0 for values sent as float32.
         quantization_scale, quantization_codebook, quantization_rounding: see ``compress/quantize.py``.
         stale_after_windows: age at which a miner's error feedback (in windows) and inner optimizer (in outer steps) are

@@ -7,6 +7,7 @@ import torch
 
 from tplr.compress.layout import PayloadSpec, entries_kept
 from tplr.compress.payload import build
+from tplr.compress.topk import select
 from tplr.hparams import load_hparams
 
 
@@ -108,3 +109,18 @@ def test_a_runs_updates_have_the_size_that_its_hparams_say():
         }
         body = build(made, spec, window=1, uid=0, pages_digest="0" * 64, batches=1)
         assert len(body) == spec.expected_size
+
+
+def test_groups_choose_among_rows_of_the_whole_matrix():
+    """Tokens are ordered by frequency, more or less: chunks of neighbouring rows have as many rare ones."""
+    embedding = torch.rand(256, 64, generator=torch.Generator().manual_seed(1))
+    embedding[:64] += 1
+    sent = {}
+    for selection in ("chunk", "group"):
+        tensor = small({"embedding": (256, 64)}, outer="sparseloco", topk=128, selection=selection).tensors["embedding"]
+        grid = tensor.grid
+        indices, _ = select(grid.cut(grid.view(embedding)), tensor.k, grouped=tensor.grouped)
+        marks = torch.zeros(grid.shape)
+        grid.view(marks).copy_(grid.join(torch.zeros(grid.chunks, grid.entries).scatter(1, indices, 1.0)))
+        sent[selection] = marks.sum(dim=1).unflatten(0, (4, 64)).sum(dim=1).tolist()
+    assert sent == {"chunk": [128, 128, 128, 128], "group": [512, 0, 0, 0]}

@@ -118,7 +118,7 @@ def test_the_safetensors_library_reads_it(spec, coefficients, tmp_path):
         (lambda body, spec: body + b"\0", "size"),
         (lambda body, spec: b"", "size"),
         (lambda body, spec: struct.pack("<Q", 2**63) + body[8:], "its length"),
-        (lambda body, spec: body.replace(b"tplr-update-3", b"tplr-update-2"), "layout"),
+        (lambda body, spec: body.replace(b"tplr-update-4", b"tplr-update-3"), "layout"),
         (lambda body, spec: body.replace(b'"window":"0000000000000123"', b'"window":"0000000000000124"'), "window 124"),
         (lambda body, spec: body.replace(b'"uid":"00045"', b'"uid":"00046"'), "of uid 46"),
         (lambda body, spec: body.replace(b'"batches":"0000000007"', b'"batches":"-000000007"'), "spelt"),

@@ -16,7 +16,7 @@ from tplr.training.gradient import WindowGradient
 from tplr.training.model import build_model
 from tplr.training.schemes import local_training, outer_scheme
 
-SCHEMES = ("demo", "sparseloco")
+SCHEMES = ("demo", "sparseloco", "muon")
 
 
 @pytest.fixture(params=SCHEMES)
@@ -95,7 +95,7 @@ def test_products_are_those_of_whole_tensors(model, outer, updates, batches):
     found = align(outer, gradient, updates[::-1], step=1, seed=0)
     d = steps(outer, updates)
     chunks = [(one.grid, gradient[name]) for name, one in outer.spec.tensors.items()]
-    g = torch.cat([outer.in_basis(grid.cut(grid.matrix(one)), grid).flatten() for grid, one in chunks]).double().numpy()
+    g = torch.cat([outer.in_basis(grid.cut(grid.view(one)), grid).flatten() for grid, one in chunks]).double().numpy()
     scale = np.sqrt(np.median((d * d).sum(axis=1)))
     assert found.uids == (2, 4, 7, 9)
     np.testing.assert_allclose(found.products, d @ g / (np.linalg.norm(g) * scale), rtol=1e-5)

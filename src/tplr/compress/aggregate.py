@@ -19,12 +19,12 @@ def weighted_sums(
         peers: indices int64 and values float32, [peers, chunks, k] each.
 
     Yields:
-        Rows of the matrix and their sum, float64 [chunks, entries], which the caller may overwrite.
+        Bands of the grid and their sum, float64 [chunks, entries], which the caller may overwrite.
     """
     indices, values = peers
     factors = torch.tensor(weights, dtype=torch.float64, device=values.device)[:, None, None]
-    for rows, chunks in grid.row_blocks(indices.device):
-        yield rows, scatter_sum(indices[:, chunks], values[:, chunks] * factors, grid)
+    for bands, chunks in grid.row_blocks(indices.device):
+        yield bands, scatter_sum(indices[:, chunks], values[:, chunks] * factors, grid)
 
 
 def scatter_sum(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:

@@ -4,8 +4,8 @@ Group j of k has the entries j, j + k, j + 2k, ... of a row of n. A place takes 
 same for every group: 5 of them for k = 128 of 4096, where Elias–Fano takes 7 for any 128 entries. The places of all
 rows come plane by plane (the lowest bit of every place, then the next one), without padding in between.
 
-In a chunk of 64 x 64 with k = 128, a group is every second entry of a column. So a row of zeros, such as that of an
-unseen token, uses up no group.
+In a chunk of 64 x 64 with k = 128, a group is every second entry of a column. A chunk's rows are spread over the matrix
+(``ChunkGrid``), so a group has as many frequent tokens of an embedding as rare ones, whose small values it leaves out.
 """
 
 import numpy as np

@@ -28,7 +28,7 @@ from tplr.compress.quantize import Codebook, Quantizer, Rounding, Scale
 from tplr.hparams import HParams
 
 # Identifies the layout and the codec: a change to either changes this name.
-FORMAT = "tplr-update-3"
+FORMAT = "tplr-update-4"
 
 # Digits of the layout's hash. They suffice to distinguish layouts; a collision helps nobody, as readers use their own.
 LAYOUT_DIGITS = 32
@@ -121,7 +121,8 @@ class PayloadSpec:
         Args:
             topk: number of entries sent for each chunk.
             selection: ``chunk``: the largest entries of the chunk; ``group``: the largest entry of each of ``topk``
-                groups, or of more groups whose size is a power of two.
+                groups, or of more groups whose size is a power of two, and the rows of a chunk are spread over the
+                matrix.
             bits: number of bits of a value: 1, 2, 4 or 8, or 0 for float32.
             scale, codebook, rounding: see ``Quantizer``.
 
@@ -134,8 +135,8 @@ class PayloadSpec:
                 "shape, positive target_chunk and topk, and bits of 0, 1, 2, 4 or 8"
             )
         quantizer = Quantizer(bits, scale, codebook, rounding) if bits else None
-        grids = {name: ChunkGrid.of(shapes[name], target_chunk) for name in sorted(shapes)}
         grouped = selection == "group"
+        grids = {name: ChunkGrid.of(shapes[name], target_chunk, spread=grouped) for name in sorted(shapes)}
         kept = {name: entries_kept(grid.entries, topk, bits, grouped=grouped) for name, grid in grids.items()}
         sizes = {name: _SectionSizes.of(grid, kept[name], quantizer, grouped=grouped) for name, grid in grids.items()}
         totals = _SectionSizes(*map(sum, zip(*sizes.values(), strict=True)))

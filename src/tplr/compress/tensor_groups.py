@@ -30,32 +30,32 @@ class TensorGroup:
         """Whether the sent entries are one from each of k groups (``interleaved.py``)."""
         return self.tensors[0].grouped
 
-    def row_views(self, data: Mapping[str, torch.Tensor], rows: slice) -> list[torch.Tensor]:
-        """Return views [rows, cols] of these rows of the stacked matrix: one tensor's, or those of all tensors."""
+    def band_views(self, data: Mapping[str, torch.Tensor], bands: slice) -> list[torch.Tensor]:
+        """Return views [bands, chunk rows, cols] of bands of the stacked matrix: one tensor's, or all tensors'."""
         grid = self.tensors[0].grid
-        matrices = [grid.matrix(data[tensor.name]) for tensor in self.tensors]
-        return matrices if len(matrices) > 1 else [matrices[0][rows]]
+        views = [grid.view(data[tensor.name]) for tensor in self.tensors]
+        return views if len(views) > 1 else [views[0][bands]]
 
-    def cut(self, data: Mapping[str, torch.Tensor], rows: slice) -> torch.Tensor:
-        """Copy these rows, chunk by chunk: [chunks, entries]."""
+    def cut(self, data: Mapping[str, torch.Tensor], bands: slice) -> torch.Tensor:
+        """Copy these bands, chunk by chunk: [chunks, entries]."""
         grid, one = self.tensors[0].grid, data[self.tensors[0].name]
-        count = (rows.stop - rows.start) * grid.cols // grid.entries
+        count = (bands.stop - bands.start) * (grid.cols // grid.chunk_cols)
         chunks = torch.empty(count, grid.entries, dtype=one.dtype, device=one.device)
-        for blocks, part in self._block_pairs(data, rows, chunks):
+        for blocks, part in self._block_pairs(data, bands, chunks):
             part.copy_(blocks)
         return chunks
 
-    def add(self, data: Mapping[str, torch.Tensor], rows: slice, chunks: torch.Tensor, *, alpha: float) -> None:
-        """Add ``alpha * chunks``, [chunks, entries], to these rows, in place."""
-        for blocks, part in self._block_pairs(data, rows, chunks):
+    def add(self, data: Mapping[str, torch.Tensor], bands: slice, chunks: torch.Tensor, *, alpha: float) -> None:
+        """Add ``alpha * chunks``, [chunks, entries], to these bands, in place."""
+        for blocks, part in self._block_pairs(data, bands, chunks):
             blocks.add_(part, alpha=alpha)
 
     def _block_pairs(
-        self, data: Mapping[str, torch.Tensor], rows: slice, chunks: torch.Tensor
+        self, data: Mapping[str, torch.Tensor], bands: slice, chunks: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield each tensor's rows and its part of ``chunks``, as views [down, across, chunk rows, chunk cols]."""
+        """Yield each tensor's bands and its part of ``chunks``, as views [bands, across, chunk rows, chunk cols]."""
         grid = self.tensors[0].grid
-        for view, part in zip(self.row_views(data, rows), self.split(chunks), strict=True):
+        for view, part in zip(self.band_views(data, bands), self.split(chunks), strict=True):
             blocks = grid.blocks(view)
             yield blocks, part.view(blocks.shape)
 

@@ -203,7 +203,7 @@ def _of_tensor(
 def _cut(tensor: torch.Tensor, grid: ChunkGrid, chunks: np.ndarray) -> torch.Tensor:
     """Return some chunks of a tensor: [chunks, entries]."""
     across = grid.cols // grid.chunk_cols
-    blocks = grid.blocks(grid.matrix(tensor))
+    blocks = grid.blocks(grid.view(tensor))
     numbers = torch.from_numpy(chunks).to(tensor.device)
     return blocks[numbers // across, numbers % across].flatten(1)
 

@@ -113,8 +113,8 @@ def test_the_momentum_loses_exactly_what_receivers_decode(bits, selection, hpara
         for name, tensor in scheme.spec.tensors.items():
             grid = tensor.grid
             indices, values = update.coefficients(name)
-            whole = before[name].mul(0.9).add(gradients[name], alpha=lr)
-            expected = whole - grid.join(inverse_sparse(indices, values, grid)).view(grid.shape)
+            expected = before[name].mul(0.9).add(gradients[name], alpha=lr)
+            grid.view(expected).sub_(grid.join(inverse_sparse(indices, values, grid)))
             assert torch.equal(scheme.state_dict()["tensors"][name], expected), (step, name)
 
 
@@ -311,8 +311,9 @@ def test_a_trial_step_moves_the_parameters_along_one_update(peers, hparams, tens
     for name, tensor in scheme.spec.tensors.items():
         indices, values = update.coefficients(name)
         dense = torch.zeros(tensor.grid.chunks, tensor.grid.entries).double().scatter(1, indices, values.double())
-        sign = tensor.grid.join(inverse(dense, tensor.grid)).view(tensor.grid.shape).sign().numpy().astype(np.float32)
-        np.testing.assert_array_equal(parameters[name].numpy(), before[name].numpy() - lr * sign)
+        sign = torch.empty(tensor.grid.shape)
+        tensor.grid.view(sign).copy_(tensor.grid.join(inverse(dense, tensor.grid)).sign())
+        np.testing.assert_array_equal(parameters[name].numpy(), before[name].numpy() - lr * sign.numpy())
 
 
 def test_parameters_that_require_gradients_are_stepped_in_place(peers, hparams, tensors):

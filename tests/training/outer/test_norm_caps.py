@@ -19,6 +19,7 @@ from tplr.hparams import DemoParams, HParams, LearningRate, OuterRate, Sparseloc
 from tplr.training.fingerprint import digest
 from tplr.training.outer.norm_caps import (
     FIRST,
+    FIRST_REACH,
     HISTORY,
     LOWEST,
     REACH,
@@ -28,6 +29,7 @@ from tplr.training.outer.norm_caps import (
     no_history,
     norm_bound,
     recorded,
+    upward_reach,
     window_cap,
 )
 from tplr.training.outer.sparseloco import SparselocoOuter
@@ -167,7 +169,7 @@ def test_whatever_is_sent_every_step_of_sparseloco_is_bounded(windows, momentum,
         for name, found in moved(scheme, parameters, updates, step).items():
             limit = bound(name, step)
             if not momentum:  # momentum carries the last windows' steps
-                limit *= min(1.0, REACH * statistics.median_low(histories[name]))
+                limit *= min(1.0, upward_reach(step) * statistics.median_low(histories[name]))
             assert found <= 0.5 * limit / (1 - momentum) * (1 + 1e-5)
 
 
@@ -196,11 +198,16 @@ def test_a_giant_alone_or_giants_only_move_no_more_than_twice_an_honest_peer():
             assert found <= 0.5 * REACH * length(USUAL, name) * (1 + 1e-5)
 
 
-def test_giants_in_the_first_window_move_no_more_than_a_share_of_the_bound():
+def test_giants_in_the_first_window_move_no_more_than_the_bound_and_three_quarters_not_even_that():
     parameters = weights()
     scheme = SparselocoOuter(parameters, hparams("sparseloco"))
     for name, found in moved(scheme, parameters, [sent(0, 1e19)], step=0).items():
-        assert found == pytest.approx(0.5 * REACH * FIRST * bound(name, 0), rel=1e-5)
+        assert found == pytest.approx(0.5 * bound(name, 0), rel=1e-5)
+    parameters = weights()
+    scheme = SparselocoOuter(parameters, hparams("sparseloco"))
+    updates = [same_direction(uid, 1e19 if uid < 3 else 1e-9) for uid in range(4)]
+    for name, found in moved(scheme, parameters, updates, step=0).items():
+        assert found == pytest.approx(0.5 * FIRST * bound(name, 0), rel=1e-5)
 
 
 def test_a_larger_outer_rate_makes_no_first_step_of_giants_longer():
@@ -237,11 +244,12 @@ def test_giants_that_stay_raise_the_caps_to_the_bound_and_no_further():
 @given(
     honest=st.lists(st.floats(1e-4, 0.05), min_size=1, max_size=5),
     others=st.lists(st.lists(st.floats(1e-30, 1e30), max_size=15), min_size=1, max_size=40),
+    reach=st.sampled_from([REACH, FIRST_REACH]),
 )
-def test_while_a_quarter_is_honest_no_others_move_the_cap_beyond_honest_norms(honest, others):
+def test_while_a_quarter_is_honest_no_others_move_the_cap_beyond_honest_norms(honest, others, reach):
     history = [0.02] * HISTORY
     for window in others:
-        cap = window_cap([*honest, *window[: 3 * len(honest)]], history)
+        cap = window_cap([*honest, *window[: 3 * len(honest)]], history, reach=reach)
         assert min(*honest, 0.02) * (1 - 1e-6) <= cap <= max(*honest, 0.02) * (1 + 1e-6)
         history = [*history[1:], cap]
 
@@ -386,6 +394,22 @@ def test_caps_follow_the_quartiles_within_reach_of_the_history():
     assert window_cap([0.0], [0.25]) == 0.5
     assert window_cap([], [0.25]) == 0.5
     assert window_cap([], [0.1]) == np.float32(0.2)
+
+
+def test_a_first_cap_rises_at_once_to_norms_that_are_up_to_eight_times_as_long():
+    """A run's first cap is a guess; after as many windows as count, a cap is what the last ones were."""
+    parameters = weights()
+    scheme = SparselocoOuter(parameters, hparams("sparseloco", **STEADY))
+    long = [same_direction(uid, 5 * USUAL) for uid in range(4)]
+    for step in range(HISTORY):
+        assert moved(scheme, parameters, long, step=step) == pytest.approx(
+            {name: 0.5 * length(5 * USUAL, name) for name in SHAPES}, rel=1e-5
+        )
+    longer = [same_direction(uid, 15 * USUAL) for uid in range(4)]
+    assert moved(scheme, parameters, longer, step=HISTORY) == pytest.approx(
+        {name: 0.5 * length(10 * USUAL, name) for name in SHAPES}, rel=1e-5
+    )
+    assert FIRST * FIRST_REACH == 1.0
 
 
 def test_a_warm_up_lifts_the_caps_and_not_their_history():

@@ -11,7 +11,7 @@ from tplr.errors import StateError, TrainingError
 from tplr.hparams import OuterRate
 from tplr.training.device import DeviceSettings
 from tplr.training.fingerprint import digest
-from tplr.training.outer.norm_caps import FIRST, HISTORY, norm_bound
+from tplr.training.outer.norm_caps import FIRST, FIRST_REACH, HISTORY, norm_bound
 from tplr.training.outer.sparseloco import SparselocoOuter
 
 META = {"pages_digest": "00" * 32, "batches": 1}
@@ -26,7 +26,9 @@ def dense(update, name):
     """Return the decoded update, in the parameter's shape."""
     grid = update.spec.tensors[name].grid
     indices, values = update.coefficients(name)
-    return grid.join(torch.zeros(grid.chunks, grid.entries).scatter(1, indices, values)).view(grid.shape)
+    whole = torch.empty(grid.shape)
+    grid.view(whole).copy_(grid.join(torch.zeros(grid.chunks, grid.entries).scatter(1, indices, values)))
+    return whole
 
 
 def own(scheme):
@@ -75,7 +77,7 @@ def test_several_steps_against_the_reference(momentum, nesterov, hparams, tensor
             norms, bound = [np.linalg.norm(one) for one in sent], norm_bound(tensor, h.sparseloco, step)
             usual = sorted([*[FIRST] * 8, *caps[name]][-8:])[3] * bound
             # A quarter of four norms is one.
-            cap = min(max(min(max(usual, min(norms)), max(norms)), usual / 2), 2 * usual, bound)
+            cap = min(max(min(max(usual, min(norms)), max(norms)), usual / 2), FIRST_REACH * usual, bound)
             caps[name].append(cap / bound)
             clipped = [one * min(1, cap / norm) for one, norm in zip(sent, norms, strict=True)]
             lengths = np.minimum(norms, cap)

@@ -56,11 +56,11 @@ class DemoOuter(OuterScheme):
         """Compute ``m = decay * m + lr * gradient``; return the largest DCT coefficients of ``m``."""
         lr = learning_rate(step, self._constants.learning_rate)
         row_blocks: list[Coefficients] = []
-        for rows, _ in group.grid.row_blocks(self._device):
-            momenta, gradients = group.row_views(errors, rows), group.row_views(tensors, rows)
+        for bands, _ in group.grid.row_blocks(self._device):
+            momenta, gradients = group.band_views(errors, bands), group.band_views(tensors, bands)
             for momentum, gradient in zip(momenta, gradients, strict=True):
                 momentum.mul_(self._constants.momentum_decay).add_(gradient, alpha=lr)
-            row_blocks.append(largest_coefficients(errors, group, rows))
+            row_blocks.append(largest_coefficients(errors, group, bands))
         return by_tensor(row_blocks, group)
 
     def _add_decoded(
@@ -68,9 +68,9 @@ class DemoOuter(OuterScheme):
     ) -> None:
         grid = group.grid
         (indices,), (values,) = decode_all([update], group.tensors, self._device)
-        for rows, chunks in grid.row_blocks(self._device):
+        for bands, chunks in grid.row_blocks(self._device):
             what = values[chunks].to(working_dtype(self._device))
-            group.add(errors, rows, inverse_sparse(indices[chunks], what, grid), alpha=sign)
+            group.add(errors, bands, inverse_sparse(indices[chunks], what, grid), alpha=sign)
 
     def _apply(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int
@@ -84,11 +84,11 @@ class DemoOuter(OuterScheme):
         indices, values = decode_all(updates, group.tensors, self._device)
         per_tensor = values.unflatten(1, (len(group.tensors), -1))
         per_tensor /= _divisors(norms(per_tensor))[..., None, None]
-        for rows, signs in signs_of_sum((indices, values), group.grid, zero_limit(updates)):
+        for bands, signs in signs_of_sum((indices, values), group.grid, zero_limit(updates)):
             if self._constants.weight_decay:
-                for parameter in group.row_views(parameters, rows):
+                for parameter in group.band_views(parameters, bands):
                     parameter.mul_(1 - lr * self._constants.weight_decay)
-            group.add(parameters, rows, signs, alpha=-lr)
+            group.add(parameters, bands, signs, alpha=-lr)
             del signs  # so that the next row block uses the same memory, which is in the cache
 
     def _trial_step(
@@ -96,8 +96,8 @@ class DemoOuter(OuterScheme):
     ) -> None:
         """Compute ``p -= lr * share * sign(decode(update))``."""
         lr = learning_rate(step, self._constants.learning_rate) * share
-        for rows, signs in signs_of_sum(decode_all([update], group.tensors, self._device), group.grid):
-            group.add(parameters, rows, signs, alpha=-lr)
+        for bands, signs in signs_of_sum(decode_all([update], group.tensors, self._device), group.grid):
+            group.add(parameters, bands, signs, alpha=-lr)
 
 
 def _divisors(lengths: torch.Tensor) -> torch.Tensor:
@@ -105,10 +105,10 @@ def _divisors(lengths: torch.Tensor) -> torch.Tensor:
     return (lengths + NORM_EPSILON).float()
 
 
-def largest_coefficients(tensors: Mapping[str, torch.Tensor], group: TensorGroup, rows: slice) -> Coefficients:
+def largest_coefficients(tensors: Mapping[str, torch.Tensor], group: TensorGroup, bands: slice) -> Coefficients:
     """Return the k largest DCT coefficients of each chunk of a row block, which are sent: [chunks, k] each."""
     dtype = working_dtype(tensors[group.tensors[0].name].device)
-    return select(transform(group.cut(tensors, rows).to(dtype), group.grid), group.k, grouped=group.grouped)
+    return select(transform(group.cut(tensors, bands).to(dtype), group.grid), group.k, grouped=group.grouped)
 
 
 def by_tensor(row_blocks: Sequence[Coefficients], group: TensorGroup) -> dict[str, Coefficients]:

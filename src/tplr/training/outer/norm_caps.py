@@ -5,8 +5,10 @@ window's cap is the usual one, the median of the last caps, unless more than thr
 above it, or below it. Then it is the quartile, within a factor of ``REACH``. If a quarter of the updates are honest, no
 number of others can move a cap beyond both the usual cap and all honest norms. A cap never exceeds a bound that follows
 from the hparams. At a run's start most updates may be tiny or large, so a run begins as if all its last caps had been a
-share of the bound (``first_cap``). Caps are stored in units of that bound, so its growth in a run's first windows
-changes them little. They are equal on all nodes: they are part of saved states and of checkpoints.
+share of the bound (``first_cap``). That is a guess, and honest norms may be many times as long, so in the first
+``HISTORY`` steps a cap may be ``FIRST_REACH`` times the usual one. Caps are stored in units of the bound, so its growth
+in a run's first windows changes them little. They are equal on all nodes: they are part of saved states and of
+checkpoints.
 
 Short updates of an honest direction help a little, so their senders have places, and may be more than three quarters.
 So norms below ``SHORT`` of the usual cap do not lower it, if at least three others, and a fifth, are longer. They do
@@ -29,11 +31,14 @@ from tplr.training.schedule import learning_rate
 
 HISTORY = 8  # windows whose caps count
 REACH = 2.0
-# Cap at a run's start with an outer rate of 1, as a share of the bound: of the order of honest norms, so that long
-# updates gain little. In a small model's first windows they are 0.04 to 0.16 of it, with little work 0.004 to 0.015.
+# Usual cap at a run's start with an outer rate of 1, as a share of the bound. In a small model's first windows honest
+# norms are 0.13 to 0.2 of it in hidden matrices, 0.4 in the embedding and 0.5 to 0.8 in the head; with a sixth of the
+# inner steps 0.01 to 0.1.
 FIRST = 0.125
+# A first window's step is no longer than the bound: ``FIRST_REACH * FIRST`` is 1.
+FIRST_REACH = 8.0
 # Shorter norms, as a share of the usual cap, do not lower it. Honest ones may be a few times as long as the first cap;
-# with an eighth those of a twentieth would lower it then.
+# with an eighth those of a twentieth would lower it then, and with a quarter if honest ones are five times as long.
 SHORT = 0.25
 # Smallest cap, as a share of the bound, so that a cap recovers soon after a majority of tiny updates has lowered it.
 LOWEST = 2.0**-10
@@ -100,15 +105,16 @@ def first_cap(outer_rate: float) -> float:
     return FIRST / max(1.0, outer_rate)
 
 
-def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:
+def window_cap(norms: Sequence[float], history: Sequence[float], *, reach: float = REACH) -> float:
     """Return a window's cap in units of the bound, representable as float32; without norms, the largest possible one.
 
     Args:
         norms: of the window's updates, in units of the bound; zeros do not count.
         history: the last caps, at least one (``last_caps``).
+        reach: how many times as large as the usual cap it may be (``upward_reach``).
     """
     usual = max(LOWEST, statistics.median_low(history))
-    lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
+    lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * reach)
     lengths = sorted(norm for norm in norms if norm > 0)
     if not lengths:
         return float(np.float32(highest))
@@ -141,6 +147,11 @@ def effective_count(norms: Sequence[float]) -> float:
 def last_caps(history: torch.Tensor, first: float) -> list[float]:
     """Return the caps in a history, oldest first; those before a run's start are ``first``."""
     return [one if one > 0 else first for one in history.tolist()]
+
+
+def upward_reach(step: int) -> float:
+    """Return by what factor a cap may be above the usual one: more while windows before a run's start count."""
+    return FIRST_REACH if step < HISTORY else REACH
 
 
 def recorded(history: torch.Tensor, cap: float) -> torch.Tensor:

@@ -54,7 +54,7 @@ def signs_of_sum(
         limit: an entry below this share of the peers' largest coefficients counts as zero.
 
     Yields:
-        Rows of the matrix, and the signs of their entries (-1, 0 or 1) as float32 [chunks, entries].
+        Bands of the grid, and the signs of their entries (-1, 0 or 1) as float32 [chunks, entries].
     """
     indices, values = peers
     largest = values.abs().amax(dim=2).sum(dim=0, dtype=torch.float64)
@@ -65,12 +65,12 @@ def signs_of_sum(
     uncertain = largest * (share * root / math.sqrt(grid.entries))
     uncertain = uncertain.clamp_(min=SMALLEST).where(largest > 0, 0).float()
     exact = working_dtype(values.device) == torch.float64
-    for rows, chunks in grid.row_blocks(values.device):
+    for bands, chunks in grid.row_blocks(values.device):
         some = indices[:, chunks], values[:, chunks]
         if exact:
-            yield rows, _exact_signs(some, cancelled[chunks], grid)
+            yield bands, _exact_signs(some, cancelled[chunks], grid)
         else:
-            yield rows, _signs(some, cancelled[chunks], uncertain[chunks], grid)
+            yield bands, _signs(some, cancelled[chunks], uncertain[chunks], grid)
 
 
 def _signs(peers: Coefficients, cancelled: torch.Tensor, uncertain: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:

@@ -30,6 +30,7 @@ from tplr.training.outer.norm_caps import (
     no_history,
     norm_bound,
     recorded,
+    upward_reach,
     window_cap,
 )
 from tplr.training.schedule import outer_learning_rate
@@ -76,10 +77,10 @@ class SparselocoOuter(OuterScheme):
         self, group: TensorGroup, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int
     ) -> None:
         for tensor in group.tensors:
-            matrix = tensor.grid.matrix(errors[tensor.name])
+            whole = tensor.grid.view(errors[tensor.name])
             sent = decode_all([update], [tensor], self._device)
-            for rows, total in weighted_sums(sent, [sign], tensor.grid):
-                matrix[rows] += tensor.grid.join(total.float())
+            for bands, total in weighted_sums(sent, [sign], tensor.grid):
+                whole[bands] += tensor.grid.join(total.float())
 
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
         """See ``OuterScheme``."""
@@ -137,16 +138,16 @@ class SparselocoOuter(OuterScheme):
         """
         c, rate = self._constants, self._rate(step)
         for tensor in group.tensors:
-            parameter = tensor.grid.matrix(parameters[tensor.name])
-            for rows, new in self._direction(updates, tensor, step):
+            parameter = tensor.grid.view(parameters[tensor.name])
+            for bands, new in self._direction(updates, tensor, step):
                 direction = new
                 if c.outer_momentum:
-                    momentum = tensor.grid.matrix(self._momentum[tensor.name])[rows]
+                    momentum = tensor.grid.view(self._momentum[tensor.name])[bands]
                     momentum.copy_(momentum.double().mul_(c.outer_momentum).add_(new))
                     direction = momentum.double()
                     if c.outer_nesterov:
                         direction = new + direction.mul_(c.outer_momentum)
-                part = parameter[rows]
+                part = parameter[bands]
                 part.copy_(torch.sub(part, direction.mul_(rate), out=direction))
 
     def _trial_step(
@@ -154,13 +155,13 @@ class SparselocoOuter(OuterScheme):
     ) -> None:
         """Compute ``p -= lr * share * clipped(decode(update))``."""
         for tensor in group.tensors:
-            grid, parameter = tensor.grid, tensor.grid.matrix(parameters[tensor.name])
+            grid, parameter = tensor.grid, tensor.grid.view(parameters[tensor.name])
             indices, values = decode_all([update], [tensor], self._device)
             (factor,) = clip(norms(values).tolist(), self._clipping_of(tensor.name, step).cap)
             lr = self._rate(step) * share * factor
-            for rows, chunks in grid.row_blocks(self._device):
+            for bands, chunks in grid.row_blocks(self._device):
                 zeros = values.new_zeros(chunks.stop - chunks.start, grid.entries)
-                parameter[rows].sub_(grid.join(zeros.scatter_(1, indices[0, chunks], lr * values[0, chunks])))
+                parameter[bands].sub_(grid.join(zeros.scatter_(1, indices[0, chunks], lr * values[0, chunks])))
 
     def _direction(
         self, updates: Sequence[Update], tensor: TensorSpec, step: int
@@ -170,7 +171,7 @@ class SparselocoOuter(OuterScheme):
         Records the window's cap.
 
         Yields:
-            rows of the matrix, and float64 [rows, cols].
+            bands of the grid, and float64 [bands, chunk rows, cols].
         """
         peers = decode_all(updates, [tensor], self._device)
         lengths = norms(peers[1]).tolist()
@@ -179,14 +180,14 @@ class SparselocoOuter(OuterScheme):
             self._cap_history[tensor.name] = recorded(self._cap_history[tensor.name], relative)
         count = _count(lengths, cap)
         weights = [factor / count for factor in clip(lengths, cap)]
-        for rows, total in weighted_sums(peers, weights, tensor.grid):
-            yield rows, tensor.grid.join(total)
+        for bands, total in weighted_sums(peers, weights, tensor.grid):
+            yield bands, tensor.grid.join(total)
 
     def _cap(self, name: str, lengths: Sequence[float], step: int) -> tuple[float, float]:
         """Return one tensor's cap in a window of updates with these norms: in units of its bound, and as a norm."""
         bound = norm_bound(self.spec.tensors[name], self._constants, step)
         history = last_caps(self._cap_history[name], first_cap(self._rate(step)))
-        cap = window_cap([one / bound for one in lengths], history)
+        cap = window_cap([one / bound for one in lengths], history, reach=upward_reach(step))
         return cap, cap * bound
 
 
@@ -196,7 +197,7 @@ def _count(lengths: Sequence[float], cap: float) -> float:
 
 def _largest(errors: torch.Tensor, tensor: TensorSpec) -> Coefficients:
     """Return the k largest entries of each chunk, which are sent: [chunks, k] each."""
-    matrix, blocks = tensor.grid.matrix(errors), tensor.grid.row_blocks(errors.device)
-    picked = [select(tensor.grid.cut(matrix[rows]), tensor.k, grouped=tensor.grouped) for rows, _ in blocks]
+    whole, blocks = tensor.grid.view(errors), tensor.grid.row_blocks(errors.device)
+    picked = [select(tensor.grid.cut(whole[bands]), tensor.k, grouped=tensor.grouped) for bands, _ in blocks]
     indices, values = zip(*picked, strict=True)
     return torch.cat(indices), torch.cat(values)
