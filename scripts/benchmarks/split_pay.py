@@ -38,7 +38,7 @@ from tplr.schemas import VALID, Evaluation, Evidence, LossChange, PeerObservatio
 from tplr.schemas import Alignment as PublishedAlignment
 from tplr.scoring.board import MeasuredWindow, pay, scores
 from tplr.training.alignment import _normalised, _Sums
-from tplr.training.outer.norm_caps import FIRST, last_caps, no_history, recorded, upward_reach, window_cap
+from tplr.training.outer.norm_caps import FIRST, HISTORY, last_caps, no_history, recorded, window_cap
 
 TABLE = Path(__file__).parents[2] / "docs" / "benchmarks" / "split_pay.csv"
 WHOLE, UIDS, WINDOWS = 64, 8, 20
@@ -124,7 +124,7 @@ def caps(case: Case, norms: np.ndarray) -> list[float]:
     before = [norms[0, : case.others]] * WINDOWS if case.cap == "honest" else []
     history, found = no_history(), []
     for step, row in enumerate((*before, *norms)):
-        found.append(window_cap((row / bound).tolist(), last_caps(history, FIRST), reach=upward_reach(step)))
+        found.append(window_cap((row / bound).tolist(), last_caps(history, FIRST), first=step < HISTORY))
         history = recorded(history, found[-1])
     return [bound * one for one in found[len(before) :]]
 

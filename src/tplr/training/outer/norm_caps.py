@@ -6,9 +6,9 @@ above it, or below it. Then it is the quartile, within a factor of ``REACH``. If
 number of others can move a cap beyond both the usual cap and all honest norms. A cap never exceeds a bound that follows
 from the hparams. At a run's start most updates may be tiny or large, so a run begins as if all its last caps had been a
 share of the bound (``first_cap``). That is a guess, and honest norms may be many times as long, so in the first
-``HISTORY`` steps a cap may be ``FIRST_REACH`` times the usual one. Caps are stored in units of the bound, so its growth
-in a run's first windows changes them little. They are equal on all nodes: they are part of saved states and of
-checkpoints.
+``HISTORY`` steps a cap may rise by a factor of ``FIRST_REACH`` if all norms are as long: a single short one prevents
+it. Caps are stored in units of the bound, so its growth in a run's first windows changes them little. They are equal on
+all nodes: they are part of saved states and of checkpoints.
 
 Short updates of an honest direction help a little, so their senders have places, and may be more than three quarters.
 So norms below ``SHORT`` of the usual cap do not lower it, if at least three others, and a fifth, are longer. They do
@@ -105,19 +105,21 @@ def first_cap(outer_rate: float) -> float:
     return FIRST / max(1.0, outer_rate)
 
 
-def window_cap(norms: Sequence[float], history: Sequence[float], *, reach: float = REACH) -> float:
-    """Return a window's cap in units of the bound, representable as float32; without norms, the largest possible one.
+def window_cap(norms: Sequence[float], history: Sequence[float], *, first: bool = False) -> float:
+    """Return a window's cap in units of the bound, representable as float32; without norms, the largest usual one.
 
     Args:
         norms: of the window's updates, in units of the bound; zeros do not count.
         history: the last caps, at least one (``last_caps``).
-        reach: how many times as large as the usual cap it may be (``upward_reach``).
+        first: whether it is one of the run's first ``HISTORY`` steps, in which it may rise to the shortest norm.
     """
     usual = max(LOWEST, statistics.median_low(history))
-    lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * reach)
+    lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
     lengths = sorted(norm for norm in norms if norm > 0)
     if not lengths:
         return float(np.float32(highest))
+    if first:
+        highest = min(1.0, max(highest, min(usual * FIRST_REACH, lengths[0])))
     long = [norm for norm in lengths if norm >= SHORT * usual]
     enough = len(long) >= max(3, len(lengths) / 5)
     lower, upper = _quartile(lengths), _quartile((long if enough else lengths)[::-1])
@@ -147,11 +149,6 @@ def effective_count(norms: Sequence[float]) -> float:
 def last_caps(history: torch.Tensor, first: float) -> list[float]:
     """Return the caps in a history, oldest first; those before a run's start are ``first``."""
     return [one if one > 0 else first for one in history.tolist()]
-
-
-def upward_reach(step: int) -> float:
-    """Return by what factor a cap may be above the usual one: more while windows before a run's start count."""
-    return FIRST_REACH if step < HISTORY else REACH
 
 
 def recorded(history: torch.Tensor, cap: float) -> torch.Tensor:

@@ -23,6 +23,7 @@ from tplr.compress.topk import select
 from tplr.hparams import HParams
 from tplr.training.outer.base import OuterScheme
 from tplr.training.outer.norm_caps import (
+    HISTORY,
     effective_count,
     first_cap,
     largest_norm,
@@ -30,7 +31,6 @@ from tplr.training.outer.norm_caps import (
     no_history,
     norm_bound,
     recorded,
-    upward_reach,
     window_cap,
 )
 from tplr.training.schedule import outer_learning_rate
@@ -187,7 +187,7 @@ class SparselocoOuter(OuterScheme):
         """Return one tensor's cap in a window of updates with these norms: in units of its bound, and as a norm."""
         bound = norm_bound(self.spec.tensors[name], self._constants, step)
         history = last_caps(self._cap_history[name], first_cap(self._rate(step)))
-        cap = window_cap([one / bound for one in lengths], history, reach=upward_reach(step))
+        cap = window_cap([one / bound for one in lengths], history, first=step < HISTORY)
         return cap, cap * bound
 
 
