@@ -106,7 +106,7 @@ async def test_the_last_windows_without_faults_begin_when_all_nodes_have_caught_
 
     nodes = [SimpleNamespace(window=12), SimpleNamespace(window=None)]
     view = SimpleNamespace(furthest=9, completed=8, honest=nodes)
-    net = SimpleNamespace(nodes={}, view=view, plan=SimpleNamespace(windows=16), window=window)
+    net = SimpleNamespace(nodes={}, view=view, plan=SimpleNamespace(windows=20), window=window)
     chaos = Chaos(net, Script((), {}))
     running = asyncio.create_task(chaos._run())
     nodes[0].window = 30

@@ -197,13 +197,21 @@ def test_a_giant_alone_or_giants_only_move_no_more_than_twice_an_honest_peer():
             assert found <= 0.5 * REACH * length(USUAL, name) * (1 + 1e-5)
 
 
-@pytest.mark.parametrize(("giants", "share"), [(0, 1.0), (3, FIRST), (19, REACH * FIRST)])
-def test_giants_in_the_first_window_move_no_more_than_a_share_of_the_bound_unless_all_are(giants, share):
-    """Beside one short update: three are no more than three quarters, nineteen are."""
+def test_giants_in_the_first_window_move_no_more_than_a_share_of_the_bound():
     parameters = weights()
     scheme = SparselocoOuter(parameters, hparams("sparseloco"))
-    updates = [same_direction(uid, 1e19) for uid in range(giants or 1)]
-    updates += [same_direction(giants, 1e-9)] if giants else []
+    for name, found in moved(scheme, parameters, [sent(0, 1e19)], step=0).items():
+        assert found == pytest.approx(0.5 * REACH * FIRST * bound(name, 0), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("giants", "short", "share"), [(2, 0, REACH * FIRST), (3, 0, 1.0), (3, 1, FIRST), (19, 1, REACH * FIRST)]
+)
+def test_a_single_short_update_keeps_the_first_cap_from_rising_at_once(giants, short, share):
+    """Beside a short one three giants are three quarters of all, and nineteen are more."""
+    parameters = weights()
+    scheme = SparselocoOuter(parameters, hparams("sparseloco"))
+    updates = [same_direction(uid, 1e19 if uid < giants else 1e-9) for uid in range(giants + short)]
     for name, found in moved(scheme, parameters, updates, step=0).items():
         assert found == pytest.approx(0.5 * share * bound(name, 0), rel=1e-4)
 

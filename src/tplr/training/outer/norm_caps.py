@@ -6,9 +6,9 @@ above it, or below it. Then it is the quartile, within a factor of ``REACH``. If
 number of others can move a cap beyond both the usual cap and all honest norms. A cap never exceeds a bound that follows
 from the hparams. At a run's start most updates may be tiny or large, so a run begins as if all its last caps had been a
 share of the bound (``first_cap``). That is a guess, and honest norms may be many times as long, so in the first
-``HISTORY`` steps a cap may rise by a factor of ``FIRST_REACH`` if all norms are as long: a single short one prevents
-it. Caps are stored in units of the bound, so its growth in a run's first windows changes them little. They are equal on
-all nodes: they are part of saved states and of checkpoints.
+``HISTORY`` steps a cap may rise by a factor of ``FIRST_REACH`` if all norms, at least three, are as long: a single
+short one prevents it. Caps are stored in units of the bound, so its growth in a run's first windows changes them
+little. They are equal on all nodes: they are part of saved states and of checkpoints.
 
 Short updates of an honest direction help a little, so their senders have places, and may be more than three quarters.
 So norms below ``SHORT`` of the usual cap do not lower it, if at least three others, and a fifth, are longer. They do
@@ -106,19 +106,20 @@ def first_cap(outer_rate: float) -> float:
 
 
 def window_cap(norms: Sequence[float], history: Sequence[float], *, first: bool = False) -> float:
-    """Return a window's cap in units of the bound, representable as float32; without norms, the largest usual one.
+    """Return a window's cap in units of the bound, representable as float32; without norms, the usual times ``REACH``.
 
     Args:
         norms: of the window's updates, in units of the bound; zeros do not count.
         history: the last caps, at least one (``last_caps``).
-        first: whether it is one of the run's first ``HISTORY`` steps, in which it may rise to the shortest norm.
+        first: whether it is one of the run's first ``HISTORY`` steps, in which it may rise to the shortest of three or
+            more norms.
     """
     usual = max(LOWEST, statistics.median_low(history))
     lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
     lengths = sorted(norm for norm in norms if norm > 0)
     if not lengths:
         return float(np.float32(highest))
-    if first:
+    if first and len(lengths) >= 3:
         highest = min(1.0, max(highest, min(usual * FIRST_REACH, lengths[0])))
     long = [norm for norm in lengths if norm >= SHORT * usual]
     enough = len(long) >= max(3, len(lengths) / 5)
