@@ -74,7 +74,7 @@ CREWS = (
     "12 senders of a thousandth",
 )
 # They have places, because they help, and are paid for what they help.
-PAID_CREWS = ("5 senders of a twentieth", "12 senders of a twentieth", TENFOLD)
+PAID_CREWS = ("5 senders of a twentieth", "12 senders of a twentieth", *TENFOLD)
 SEALED = ("sealed reports", "sealed reports and weights")
 TARGETS = [
     *_of_cheats(),
@@ -83,7 +83,7 @@ TARGETS = [
     Target(IN_TURNS, 1.2, 1.2),
     *(Target(f"{crew}: gathered after probation", 0.0, 0.0) for crew in CREWS),
     *(Target(f"{crew}: loss", 1.02, 1.02) for crew in (*CREWS, *PAID_CREWS)),
-    Target(f"{TENFOLD}: over the least honest", 0.1, 0.3),
+    *(Target(f"{crew}: over the least honest", 0.1, 0.3) for crew in TENFOLD),
     Target("three equal miners, largest over smallest", 1.3, 1.6),
     Target("seven equal miners, largest over smallest", 1.3, 1.6),
     # A declared norm brings no more than the chance that separates equal miners.

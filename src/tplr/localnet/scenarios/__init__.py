@@ -43,7 +43,7 @@ SCENARIOS: dict[str, Scenario] = {
     "split 64, tenfold norm": Scenario(lambda one: split(one, 64, tenfold_parts, f"{SPLIT}, tenfold norm"), 70.0),
     "dealt": Scenario(lambda setting: split(setting, 64, dealt, "dealt over 8 uids"), 55.0),
     "wreckers": Scenario(wreckers, 38.0),
-    "giants": Scenario(giants, 45.0),
+    "giants": Scenario(giants, 65.0),
     "shrunk": Scenario(shrunk, 40.0),
     "losses": Scenario(losses, 10.0),
     "turncoats": Scenario(turncoats, 10.0),

@@ -77,7 +77,7 @@ def shrunk(setting: Setting) -> Figures:
 
 
 LATE = LAUNCH + 2  # first window of late giants
-TENFOLD = "5 miners of tenfold norm"
+TENFOLD = {"5 miners of tenfold norm": 5, "12 miners of tenfold norm": 12}
 
 
 def giants(setting: Setting) -> Figures:
@@ -89,7 +89,7 @@ def giants(setting: Setting) -> Figures:
     crews = {
         "5 norm giants of honest direction": crew(5, 1e6),
         "12 late norm giants of honest direction": crew(12, 1e6, LATE),
-        TENFOLD: [tenfold(EFFORT) for _ in range(5)],
+        **{name: [tenfold(EFFORT) for _ in range(count)] for name, count in TENFOLD.items()},
     }
     last = LATE + PROBATION + 8  # an honest miner that begins late has a place by then
     without = beside_honest(setting, (), last).held_out_loss()
