@@ -93,7 +93,7 @@ def test_keys_of_every_run_are_read_back_and_no_others() -> None:
     )
     starts = (keys.vote_key(None, 3, "1"), keys.echo_key(None, 4, 3, "1"), keys.status_key(None, 4, 3, "1"))
     shared = (keys.included_key(12, "1"), keys.state_key("aggregator", 12, 3, "1"), keys.peers_key(12, "1"))
-    whole = (keys.start_window_key("1"), keys.decision_key(None, "1"))
+    whole = (keys.start_window_key("1"), keys.decision_key(None, "1"), keys.page_key("1"), keys.page_document_key("1"))
     tests = (keys.probe_key(), f"{keys.probe_key()}-by-read-key")
     for names, expected in (
         (of_a_uid, (1, 3, 12)),
@@ -113,6 +113,7 @@ def test_keys_of_every_run_are_read_back_and_no_others() -> None:
         "checkpoint-12-3-v1/weights.bin",
         "commit-12-3",
         "peers_v1.json",
+        "page_v1.css",
         "probe-of-latency",
     ):
         assert keys.parse_run_key(name) is None

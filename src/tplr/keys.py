@@ -161,7 +161,7 @@ class RunKey(NamedTuple):
 # How the keys of all objects of runs, and of test objects, begin, and their complete forms, of every version.
 RUN_PREFIXES = (
     *("gradient-", "commit-", "debug-", "scores-", "checkpoint-", "evaluation-", "vote-", "echo-", "status-"),
-    *("aggregator-", "decision-start-v", "start_window_v", "peers_", "probe-"),
+    *("aggregator-", "decision-start-v", "start_window_v", "peers_", "page_v", "probe-"),
 )
 _RUN_KEYS = tuple(
     re.compile(form.replace("W", r"(?P<window>\d{1,15})").replace("U", r"(?P<uid>\d{1,5})-v(?P<version>\d{1,9})"))
@@ -175,6 +175,7 @@ _RUN_KEYS = tuple(
         r"aggregator-W-v(?P<version>\d{1,9})\.(?:json|safetensors)",
         r"peers_W_v(?P<version>\d{1,9})\.json",
         r"(?:decision-start-|start_window_)v(?P<version>\d{1,9})\.json",
+        r"page_v(?P<version>\d{1,9})\.(?:html|json)",
         r"probe-[0-9a-f]{16}(?:-[a-z0-9-]+)?",
     )
 )

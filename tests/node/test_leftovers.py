@@ -5,12 +5,24 @@ from guides import from_guide
 
 from tplr.cli.reported import FAILED
 from tplr.errors import StoreUnavailable
-from tplr.keys import checkpoint_prefix, commit_key, debug_key, gradient_key, peers_key, probe_key, start_window_key
+from tplr.keys import (
+    checkpoint_prefix,
+    commit_key,
+    debug_key,
+    gradient_key,
+    page_document_key,
+    page_key,
+    peers_key,
+    probe_key,
+    start_window_key,
+)
+from tplr.localnet.accounts import bucket_variables
 from tplr.localnet.network import HOTKEY
 from tplr.node import leftovers
 from tplr.node.leftovers import DAY_SECONDS, IDLE_DAYS, ObjectGroup, PresentRun
 from tplr.schemas import ObjectInfo
 from tplr.storage import S3Connections
+from tplr.storage.parts import FilePart
 from tplr.storage.probe import SPEED_BYTES, probe_speed
 from tplr.testing.s3server import Status
 
@@ -72,6 +84,44 @@ async def test_test_objects_of_a_doctor_that_was_killed(stage, command, capsys, 
         assert "--delete probes" in capsys.readouterr().out
         assert await command("clean", "--delete", "probes") == 0
         assert left.key not in {one.key for one in await store.list()}
+
+
+async def test_unfinished_uploads_that_get_no_more_parts(stage, command, capsys, caplog, monkeypatch) -> None:
+    body = stage.network.folder / "part"
+    body.write_bytes(b"12345" * 10**6)
+    async with S3Connections(stage.server.endpoint) as connections:
+        store = connections.store(stage.setup("miner-1").account.writable)
+        for key in (checkpoint_prefix(3, 5, "77") + "shard-00000-00012.safetensors", "mine/x"):
+            upload_id = await store.multipart.create(key)
+            await store.multipart.put_part(key, upload_id, FilePart(1, 0, 5 * 10**6), body)
+        assert await command(*LIST.arguments) == 0
+        assert "recent-uploads" in capsys.readouterr().out
+        for name, why in (("uploads", "no such group"), ("recent-uploads", "it is kept: written to within 3 days")):
+            assert await command("clean", "--delete", name) == FAILED
+            assert f"--delete {name}: " in caplog.text
+            assert why in caplog.text
+        assert len(await store.multipart.unfinished()) == 2
+        monkeypatch.setattr(leftovers, "IDLE_DAYS", 0)
+        assert await command(*LIST.arguments) == 0
+        assert "0.01" in capsys.readouterr().out  # GB, rounded
+        assert await command("clean", "--delete", "uploads") == 0
+        assert "uploads: 1 aborted" in capsys.readouterr().out
+        assert [upload.key for upload in await store.multipart.unfinished()] == ["mine/x"]
+
+
+async def test_pages_of_former_runs(stage, command, capsys, monkeypatch) -> None:
+    account, now = stage.setup("miner-1").account, str(stage.hparams.spec_version)
+    for name, value in bucket_variables("page", account, "read", "write").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(leftovers, "IDLE_DAYS", 0)
+    async with S3Connections(stage.server.endpoint) as connections:
+        store = connections.store(account.writable)
+        for key in (page_key("77"), page_document_key("77"), page_key(now)):
+            await store.put(key, b"12345")
+        assert await command("clean", "--bucket", "page", "--delete", f"{now}/-") == FAILED
+        assert await command("clean", "--bucket", "page", "--delete", "77/-") == 0
+        assert "77/-: 2 objects deleted" in capsys.readouterr().out
+        assert [one.key for one in await store.list()] == [page_key(now)]
 
 
 async def test_only_the_named_groups_are_deleted(stage, command, capsys, caplog, monkeypatch) -> None:

@@ -23,7 +23,7 @@ from tplr.storage import (
     upload_file,
     upload_stream,
 )
-from tplr.storage.parts import PART_RULE, FilePart, md5_hex, multipart_etag
+from tplr.storage.parts import PART_RULE, FilePart, cut, md5_hex, multipart_etag
 from tplr.storage.s3_body import FileBody
 from tplr.testing.s3server import Delay, FlipSentBit, LoseResponse, Reset, Status, op_multipart
 
@@ -212,6 +212,16 @@ async def test_stale_uploads_are_aborted_but_young_ones_are_not(r2) -> None:
     assert await abort_uploads(r2.store, "checkpoint/") == 3
     assert [upload.key for upload in await r2.store.multipart.unfinished()] == ["other"]
     assert await abort_uploads(r2.store) == 1
+
+
+async def test_an_upload_that_still_gets_parts_is_not_stale(r2, r2_place, source: Path, monkeypatch) -> None:
+    monkeypatch.setattr(r2_place, "ahead", -100.0)
+    upload_id = await r2.store.multipart.create("slow")
+    await r2.store.multipart.create("abandoned")
+    monkeypatch.setattr(r2_place, "ahead", 0.0)
+    await r2.store.multipart.put_part("slow", upload_id, cut(source.stat().st_size)[0], source)
+    assert await abort_uploads(r2.store, older_than_seconds=60) == 1
+    assert [upload.key for upload in await r2.store.multipart.unfinished()] == ["slow"]
 
 
 async def test_an_earlier_upload_of_the_same_key_leaves_nothing(r2, source: Path) -> None:

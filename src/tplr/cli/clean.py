@@ -1,4 +1,4 @@
-"""``tplr clean``: list what former runs, uids and tests left in a node's own bucket, and delete it."""
+"""``tplr clean``: list what former runs, uids, uploads and tests left in a node's own bucket, and delete it."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bucket",
-        choices=("gradients", "checkpoints", "aggregator"),
+        choices=("gradients", "checkpoints", "aggregator", "page"),
         default="gradients",
         help="of this environment, with its write key (default: %(default)s)",
     )

@@ -1,6 +1,7 @@
-"""Finds and deletes what former runs, uids and tests left in a node's own bucket: ``tplr clean``.
+"""Finds and deletes what former runs, uids, uploads and tests left in a node's own bucket: ``tplr clean``.
 
-A node itself deletes only old objects of its present uid and run (``exchange/retention.py``).
+A node itself deletes only old objects of its present uid and run (``exchange/retention.py``), and aborts
+uploads only at its start (``stale_uploads.py``).
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ from tplr.keys import RUN_PREFIXES, parse_run_key
 from tplr.planner.traffic import DOLLARS_PER_GB_MONTH
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore
+from tplr.storage.base import StoredParts, UnfinishedUpload
 from tplr.storage.many import delete_many, list_objects
+from tplr.storage.retry import with_retry
+from tplr.storage.upload import abort_each, list_stored
 
 if TYPE_CHECKING:
     from tplr.node.network_reader import NetworkReader
 
 DAY_SECONDS = 86400.0
-IDLE_DAYS = 3  # a group of objects that was written to later may be that of another running node
+IDLE_DAYS = 3  # a group of objects, or an upload, that was written to later may be that of another running node
+DEADLINE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,34 @@ class ObjectGroup:
         found = {key.window for one in self.objects if (key := parse_run_key(one.key))}
         return sorted(window for window in found if window is not None)
 
+    async def delete(self, store: ObjectStore) -> str:
+        """Delete the objects; return what was done. Raises StoreError."""
+        await delete_many(store, [one.key for one in self.objects])
+        return f"{len(self.objects)} objects deleted"
+
+
+@dataclass(frozen=True)
+class UploadGroup(ObjectGroup):
+    """Unfinished uploads of objects of all versions and uids; ``size`` is that of their parts.
+
+    Attributes:
+        idle: whether none of them got a part within ``IDLE_DAYS``.
+        uploads: one for each of ``objects``.
+    """
+
+    idle: bool
+    uploads: Sequence[UnfinishedUpload]
+
+    @property
+    def name(self) -> str:
+        return "uploads" if self.idle else "recent-uploads"
+
+    async def delete(self, store: ObjectStore) -> str:
+        multipart = store.multipart
+        assert multipart
+        await with_retry(lambda: abort_each(multipart, self.uploads), deadline_seconds=DEADLINE_SECONDS)
+        return f"{len(self.uploads)} aborted"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PresentRun:
@@ -95,7 +128,7 @@ class PresentRun:
         """Return why a group must be kept; None if it is left over."""
         if group.version in self.versions:
             if self.shared or group.uid in (None, self.uid):
-                return "of this run, whose nodes delete old objects"
+                return "of this run"
             if group.uid in self.others:
                 return f"uid {group.uid} of this run uses this bucket"
             if any(window >= self.needed_from for window in group.windows):
@@ -115,6 +148,32 @@ async def list_groups(store: ObjectStore) -> list[ObjectGroup]:
     return [ObjectGroup(version, uid, found[version, uid]) for version, uid in order]
 
 
+async def list_uploads(store: ObjectStore, *, now: float) -> list[ObjectGroup]:
+    """List the unfinished uploads of the same objects: those that are left over, and the others. Raises StoreError."""
+    if (multipart := store.multipart) is None:
+        return []
+
+    async def look() -> list[tuple[UnfinishedUpload, StoredParts]]:
+        return await list_stored(multipart, [one for one in await multipart.unfinished() if parse_run_key(one.key)])
+
+    found: dict[bool, list[tuple[UnfinishedUpload, StoredParts]]] = defaultdict(list)
+    for upload, stored in await with_retry(look, deadline_seconds=DEADLINE_SECONDS):
+        found[now - stored.last_written >= IDLE_DAYS * DAY_SECONDS].append((upload, stored))
+    return [
+        UploadGroup(
+            None,
+            None,
+            [
+                ObjectInfo(key=upload.key, size=stored.size, etag="", last_modified=stored.last_written)
+                for upload, stored in some
+            ],
+            idle,
+            [upload for upload, _ in some],
+        )
+        for idle, some in sorted(found.items())
+    ]
+
+
 async def clean(network: NetworkReader, kind: Kind, names: Sequence[str]) -> int:
     """Print the groups of objects in this environment's bucket of ``kind``; delete those with the given ``names``.
 
@@ -129,7 +188,8 @@ async def clean(network: NetworkReader, kind: Kind, names: Sequence[str]) -> int
     others = frozenset(one for one, theirs in comms.commitments.items() if theirs.name == bucket.name)
     run = PresentRun.of(network.hparams, comms.clock.window, uid=uid, others=others - {uid}, shared=kind != "gradients")
     store, now = network.connections.store(bucket), time.time()
-    groups = {group.name: group for group in await list_groups(store)}
+    listed = [*await list_groups(store), *await list_uploads(store, now=now)]
+    groups = {group.name: group for group in listed}
     uses = {name: run.use_of(group, now=now) for name, group in groups.items()}
     Console().print(_table(groups, uses, bucket.name, now=now) if groups else f"no objects of nodes in {bucket.name}")
     problems = [f"--delete {name}: the bucket has no such group" for name in names if name not in groups]
@@ -137,14 +197,14 @@ async def clean(network: NetworkReader, kind: Kind, names: Sequence[str]) -> int
     if problems:
         raise ConfigError(problems)
     for group in (groups[name] for name in dict.fromkeys(names)):
-        await delete_many(store, [one.key for one in group.objects])
-        print(f"{group.name}: {len(group.objects)} objects deleted")  # noqa: T201
+        print(f"{group.name}: {await group.delete(store)}")  # noqa: T201
     return 0
 
 
 def _table(groups: Mapping[str, ObjectGroup], uses: Mapping[str, str | None], bucket: str, *, now: float) -> Table:
     table = Table(title=f"objects of nodes in bucket {bucket}", title_justify="left")
-    for name in ("group", "windows", "objects", "GB", "$ a month", "days old"):
+    table.add_column("group", justify="right", no_wrap=True)  # it is typed after --delete
+    for name in ("windows", "objects", "GB", "$ a month", "days old"):
         table.add_column(name, justify="right")
     table.add_column("use", overflow="fold")
     for name, group in groups.items():

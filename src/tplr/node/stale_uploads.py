@@ -12,7 +12,7 @@ TIME_LIMIT_SECONDS = 60.0
 
 
 async def abort_stale_uploads(store: ObjectStore) -> None:
-    """Abort unfinished uploads older than ``AGE_SECONDS``; gives up after ``TIME_LIMIT_SECONDS``."""
+    """Abort unfinished uploads without a new part for ``AGE_SECONDS``; gives up after ``TIME_LIMIT_SECONDS``."""
     try:
         async with asyncio.timeout(TIME_LIMIT_SECONDS):
             aborted = await abort_uploads(store, older_than_seconds=AGE_SECONDS)

@@ -41,6 +41,17 @@ class UnfinishedUpload:
     begun: float
 
 
+@dataclass(frozen=True)
+class StoredParts:
+    """What an unfinished upload has stored: bytes, and the time of its last part, or of its start without a part.
+
+    ``last_written`` is in unix seconds, by the store's clock.
+    """
+
+    size: int
+    last_written: float
+
+
 class ObjectStore(Protocol):
     """One bucket with one credential.
 

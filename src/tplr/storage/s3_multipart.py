@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from tplr.errors import StoreUnavailable
-from tplr.storage.base import UnfinishedUpload, check_metadata
+from tplr.storage.base import StoredParts, UnfinishedUpload, check_metadata
 from tplr.storage.local_files import disk_errors
 from tplr.storage.parts import FilePart
 from tplr.storage.s3_body import BytesBody, FileBody
@@ -60,15 +60,28 @@ class S3Multipart:
 
     async def parts(self, key: str, upload_id: str) -> dict[int, str]:
         """Return number -> MD5 of the stored parts. Raises ObjectNotFound after completion, abortion or expiry."""
-        found: dict[int, str] = {}
+        listed = await self._list_parts(key, upload_id)
+        return {number: part.findtext("ETag", "").strip('"') for number, part in listed.items()}
+
+    async def stored(self, upload: UnfinishedUpload) -> StoredParts:
+        """Return what the upload has stored. Raises ObjectNotFound after completion, abortion or expiry."""
+        parts = (await self._list_parts(upload.key, upload.upload_id)).values()
+        with translate_errors(self._name, upload.key):
+            size = sum(int(part.findtext("Size", "")) for part in parts)
+            written = [xml_time(part.findtext("LastModified", "")) for part in parts]
+        if None in written:
+            raise StoreUnavailable("a response without a usable time", bucket=self._name, key=upload.key)
+        return StoredParts(size, max([upload.begun, *(time.timestamp() for time in written if time)]))
+
+    async def _list_parts(self, key: str, upload_id: str) -> dict[int, Element]:
+        """Return number -> entry of the stored parts."""
+        found: dict[int, Element] = {}
         for _ in range(_MAX_PAGES):
             query = {"uploadId": upload_id, "part-number-marker": str(max(found, default=0))}
             page = (await self._client.send("GET", DocumentResponse(self._name, key), query=query)).root
             with translate_errors(self._name, key):
                 entries = page.findall("Part")
-                found |= {
-                    int(part.findtext("PartNumber", "")): part.findtext("ETag", "").strip('"') for part in entries
-                }
+                found |= {int(part.findtext("PartNumber", "")): part for part in entries}
             if page.findtext("IsTruncated") != "true" or not entries:
                 break
         return found

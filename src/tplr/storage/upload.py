@@ -9,14 +9,14 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tplr.concurrency.batches import batches
 from tplr.errors import ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.schemas import ObjectInfo
-from tplr.storage.base import ObjectStore
+from tplr.storage.base import ObjectStore, StoredParts, UnfinishedUpload
 from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.parts import PART_RULE, FilePart, cut, multipart_etag
@@ -121,8 +121,8 @@ async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seco
     """Abort this bucket's unfinished uploads below ``prefix``; return their number.
 
     Args:
-        older_than_seconds: minimum age by this machine's clock: younger uploads may be running or be resumed. None:
-            abort all.
+        older_than_seconds: minimum age of the last stored part by this machine's clock: an upload that got a part since
+            then may be running or be resumed. None: abort all.
 
     Raises:
         StoreError: as ``ObjectStore.delete``.
@@ -130,12 +130,34 @@ async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seco
     multipart = store.multipart
     if multipart is None:
         return 0
-    before = float("inf") if older_than_seconds is None else time.time() - older_than_seconds
-    stale = [upload for upload in await multipart.unfinished(prefix) if upload.begun <= before]
-    for upload in stale:
-        with contextlib.suppress(ObjectNotFound):  # it may have ended meanwhile
-            await multipart.abort(upload.key, upload.upload_id)
+    stale = await multipart.unfinished(prefix)
+    if older_than_seconds is not None:
+        before = time.time() - older_than_seconds
+        old = [upload for upload in stale if upload.begun <= before]
+        stale = [upload for upload, stored in await list_stored(multipart, old) if stored.last_written <= before]
+    await abort_each(multipart, stale)
     return len(stale)
+
+
+async def abort_each(multipart: S3Multipart, uploads: Iterable[UnfinishedUpload]) -> None:
+    """Abort the uploads; no error if one has ended meanwhile. Raises StoreError."""
+    for upload in uploads:
+        with contextlib.suppress(ObjectNotFound):
+            await multipart.abort(upload.key, upload.upload_id)
+
+
+async def list_stored(
+    multipart: S3Multipart, uploads: Iterable[UnfinishedUpload]
+) -> list[tuple[UnfinishedUpload, StoredParts]]:
+    """Return the uploads that have not ended meanwhile, with what each has stored. Raises StoreError."""
+
+    async def look(upload: UnfinishedUpload) -> list[tuple[UnfinishedUpload, StoredParts]]:
+        with contextlib.suppress(ObjectNotFound):
+            return [(upload, await multipart.stored(upload))]
+        return []
+
+    found = await for_each(uploads, look, concurrency=CONCURRENCY)
+    return [one for each in found for one in each]
 
 
 @dataclass(frozen=True)
