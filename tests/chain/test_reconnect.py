@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import time
 from contextlib import aclosing
 
@@ -120,15 +121,58 @@ async def test_a_gateway_that_says_how_long_to_wait_is_left_alone_for_so_long(wo
         with pytest.raises(ChainUnavailable) as refused:
             await chain.head()
         assert refused.value.retry_after == 30.0
+        calls, dials = len(world.node.calls), world.node.dials
+        # Nor do other calls ask it, such as those of a loop that was not refused.
+        for other in (chain.head(), chain.metagraph(), chain.commit("a" * 128)):
+            with pytest.raises(ChainUnavailable) as refused:
+                await other
+            assert 20 < refused.value.retry_after <= 30
         world.node.drop_connections()
         waiting = asyncio.ensure_future(anext(blocks))
-        await until(lambda: "reconnecting in 30.0 s" in caplog.text)
-        calls = len(world.node.calls)
+        await until(lambda: re.search(r"reconnecting in (2\d|30)\.\d s", caplog.text))
         await asyncio.sleep(1.0)
-        assert len(world.node.calls) == calls
+        assert (len(world.node.calls), world.node.dials) == (calls, dials)
         waiting.cancel()
         await asyncio.wait({waiting})
     await chain.close()
+
+
+async def test_blocks_that_still_arrive_from_a_gateway_that_limits_requests_are_followed(world, impatience):
+    chain = await world.connect("me", world.node.url)
+    async with aclosing(chain.blocks()) as blocks:
+        last = await anext(blocks)
+        world.node.faults.throttle, world.node.faults.retry_after = "too many requests", 30.0
+        with pytest.raises(ChainUnavailable):
+            await chain.head()
+        calls = len(world.node.calls)
+        for _ in range(3):
+            last += 1
+            assert await asyncio.wait_for(anext(blocks), 5) == last
+        assert len(world.node.calls) == calls
+    await chain.close()
+
+
+async def test_a_gateway_that_refuses_to_be_dialled_is_not_dialled_again_before_its_time(world):
+    dials = 0
+
+    def refuse(connection, request):
+        nonlocal dials
+        dials += 1
+        answer = connection.respond(429, "too many connections")
+        answer.headers["Retry-After"] = "30"
+        return answer
+
+    async with serve(lambda _: None, "127.0.0.1", 0, process_request=refuse) as gateway:
+        limited = f"ws://127.0.0.1:{gateway.sockets[0].getsockname()[1]}"
+        chain = await world.connect("me", f"{limited},{world.node.url}")
+        assert await chain.head() > 0
+        await world.node.stop()
+        for _ in range(2):
+            with pytest.raises(ChainUnavailable) as refused:
+                await chain.head()
+            assert refused.value.retry_after == 0.0  # the other node may answer earlier
+        assert dials == 1
+        await chain.close()
 
 
 async def test_a_mute_node_costs_the_opening_no_more_than_a_head_start(world, mute_url, monkeypatch):

@@ -21,6 +21,7 @@ from tplr.chain.base import Block, Commitment, Metagraph, Neuron
 from tplr.chain.follow import follow, within
 from tplr.chain.subtensor.commitments import raw_text
 from tplr.chain.subtensor.endpoints import close, closed_if_it_fails, dial_any, endpoints_of, newest_block, origin
+from tplr.chain.subtensor.pauses import EndpointPauses
 from tplr.chain.subtensor.sdk import SDK_ERRORS, owned, translate
 from tplr.errors import ChainUnavailable, ConfigError, RateLimited, UnsupportedRuntime
 
@@ -45,6 +46,7 @@ class SubtensorChain:
         substrate: a connected ``bt.RpcSubstrate`` or other ``bt.Substrate``.
         endpoints: URLs to switch to, in this order, if the node does not answer; the first is the present one.
         archive: URLs of nodes that keep old state.
+        pauses: those that the endpoints have asked for so far.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class SubtensorChain:
         block_time: float,
         endpoints: Sequence[str] = (),
         archive: Sequence[str] = (),
+        pauses: EndpointPauses | None = None,
     ) -> None:
         self.genesis = genesis
         self.netuid = netuid
@@ -65,6 +68,7 @@ class SubtensorChain:
         self.block_time = block_time
         self._endpoints = list(endpoints)
         self._archive = list(archive)
+        self._pauses = pauses or EndpointPauses()
         self._wallet = wallet
         # The SDK caches nonces, so only one write at a time per hotkey.
         self._writing = asyncio.Lock()
@@ -101,8 +105,8 @@ class SubtensorChain:
                 f"hotkey {hotkey!r} of wallet {wallet_name!r} in {wallet_path}: {error}: check --wallet.path, "
                 "--wallet.name, --wallet.hotkey, and that the hotkey has no password"
             ) from error
-        found = endpoints_of(network, archive)
-        substrate, endpoints = await dial_any(found.nodes, found.archives, found.genesis)
+        found, pauses = endpoints_of(network, archive), EndpointPauses()
+        substrate, endpoints = await dial_any(found.nodes, found.archives, found.genesis, pauses)
         async with closed_if_it_fails(substrate):
             genesis = await within(READ_SECONDS, substrate.block_hash(0))
             block_time = await within(READ_SECONDS, substrate.block_time())
@@ -115,6 +119,7 @@ class SubtensorChain:
             block_time=block_time,
             endpoints=endpoints,
             archive=found.archives,
+            pauses=pauses,
         )
 
     async def head(self) -> int:
@@ -302,6 +307,8 @@ class SubtensorChain:
                 try:
                     await newest_block(client)
                 except SDK_ERRORS as error:
+                    if isinstance(error, bt.RpcPolicyError) and len(self._endpoints) < 2:
+                        continue  # the node is alive, and its subscription goes on
                     await self._leave(client, error)
             try:
                 return task.result()
@@ -328,7 +335,7 @@ class SubtensorChain:
             if self._client is not silent or not self._endpoints:
                 return
             others = [*self._endpoints[1:], self._endpoints[0]]
-            substrate, self._endpoints = await dial_any(others, self._archive, self.genesis)
+            substrate, self._endpoints = await dial_any(others, self._archive, self.genesis, self._pauses)
             self._use(substrate)  # type: ignore[arg-type]
             await close(silent)
 

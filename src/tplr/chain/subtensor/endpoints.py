@@ -19,6 +19,7 @@ from bittensor.settings import (
 )
 
 from tplr.chain.follow import within
+from tplr.chain.subtensor.pauses import EndpointPauses
 from tplr.chain.subtensor.sdk import SDK_ERRORS, owned, translate
 from tplr.errors import ChainError, ChainUnavailable, ConfigError, UnsupportedRuntime
 
@@ -45,18 +46,22 @@ class EndpointHead(NamedTuple):
 
 
 class Connection(bt.RpcSubstrate):
-    """A connection that leaves no socket open when a dial is cancelled: the SDK loses the one that is being opened.
+    """A connection that keeps the pauses that endpoints ask for.
 
+    It leaves no socket open when a dial is cancelled: the SDK loses the one that is being opened.
     ``close`` closes it, and a read that dials an archive closes that one when it ends without it.
     """
 
-    def __init__(self, url: str, archive: Sequence[str] = ()) -> None:
+    def __init__(self, url: str, archive: Sequence[str], pauses: EndpointPauses) -> None:
         super().__init__(url, archive_endpoints=list(archive))
+        self._pauses = pauses
         self._sockets: list[Any] = []
 
     def _interface(self, endpoint: str, fallbacks: list[str]) -> Any:
-        self._sockets.append(super()._interface(endpoint, fallbacks))
-        return self._sockets[-1]
+        opened = super()._interface(endpoint, fallbacks)
+        self._pauses.guard(opened._session)
+        self._sockets.append(opened)
+        return opened
 
     async def _archive(self) -> Any:
         try:
@@ -90,7 +95,7 @@ async def probe_endpoints(network: str, archive: Sequence[str] = ()) -> list[tup
 
 async def _probe(url: str, genesis: str | None) -> EndpointHead | str:
     try:
-        substrate = await _dial(url, (), DIAL_SECONDS, genesis)
+        substrate = await _dial(url, (), DIAL_SECONDS, genesis, EndpointPauses())
     except (ChainError, UnsupportedRuntime) as error:
         return str(error)
     try:
@@ -151,7 +156,7 @@ def _check_url(url: str, argument: str) -> None:
 
 
 async def dial_any(
-    endpoints: Sequence[str], archive: Sequence[str], genesis: str | None = None
+    endpoints: Sequence[str], archive: Sequence[str], genesis: str | None, pauses: EndpointPauses
 ) -> tuple[bt.RpcSubstrate, list[str]]:
     """Return a connection to the first node that accepts one, and the endpoints with that node first.
 
@@ -159,19 +164,20 @@ async def dial_any(
 
     Args:
         genesis: hash of block 0, 0x-hex, that the node must have; None accepts any.
+        pauses: nodes that have asked for one are not dialled, and those that ask for one now are noted.
 
     Raises:
-        ChainUnavailable: no node accepts a connection.
+        ChainUnavailable: no node accepts a connection; its ``retry_after`` is the shortest pause of all nodes.
     """
     seconds = DIAL_SECONDS if len(endpoints) > 1 else ONLY_DIAL_SECONDS
     waiting = [[*endpoints[turn:], *endpoints[:turn]] for turn in range(len(endpoints))]
     dialling: dict[asyncio.Task[bt.RpcSubstrate], list[str]] = {}
-    failed = None
+    failed: list[ChainError | UnsupportedRuntime] = []
     try:
         while waiting or dialling:
             if waiting:
                 rotated = waiting.pop(0)
-                dialling[asyncio.create_task(_dial(rotated[0], archive, seconds, genesis))] = rotated
+                dialling[asyncio.create_task(_dial(rotated[0], archive, seconds, genesis, pauses))] = rotated
             patience = HEAD_START_SECONDS if waiting else None
             ended, _ = await asyncio.wait(dialling, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in dialling if task in ended]:
@@ -180,9 +186,7 @@ async def dial_any(
                 rotated = dialling.pop(task)
                 if not isinstance(error, ChainError | UnsupportedRuntime):
                     raise error
-                # A node that does not answer now may serve the runtime that another one lacks.
-                if not isinstance(failed, ChainError):
-                    failed = error
+                failed.append(error)
                 logger.warning("%s can't be reached: %s", origin(rotated[0]), error)
     finally:
         for task in dialling:
@@ -190,16 +194,23 @@ async def dial_any(
         for late in await asyncio.gather(*dialling, return_exceptions=True):
             if isinstance(late, bt.RpcSubstrate):  # it connected at the same time
                 await close(late)
-    assert failed is not None
-    raise failed
+    # A node that does not answer now may serve the runtime that another one lacks.
+    passing = [error for error in failed if isinstance(error, ChainError)]
+    raise min(passing, key=_pause, default=failed[0])
 
 
-async def _dial(url: str, archive: Sequence[str], seconds: float, genesis: str | None) -> bt.RpcSubstrate:
+def _pause(error: ChainError) -> float:
+    return error.retry_after if isinstance(error, ChainUnavailable) else 0.0
+
+
+async def _dial(
+    url: str, archive: Sequence[str], seconds: float, genesis: str | None, pauses: EndpointPauses
+) -> bt.RpcSubstrate:
     """Return a connection to one node. Raises as ``translate``, and ChainUnavailable for another chain's node.
 
     The SDK knows no other node: it would switch to one without asking which chain and which final block that one has.
     """
-    substrate = Connection(url, archive)
+    substrate = Connection(url, archive, pauses)
     async with closed_if_it_fails(substrate):
         await within(seconds, owned(substrate.connect()))
         if genesis and (found := await within(PROBE_SECONDS, owned(substrate.block_hash(0)))) != genesis:

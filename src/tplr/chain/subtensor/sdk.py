@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import bittensor as bt
 
 from tplr.chain import rules
+from tplr.chain.subtensor.pauses import retry_seconds
 from tplr.errors import (
     ChainError,
     ChainUnavailable,
@@ -42,8 +42,6 @@ PASSING = frozenset(
 LACKING = ("not found in registry", "not found in this runtime", "this runtime does not declare")
 # Names for failed reads that the SDK raises without a name, by their text.
 NAMELESS = {"State discarded": "StateDiscarded", "no block at height": "UnknownBlock"}
-# Some gateways say the time of their next reset instead of a number of seconds.
-MAX_RETRY_SECONDS = 60.0
 BY_CODE: dict[bt.ErrorCode, type[ChainError]] = {
     bt.ErrorCode.NOT_REGISTERED: NotRegistered,
     bt.ErrorCode.RATE_LIMITED: RateLimited,
@@ -91,15 +89,8 @@ def _translate(error: Exception, *, sent: bool) -> ChainUnavailable | Unsupporte
     # The SDK raises ValueError while it composes a call, before anything is sent.
     unknown = sent and not isinstance(error, ValueError)
     name = type(error).__name__
-    return ChainUnavailable(f"{name}: {detail}", name=name, fate_unknown=unknown, retry_after=_retry_after(error))
-
-
-def _retry_after(error: Exception) -> float:
-    """Return the seconds for which a gateway asks to send nothing, 0 without a number."""
-    with suppress(TypeError, ValueError):
-        if isinstance(error, bt.RpcPolicyError):
-            return min(max(0.0, float(error.retry_after)), MAX_RETRY_SECONDS)  # type: ignore[arg-type] - None, too
-    return 0.0
+    wait = retry_seconds(error.retry_after) if isinstance(error, bt.RpcPolicyError) else 0.0
+    return ChainUnavailable(f"{name}: {detail}", name=name, fate_unknown=unknown, retry_after=wait)
 
 
 async def owned(call: Awaitable[T]) -> T:
