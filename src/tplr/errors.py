@@ -71,6 +71,16 @@ class ChainUnavailable(ChainError):
         super().__init__(message, name=name)
 
 
+class OtherChain(ChainUnavailable):
+    """An endpoint serves another chain than the ``expected`` one; both are hashes of block 0, 0x-hex."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        self.found, self.expected = found, expected
+        super().__init__(
+            f"it serves another chain, with genesis {found} instead of {expected}: remove it from the list"
+        )
+
+
 class Outdated(TplrError):
     """The run's rules changed, and this node does not know the new ones; its state is that of the change."""
 

@@ -15,8 +15,9 @@ from websockets.asyncio.server import serve  # noqa: E402
 from worlds import NodeWorld  # noqa: E402
 
 from tplr.chain import ChainManager  # noqa: E402
+from tplr.chain.connect import open_chain  # noqa: E402
 from tplr.chain.subtensor import EndpointHead, adapter, endpoints, probe_endpoints  # noqa: E402
-from tplr.errors import ChainUnavailable, ConfigError, RateLimited  # noqa: E402
+from tplr.errors import ChainUnavailable, ConfigError, OtherChain, RateLimited  # noqa: E402
 
 
 @pytest.fixture
@@ -80,7 +81,8 @@ async def test_reads_and_blocks_continue_after_an_outage_of_the_only_node(world,
 
 async def test_a_mute_node_that_is_listed_first_is_passed_over_at_opening(world, mute_url, monkeypatch):
     monkeypatch.setattr("tplr.chain.subtensor.endpoints.DIAL_SECONDS", 1.0)
-    chain = await asyncio.wait_for(world.connect("me", f"{mute_url},{world.node.url}"), 10)
+    both, known = f"{mute_url},{world.node.url}", world.admin.genesis_hash
+    chain = await asyncio.wait_for(world.connect("me", both, genesis=known), 10)
     assert await chain.head() > 0
     await chain.close()
 
@@ -178,7 +180,8 @@ async def test_a_gateway_that_refuses_to_be_dialled_is_not_dialled_again_before_
 async def test_a_mute_node_costs_the_opening_no_more_than_a_head_start(world, mute_url, monkeypatch):
     monkeypatch.setattr("tplr.chain.subtensor.endpoints.HEAD_START_SECONDS", 0.2)
     began = time.monotonic()
-    chain = await world.connect("me", f"{mute_url},{mute_url},{world.node.url}")
+    known = world.admin.genesis_hash  # else the others would be asked for theirs
+    chain = await world.connect("me", f"{mute_url},{mute_url},{world.node.url}", genesis=known)
     assert time.monotonic() - began < endpoints.DIAL_SECONDS
     assert await chain.head() > 0
     await chain.close()
@@ -266,7 +269,10 @@ async def test_a_node_of_another_chain_is_no_fallback(world, impatience, tmp_pat
     monkeypatch.setattr("tplr.chain.subtensor.endpoints.DIAL_SECONDS", 0.5)
     (tmp_path / "other").mkdir()
     async with NodeWorld(tmp_path / "other") as other:
+        port = other.node.port
+        await other.node.stop()  # else the list would be refused at once
         chain = await world.connect("me", f"{world.node.url},{other.node.url}")
+        await other.node.start(port)
         last = await other.pass_blocks(await chain.head() + 50)
         async with aclosing(chain.blocks()) as blocks:
             await anext(blocks)
@@ -305,6 +311,36 @@ async def test_the_main_network_is_known_by_its_genesis(world, tmp_path, caplog,
         with pytest.raises(ChainUnavailable):
             await world.connect("me", both)
     assert f"{other.node.url} can't be reached: it serves another chain" in caplog.text
+
+
+async def test_nodes_of_two_unknown_chains_are_refused_at_the_opening(world, tmp_path):
+    """Else the first that answers would decide, in each process anew."""
+    (tmp_path / "other").mkdir()
+    async with NodeWorld(tmp_path / "other") as other:
+        with pytest.raises(ConfigError) as refused:
+            await world.connect("me", f"{world.node.url},{other.node.url}")
+        for said in (world.admin.genesis_hash, other.admin.genesis_hash, other.node.url, "remove the wrong one"):
+            assert said in str(refused.value)
+    chain = await world.connect("me", f"{world.node.url},{other.node.url}")  # one that is down now is checked later
+    await chain.close()
+
+
+async def test_a_chain_that_is_known_is_not_exchanged_for_another(world, tmp_path):
+    (tmp_path / "other").mkdir()
+    async with NodeWorld(tmp_path / "other") as other:
+        where = {"netuid": 1, "wallet_path": tmp_path, "wallet_name": "me", "hotkey": None}
+        known = {"genesis": world.admin.genesis_hash, **where}
+        both = f"{other.node.url},{world.node.url}"
+        async with open_chain(both, **known) as chain:
+            assert chain.genesis == world.admin.genesis_hash
+        for wrong in (other.node.url, f"local:{tmp_path}/other/chain.db"):
+            with pytest.raises(OtherChain) as refused:
+                await open_chain(wrong, **known).__aenter__()
+            assert (refused.value.found, refused.value.expected) == (other.admin.genesis_hash, chain.genesis)
+        await world.node.stop()
+        with pytest.raises(ChainUnavailable) as down:  # it may return, so this is nothing to correct
+            await open_chain(both, **known).__aenter__()
+        assert not isinstance(down.value, OtherChain)
 
 
 async def test_blocks_continue_from_the_next_node_when_the_stream_falls_mute(world, impatience):

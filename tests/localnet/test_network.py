@@ -17,6 +17,7 @@ from forked import ForkedCommands
 from guides import GuideCommand, from_guide
 from misfits import Misfits
 
+from tplr.chain.ledger import Ledger
 from tplr.errors import LocalnetError
 from tplr.localnet.network import HOTKEY, NETUID
 from tplr.localnet.plan import make_plan
@@ -73,6 +74,7 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(
         )
         victim.kill()
         saved = net.plan.run_dir / "state" / f"{NETUID}-miner-1-{HOTKEY}-miner"
+        assert (saved / "genesis").read_text() == Ledger(net.network.chain).genesis_hash + "\n"
         kept = await asyncio.to_thread(shutil.copytree, saved, tmp_path / "kept")
         killed_after = net.view.nodes["miner-1"].window
         assert killed_after is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tplr.chain.base import Chain
 from tplr.chain.hotkeys import load_hotkey, new_hotkey
+from tplr.errors import OtherChain
 
 LOCAL_PREFIX = "local:"
 
@@ -20,6 +21,7 @@ async def open_chain(
     wallet_name: str,
     hotkey: str | None,
     archive: Sequence[str] = (),
+    genesis: str | None = None,
 ) -> AsyncIterator[Chain]:
     """Open a chain for one hotkey; it is closed when the block ends.
 
@@ -27,9 +29,11 @@ async def open_chain(
         network: ``local:<file>`` for a chain file, else a network's name (``finney``, ``test``) or a node's URL.
         hotkey: name of the hotkey's file in the wallet; None for read-only access without a hotkey.
         archive: URLs of nodes that keep old state. Any value opens a chain file as an archive.
+        genesis: hash of block 0 that the chain must have, 0x-hex; None accepts any.
 
     Raises:
-        ConfigError: there is no such hotkey, or the chain file holds another subnet.
+        ConfigError: there is no such hotkey, the chain file holds another subnet, or the nodes serve several chains.
+        OtherChain: all that answer serve another chain than ``genesis``.
         ChainUnavailable: the chain can't be reached.
     """
     if network.startswith(LOCAL_PREFIX):
@@ -40,11 +44,20 @@ async def open_chain(
         else:
             key = await asyncio.to_thread(load_hotkey, wallet_path, wallet_name, hotkey)
         chain = LocalChain(network.removeprefix(LOCAL_PREFIX), key, netuid=netuid, archive=bool(archive))
+        if genesis and genesis != chain.genesis:
+            await chain.close()
+            raise OtherChain(chain.genesis, genesis)
     else:
         from tplr.chain.subtensor import SubtensorChain
 
         chain = await SubtensorChain.open(
-            network, netuid=netuid, wallet_path=wallet_path, wallet_name=wallet_name, hotkey=hotkey, archive=archive
+            network,
+            netuid=netuid,
+            wallet_path=wallet_path,
+            wallet_name=wallet_name,
+            hotkey=hotkey,
+            archive=archive,
+            genesis=genesis,
         )
     try:
         yield chain

@@ -51,7 +51,7 @@ async def examine_endpoints(args: Arguments) -> list[Finding]:
     """Check each chain endpoint in ``args``: it must answer, follow the chain, and agree with this machine's clock.
 
     If another endpoint answers, a failed one is only a warning. One that serves another chain than the first that
-    answers is a problem: a node that starts while the first is down would follow the other chain.
+    answers is a problem: a first start while the first is down would take the other chain for the node's.
     """
     if args.network.startswith(LOCAL_PREFIX):
         return []

@@ -13,6 +13,7 @@ from tplr.logging import logger, name_node, setup_logging
 from tplr.node import failpoints
 from tplr.node.arguments import Arguments
 from tplr.node.checks import MISCONFIGURED, OUTDATED, Checks
+from tplr.node.known_chain import remember_chain
 from tplr.node.pulse import beat
 from tplr.node.ranks import joined_ranks, serve_rank_0, with_rank_device
 from tplr.node.software import SoftwareWatch
@@ -68,6 +69,8 @@ async def _main(args: Arguments, environment: Environment, checks: Checks, comma
                 return OK
             if node:
                 _cancel_on_signal(asyncio.current_task(), stopped)
+            if node:
+                checks.take("state", remember_chain, args.state_folder, node.context.comms.chain.genesis)
             if node and node.bucket:
                 await checks.wait("commitment", node.context.comms.try_commit(node.bucket))
             if node is None or checks.problems:

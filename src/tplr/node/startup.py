@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -19,6 +19,7 @@ from tplr.chain import Chain
 from tplr.chain.connect import LOCAL_PREFIX, open_chain
 from tplr.comms import Comms
 from tplr.config import Environment
+from tplr.errors import OtherChain
 from tplr.hparams import HParams, load_hparams
 from tplr.keys import RunVersion
 from tplr.logging import logger, take_over
@@ -26,6 +27,7 @@ from tplr.node.aggregator import Aggregator
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks, answers_due, check_device
 from tplr.node.data_loader import WindowDataLoader
+from tplr.node.known_chain import known_genesis, moved_to_other_chain
 from tplr.node.miner import Miner
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import PageDataSource, StoreDataSource, open_data_source
@@ -332,15 +334,24 @@ def _make_context(args: Arguments, comms: Comms, listeners: tuple[Listener, ...]
     return NodeContext(comms=comms, clock=comms.clock, telemetry=telemetry)
 
 
-def _open_chain(args: Arguments) -> AbstractAsyncContextManager[Chain]:
-    return open_chain(
+@contextlib.asynccontextmanager
+async def _open_chain(args: Arguments) -> AsyncIterator[Chain]:
+    """Open the chain of ``args``, which must be that of the node's state. Raises as ``open_chain``."""
+    opening = open_chain(
         args.network,
         netuid=args.netuid,
         wallet_path=args.wallet_path,
         wallet_name=args.wallet_name,
         hotkey=args.wallet_hotkey,
         archive=args.archive,
+        genesis=known_genesis(args.state_folder),
     )
+    async with AsyncExitStack() as stack:
+        try:
+            chain = await stack.enter_async_context(opening)
+        except OtherChain as error:
+            raise moved_to_other_chain(args.state_folder, error) from error
+        yield chain
 
 
 def use_resources(args: Arguments, env: Environment) -> Resources:

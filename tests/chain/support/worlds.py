@@ -210,10 +210,12 @@ class NodeWorld(World):
         archives = [(await self.second_node()).url] if archive else []
         return await self.connect(name, self.node.url, archive=archives)
 
-    async def connect(self, name: str, url: str, *, archive: list[str] | None = None) -> SubtensorChain:
+    async def connect(
+        self, name: str, url: str, *, archive: list[str] | None = None, genesis: str | None = None
+    ) -> SubtensorChain:
         self.address(name)
         where = {"wallet_path": self.folder / "wallets", "wallet_name": name, "hotkey": "default"}
-        chain = await SubtensorChain.open(url, netuid=NETUID, archive=archive or (), **where)
+        chain = await SubtensorChain.open(url, netuid=NETUID, archive=archive or (), genesis=genesis, **where)
         # The metadata and the runtime have 0.25 s, but tests need not wait that long.
         assert chain.block_time == 0.25
         chain.block_time = self.block_time

@@ -20,10 +20,18 @@ from tplr.chain import hotkeys, rules
 from tplr.chain.base import Block, Commitment, Metagraph, Neuron
 from tplr.chain.follow import follow, within
 from tplr.chain.subtensor.commitments import raw_text
-from tplr.chain.subtensor.endpoints import close, closed_if_it_fails, dial_any, endpoints_of, newest_block, origin
+from tplr.chain.subtensor.endpoints import (
+    check_same_chain,
+    close,
+    closed_if_it_fails,
+    dial_any,
+    endpoints_of,
+    newest_block,
+    origin,
+)
 from tplr.chain.subtensor.pauses import EndpointPauses
 from tplr.chain.subtensor.sdk import SDK_ERRORS, owned, translate
-from tplr.errors import ChainUnavailable, ConfigError, RateLimited, UnsupportedRuntime
+from tplr.errors import ChainUnavailable, ConfigError, OtherChain, RateLimited, UnsupportedRuntime
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -85,6 +93,7 @@ class SubtensorChain:
         wallet_name: str,
         hotkey: str | None,
         archive: Sequence[str] = (),
+        genesis: str | None = None,
     ) -> Self:
         """Connect to a network by name (``finney``, ``test``) or to nodes by URL.
 
@@ -92,9 +101,12 @@ class SubtensorChain:
             network: a name, or URLs separated by commas: the first one, then fallbacks.
             hotkey: None for read-only access without a hotkey.
             archive: URLs of nodes that keep old state; default: those of a named network.
+            genesis: hash of block 0 that the nodes must have, 0x-hex; default: that of a known network, else any.
 
         Raises:
-            ConfigError: there is no such network or hotkey, or a URL is not one of a node.
+            ConfigError: there is no such network or hotkey, a URL is not one of a node, or nodes of an unknown network
+                serve different chains.
+            OtherChain: all nodes that answer serve another chain than ``genesis``.
             ChainUnavailable: no node answers.
         """
         wallet = bt.Wallet(wallet_name, hotkey or "default", str(wallet_path))
@@ -106,9 +118,14 @@ class SubtensorChain:
                 "--wallet.name, --wallet.hotkey, and that the hotkey has no password"
             ) from error
         found, pauses = endpoints_of(network, archive), EndpointPauses()
-        substrate, endpoints = await dial_any(found.nodes, found.archives, found.genesis, pauses)
+        if genesis and found.genesis and genesis != found.genesis:
+            raise OtherChain(found.genesis, genesis)
+        known = genesis or found.genesis
+        substrate, endpoints = await dial_any(found.nodes, found.archives, known, pauses)
         async with closed_if_it_fails(substrate):
             genesis = await within(READ_SECONDS, substrate.block_hash(0))
+            if known is None:
+                await check_same_chain(endpoints, genesis, pauses)
             block_time = await within(READ_SECONDS, substrate.block_time())
         return cls(
             substrate,  # type: ignore[arg-type] - the SDK's protocol lacks a return type that its own class has

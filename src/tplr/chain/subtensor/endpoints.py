@@ -21,7 +21,7 @@ from bittensor.settings import (
 from tplr.chain.follow import within
 from tplr.chain.subtensor.pauses import EndpointPauses
 from tplr.chain.subtensor.sdk import SDK_ERRORS, owned, translate
-from tplr.errors import ChainError, ChainUnavailable, ConfigError, UnsupportedRuntime
+from tplr.errors import ChainError, ChainUnavailable, ConfigError, OtherChain, UnsupportedRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -194,19 +194,41 @@ async def dial_any(
         for late in await asyncio.gather(*dialling, return_exceptions=True):
             if isinstance(late, bt.RpcSubstrate):  # it connected at the same time
                 await close(late)
-    # A node that does not answer now may serve the runtime that another one lacks.
+    # A node that does not answer now may serve the runtime, or the chain, that another one lacks.
     passing = [error for error in failed if isinstance(error, ChainError)]
-    raise min(passing, key=_pause, default=failed[0])
+    raise min(passing, key=_waiting, default=failed[0])
 
 
-def _pause(error: ChainError) -> float:
-    return error.retry_after if isinstance(error, ChainUnavailable) else 0.0
+def _waiting(error: ChainError) -> tuple[bool, float]:
+    """Sort errors by whether and when another try may succeed."""
+    return isinstance(error, OtherChain), error.retry_after if isinstance(error, ChainUnavailable) else 0.0
+
+
+async def check_same_chain(endpoints: Sequence[str], genesis: str, pauses: EndpointPauses) -> None:
+    """Raise ConfigError if one of the endpoints after the first, which has ``genesis``, serves another chain.
+
+    An endpoint that does not answer within ``PROBE_SECONDS`` is checked when it is dialled.
+    """
+
+    async def ask(url: str) -> str:
+        try:
+            await close(await _dial(url, (), PROBE_SECONDS, genesis, pauses))
+        except OtherChain as error:
+            return f"--subtensor.network: {origin(endpoints[0])} serves the chain with genesis {genesis}, " + (
+                f"{origin(url)} that with {error.found}: remove the wrong one"
+            )
+        except (ChainError, UnsupportedRuntime) as error:
+            logger.warning("%s can't be reached: %s", origin(url), error)
+        return ""
+
+    if problems := [said for said in await asyncio.gather(*map(ask, endpoints[1:])) if said]:
+        raise ConfigError(problems)
 
 
 async def _dial(
     url: str, archive: Sequence[str], seconds: float, genesis: str | None, pauses: EndpointPauses
 ) -> bt.RpcSubstrate:
-    """Return a connection to one node. Raises as ``translate``, and ChainUnavailable for another chain's node.
+    """Return a connection to one node. Raises as ``translate``, and OtherChain for another chain's node.
 
     The SDK knows no other node: it would switch to one without asking which chain and which final block that one has.
     """
@@ -214,7 +236,7 @@ async def _dial(
     async with closed_if_it_fails(substrate):
         await within(seconds, owned(substrate.connect()))
         if genesis and (found := await within(PROBE_SECONDS, owned(substrate.block_hash(0)))) != genesis:
-            raise ChainUnavailable(f"it serves another chain, with genesis {found}: remove it from the list")
+            raise OtherChain(found, genesis)
     return substrate
 
 
