@@ -142,7 +142,30 @@ async def test_whatever_a_validator_publishes_the_node_goes_on() -> None:
     assert await watch(Directory(hostile), range(30)) == []
 
 
-@pytest.mark.parametrize("version", ["1.0rc1", "1.0.dev3", "1.0+cpu"])
-def test_a_version_with_a_suffix_is_published_as_its_release(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "published"),
+    [
+        ("1.0rc1", "1.0rc1"),
+        ("1.0.dev3", "1.0.dev3"),
+        ("1.0b2.dev20261130", "1.0b2.dev20261130"),
+        ("1.0+cpu", "1.0"),
+        ("1.0.post1.dev2", "1.0"),
+    ],
+)
+def test_a_version_is_published_without_local_and_post_release(
+    monkeypatch: pytest.MonkeyPatch, version: str, published: str
+) -> None:
     monkeypatch.setattr("tplr.node.software.package_version", lambda _: version)
-    assert own_software(9, OLD).package == "1.0"
+    assert own_software(9, OLD).package == published
+
+
+async def test_a_release_is_newer_than_its_pre_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def told(own: str, other: str) -> bool:
+        monkeypatch.setattr("tplr.node.software.package_version", lambda _: own)
+        documents: dict[int, Software | Exception] = {uid: software(uid, package=other) for uid in STAKES}
+        return bool(await watch(Directory(documents), range(2)))
+
+    ascending = ["0.9.9", "1.0.dev3", "1.0a1.dev2", "1.0a1", "1.0a10", "1.0b1", "1.0rc1", "1.0", "1.0.1rc1", "1.0.1"]
+    for place, own in enumerate(ascending):
+        assert [await told(own, other) for other in ascending] == [place < at for at in range(len(ascending))]
+    assert not await told("1.0", "1.0.0")

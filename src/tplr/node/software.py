@@ -15,16 +15,20 @@ from tplr.schemas import Software
 # An upgrade is announced many windows ahead, so validators' documents are read only every so many windows; as long as
 # none is found, they are read in every window.
 READ_EVERY_WINDOWS = 5
+# As in a ``Software`` document; the stages of a release, ascending.
+_VERSION = re.compile(r"([0-9]+(?:\.[0-9]+)*)(?:(a|b|rc)([0-9]{1,9}))?(?:\.dev([0-9]{1,9}))?")
+_STAGES = ("dev", "a", "b", "rc", "release")
 
 
 def own_software(uid: int, version: RunVersion) -> Software:
     """Return this node's software document, with the newest rules of its hparams.
 
-    Its package version is the release without a suffix: 1.0 of 1.0rc1.
+    Its package version has no local part and no post-release: 1.0 of 1.0.post1+cpu.
     """
     since, newest = version.changes[-1] if version.changes else (0, str(version))
-    release = re.split(r"[^0-9.]|\.[^0-9]", package_version("tplr"), maxsplit=1)[0]
-    return Software(uid=uid, package=release, spec_version=int(newest), since=since)
+    published = _VERSION.match(package_version("tplr"))
+    assert published
+    return Software(uid=uid, package=published[0], spec_version=int(newest), since=since)
 
 
 class SoftwareWatch:
@@ -132,7 +136,7 @@ def newer_software(
     others = list(others)
 
     def by_rules(one: Software) -> tuple[Any, ...]:
-        return one.spec_version, -one.since, _parts(one)
+        return one.spec_version, -one.since, _order(one)
 
     rules = _most([one for one in others if one.spec_version > own.spec_version], stakes, by_rules)
     if rules is not None:
@@ -142,7 +146,7 @@ def newer_software(
             "restart"
         )
         return text, rules
-    package = _most([one for one in others if _parts(one) > _parts(own)], stakes, _parts)
+    package = _most([one for one in others if _order(one) > _order(own)], stakes, _order)
     if package is not None:
         return f"the network runs package {package.package}, this node {own.package}: upgrade it", package
     return None
@@ -163,5 +167,11 @@ def _most(
     return None
 
 
-def _parts(software: Software) -> tuple[int, ...]:
-    return tuple(map(int, software.package.split(".")))
+def _order(software: Software) -> tuple[Any, ...]:
+    """Return a key that sorts package versions: dev versions, then pre-releases, then the release."""
+    match = _VERSION.fullmatch(software.package)
+    assert match
+    release, stage, number, dev = match.groups()
+    parts = [*map(int, release.split(".")), 0, 0, 0][:4]  # 1.0 is 1.0.0
+    stage = stage or ("dev" if dev else "release")
+    return parts, _STAGES.index(stage), int(number or 0), float(dev or "inf")

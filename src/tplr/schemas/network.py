@@ -36,7 +36,7 @@ class Software(Document):
     """``software-{uid}.json``: a node's software versions, written at its start.
 
     Attributes:
-        package: version of this package.
+        package: version of this package, with its pre-release, if it is one: 1.0.1, 1.0rc1, 1.0.dev3.
         spec_version: newest version of the run's rules that the node knows.
         since: first window under these rules; 0 if the run began with them.
     """
@@ -45,7 +45,7 @@ class Software(Document):
     max_bytes: ClassVar[int] = 2**10
 
     uid: Uid
-    package: Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6}){1,3}$")]
+    package: Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6}){1,3}((a|b|rc)[0-9]{1,9})?(\.dev[0-9]{1,9})?$")]
     spec_version: Annotated[int, Field(ge=0, lt=2**31)]
     since: Window
 
