@@ -119,6 +119,7 @@ def test_inner_products_of_several_ranks_are_those_of_one_but_for_rounding(schem
 def test_an_alignment_ends_with_the_node_after_its_gradient(written, tmp_path):
     ended = run_ranks(2, tmp_path, "align_ended", hparams=written("sparseloco"), folder=str(tmp_path))
     assert "about to end" in ended_well(ended, 2)["error"]
+    assert [one["tensors"] for one in ended.results] == [0, 0]  # no rank works on for a result that is dropped
 
 
 def test_all_ranks_refuse_a_state_of_which_one_can_not_read_its_part(written, tmp_path):

@@ -28,7 +28,7 @@ from tplr.training.local import Stop, never
 from tplr.training.loss import Precision, batch_losses
 from tplr.training.outer.base import OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
-from tplr.training.rank_batches import all_losses, check_finite, check_stopped, own_batches
+from tplr.training.rank_batches import all_losses, check_finite, own_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -124,7 +124,7 @@ def align(
         applied: uids of the updates that set the scale; all updates set it if none of these was applied.
         together: number of updates that were aligned together, if some of them are missing now: in a large model it
             determines the number of sampled chunks.
-        stop: called before each tensor; if True on any rank, there is no result.
+        stop: called before each group of tensors; if True on any rank, all ranks end.
 
     Raises:
         TrainingError: the gradient is not finite, or ended by ``stop``.
@@ -132,10 +132,7 @@ def align(
     updates = sorted(updates, key=lambda update: update.uid)
     sample = sample_chunks(outer.spec, seed, sample_size(together or len(updates)))
     sums = _Sums.zeros(len(updates))
-    stopped = False
-    for tensor, whole in outer.whole(gradient):
-        if stopped := stopped or stop():
-            continue  # every rank must iterate to the end
+    for tensor, whole in outer.whole(gradient, stop):
         chunks = sample[tensor.name]
         # A CPU's float32 sum of squares is a fifth too small for half a billion entries.
         sums.gradient += float(torch.linalg.vector_norm(whole, dtype=torch.float64)) ** 2
@@ -148,7 +145,6 @@ def align(
         part = tensor.grid.chunks / len(chunks)
         sums.products += part * factors * products
         sums.gram += part * factors[:, None] * factors * gram
-    check_stopped(stopped, parallel)
     found = _normalised([update.uid for update in updates], sums.over_ranks(parallel), applied)
     return found._replace(largest_norm=outer.largest_norm(step))
 

@@ -21,6 +21,7 @@ from tplr.compress.payload import Update, parse
 from tplr.errors import StateError, TrainingError
 from tplr.hparams import HParams, load_hparams
 from tplr.node.train_state import TrainState
+from tplr.training import alignment
 from tplr.training.commands import Commands, command
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.model import build_model
@@ -160,19 +161,26 @@ def aligned(hparams: str, folder: str) -> dict[str, Any]:
 
 
 def align_ended(hparams: str, folder: str) -> dict[str, Any]:
-    """The node is about to end while an alignment computes its gradient."""
-    constants = load_hparams(hparams)
+    """The node is about to end while an alignment computes its gradient. Each rank counts its aligned tensors."""
+    constants, real, tensors = load_hparams(hparams), alignment._of_tensor, 0
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        nonlocal tensors
+        tensors += 1
+        return real(*args, **kwargs)
+
+    alignment._of_tensor = count
     with joined(constants, Path(folder)) as state:
         if state is None:
-            return {}
+            return {"tensors": tensors}
         state.model.get_input_embeddings().register_forward_pre_hook(lambda *_: setattr(state, "ending", True))
         before, updates = state.digest(), updates_of(state, constants, 0)
         try:
             state.align(updates, batches_of(constants, 77, 1), 3)
         except TrainingError as error:
             assert state.digest() == before  # the ranks still execute commands together
-            return {"error": str(error)}
-        return {"error": ""}
+            return {"error": str(error), "tensors": tensors}
+        return {"error": "", "tensors": tensors}
 
 
 def _life(state: Watched, hparams: HParams, windows: int) -> dict[str, Any]:

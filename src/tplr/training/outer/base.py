@@ -14,6 +14,7 @@ from tplr.compress.tensor_groups import TensorGroup
 from tplr.errors import EmptyUpdate, StateError, TrainingError
 from tplr.hparams import HParams
 from tplr.training.device import DEFAULTS, DeviceSettings
+from tplr.training.local import Stop
 from tplr.training.outer.error_feedback import ErrorFeedback
 from tplr.training.outer.norm_caps import HISTORY
 from tplr.training.outer.owners import TensorOwners
@@ -195,9 +196,11 @@ class OuterScheme(ABC):
             own: this miner's last update, if it is not applied yet.
         """
 
-    def whole(self, shards: Mapping[str, torch.Tensor]) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
-        """Yield each tensor that this rank owns, whole. A collective: every rank must iterate to the end."""
-        for group, tensors in self._owners.whole(shards):
+    def whole(
+        self, shards: Mapping[str, torch.Tensor], stop: Stop | None = None
+    ) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
+        """Yield each tensor that this rank owns, whole; collective, ``stop`` and errors as ``TensorOwners.whole``."""
+        for group, tensors in self._owners.whole(shards, stop=stop):
             yield from ((tensor, tensors[tensor.name]) for tensor in group.tensors)
 
     @abstractmethod

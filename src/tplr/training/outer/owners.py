@@ -7,7 +7,9 @@ import torch
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.tensor_groups import TensorGroup, tensor_groups
+from tplr.training.local import Stop
 from tplr.training.parallel import ParallelContext
+from tplr.training.rank_batches import check_stopped
 
 
 class TensorOwners:
@@ -35,7 +37,7 @@ class TensorOwners:
         return tensor_groups(self._spec, self._device, self.of_rank[rank])
 
     def whole(
-        self, shards: Mapping[str, torch.Tensor], *, write_back: bool = False
+        self, shards: Mapping[str, torch.Tensor], *, write_back: bool = False, stop: Stop | None = None
     ) -> Iterator[tuple[TensorGroup, dict[str, torch.Tensor]]]:
         """Yield each group of this rank with its whole tensors; all ranks process their groups at the same time.
 
@@ -44,9 +46,15 @@ class TensorOwners:
         Args:
             shards: of all tensors, by name.
             write_back: the caller changes the whole tensors in place, and the changes are written to the shards.
+            stop: called before the groups are gathered; if True on any rank, all ranks end.
+
+        Raises:
+            TrainingError: ended by ``stop``.
         """
         rank = self._parallel.rank
         for groups in itertools.zip_longest(*map(self.groups, range(self._parallel.size))):
+            if stop is not None:
+                check_stopped(stop(), self._parallel)
             names = [[one.name for one in group.tensors] if group else [] for group in groups]
             rounds = [
                 [None if name is None else shards[name] for name in of_ranks]
