@@ -69,7 +69,6 @@ async def _main(args: Arguments, environment: Environment, checks: Checks, comma
                 return OK
             if node:
                 _cancel_on_signal(asyncio.current_task(), stopped)
-            if node:
                 checks.take("state", remember_chain, args.state_folder, node.context.comms.chain.genesis)
             if node and node.bucket:
                 await checks.wait("commitment", node.context.comms.try_commit(node.bucket))
