@@ -73,7 +73,7 @@ CREWS = (
     "5 senders of a thousandth",
     "12 senders of a thousandth",
 )
-# They have places, because they help, and are paid for what they help.
+# They have places and pay, because the predicted gain of each is positive.
 PAID_CREWS = ("5 senders of a twentieth", "12 senders of a twentieth", *TENFOLD)
 SEALED = ("sealed reports", "sealed reports and weights")
 TARGETS = [

@@ -123,7 +123,8 @@ class SubtensorChain:
         known = genesis or found.genesis
         substrate, endpoints = await dial_any(found.nodes, found.archives, known, pauses)
         async with closed_if_it_fails(substrate):
-            genesis = await within(READ_SECONDS, substrate.block_hash(0))
+            # Dialling has compared a known genesis with the node's.
+            genesis = known or await within(READ_SECONDS, substrate.block_hash(0))
             if known is None:
                 await check_same_chain(endpoints, genesis, pauses)
             block_time = await within(READ_SECONDS, substrate.block_time())
