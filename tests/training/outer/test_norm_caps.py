@@ -22,7 +22,7 @@ from tplr.training.outer.norm_caps import (
     FIRST_REACH,
     HISTORY,
     LOWEST,
-    REACH,
+    RISE,
     effective_count,
     largest_norm,
     last_caps,
@@ -168,7 +168,7 @@ def test_whatever_is_sent_every_step_of_sparseloco_is_bounded(windows, momentum,
         for name, found in moved(scheme, parameters, updates, step).items():
             limit = bound(name, step)
             if not momentum:  # momentum carries the last windows' steps
-                limit *= min(1.0, (FIRST_REACH if step < HISTORY else REACH) * statistics.median_low(histories[name]))
+                limit *= min(1.0, (FIRST_REACH if step < HISTORY else RISE) * statistics.median_low(histories[name]))
             assert found <= 0.5 * limit / (1 - momentum) * (1 + 1e-5)
 
 
@@ -189,23 +189,23 @@ def after_honest_windows(count: int) -> tuple[dict[str, torch.Tensor], Sparseloc
     return parameters, scheme
 
 
-def test_a_giant_alone_or_giants_only_move_no_more_than_twice_an_honest_peer():
+def test_a_giant_alone_or_giants_only_move_hardly_more_than_an_honest_peer():
     for giants, honest in ((1, 0), (11, 9), (20, 0)):
         parameters, scheme = after_honest_windows(HISTORY)
         updates = [sent(uid, 1e19 if uid < giants else USUAL) for uid in range(giants + honest)]
         for name, found in moved(scheme, parameters, updates, step=HISTORY).items():
-            assert found <= 0.5 * REACH * length(USUAL, name) * (1 + 1e-5)
+            assert found <= 0.5 * RISE * length(USUAL, name) * (1 + 1e-5)
 
 
 def test_giants_in_the_first_window_move_no_more_than_a_share_of_the_bound():
     parameters = weights()
     scheme = SparselocoOuter(parameters, hparams("sparseloco"))
     for name, found in moved(scheme, parameters, [sent(0, 1e19)], step=0).items():
-        assert found == pytest.approx(0.5 * REACH * FIRST * bound(name, 0), rel=1e-5)
+        assert found == pytest.approx(0.5 * RISE * FIRST * bound(name, 0), rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("giants", "short", "share"), [(2, 0, REACH * FIRST), (3, 0, 1.0), (3, 1, FIRST), (19, 1, REACH * FIRST)]
+    ("giants", "short", "share"), [(2, 0, RISE * FIRST), (3, 0, 1.0), (3, 1, FIRST), (19, 1, RISE * FIRST)]
 )
 def test_a_single_short_update_keeps_the_first_cap_from_rising_at_once(giants, short, share):
     """Beside a short one three giants are three quarters of all, and nineteen are more."""
@@ -365,7 +365,8 @@ def test_the_step_is_no_longer_than_the_longest_update_and_no_shorter_than_the_m
 
 
 @pytest.mark.long
-def test_many_tiny_updates_do_not_lower_the_caps_and_tiny_ones_alone_are_forgotten_within_the_history():
+def test_many_tiny_updates_do_not_lower_the_caps_and_tiny_ones_alone_are_forgotten():
+    """A usual cap changes in every fifth window, so 19 rises by a quarter from the lowest one take 95."""
     parameters, scheme = after_honest_windows(HISTORY)
     usual = last_caps(scheme._cap_history["matrix"], FIRST)[-1]
     for step in range(HISTORY, 2 * HISTORY):
@@ -376,7 +377,7 @@ def test_many_tiny_updates_do_not_lower_the_caps_and_tiny_ones_alone_are_forgott
     assert float(scheme._cap_history["matrix"][-1]) == LOWEST
     found = [
         moved(scheme, parameters, [sent(uid, USUAL, seed=step) for uid in range(20)], step=step)["matrix"]
-        for step in range(8 * HISTORY, 16 * HISTORY)
+        for step in range(8 * HISTORY, 8 * HISTORY + 96)
     ]
     assert last_caps(scheme._cap_history["matrix"], FIRST)[-1] == usual
     assert found[-1] > found[0]
@@ -394,12 +395,12 @@ def test_caps_follow_the_quartiles_within_reach_of_the_history():
     assert window_cap([0.1, 0.3, 0.3, 0.4], [0.25]) == 0.25  # three of four are above it, and one is not
     assert window_cap([0.3, 0.31, 0.35, 0.4], [0.25]) == np.float32(0.3)
     assert window_cap([0.2, 0.2, 0.2, 0.2, 0.3], [0.25]) == np.float32(0.2)
-    assert window_cap([0.9], [0.125, 0.25, 0.375]) == 0.5
-    assert window_cap([9.0], [0.5, 0.75, 0.875]) == 1.0
+    assert window_cap([0.9], [0.125, 0.25, 0.375]) == 0.3125
+    assert window_cap([9.0], [0.5, 0.875, 0.875]) == 1.0
     assert window_cap([1e-9], [0.125, 0.25, 0.375]) == 0.125
-    assert window_cap([0.0], [0.25]) == 0.5
-    assert window_cap([], [0.25]) == 0.5
-    assert window_cap([], [0.1]) == np.float32(0.2)
+    assert window_cap([0.0], [0.25]) == 0.3125
+    assert window_cap([], [0.25]) == 0.3125
+    assert window_cap([], [0.1]) == np.float32(0.125)
 
 
 def test_a_first_cap_rises_at_once_to_norms_that_are_up_to_eight_times_as_long():
@@ -413,7 +414,7 @@ def test_a_first_cap_rises_at_once_to_norms_that_are_up_to_eight_times_as_long()
         )
     longer = [same_direction(uid, 15 * USUAL) for uid in range(4)]
     assert moved(scheme, parameters, longer, step=HISTORY) == pytest.approx(
-        {name: 0.5 * length(10 * USUAL, name) for name in SHAPES}, rel=1e-5
+        {name: 0.5 * length(5 * RISE * USUAL, name) for name in SHAPES}, rel=1e-5
     )
     assert FIRST * FIRST_REACH == 1.0
 
@@ -500,7 +501,7 @@ def test_a_trial_step_is_a_part_of_the_step_as_applied():
     before = {name: one.clone() for name, one in parameters.items()}
     scheme.trial_step(giant, step=HISTORY + 1)
     for name, one in parameters.items():
-        limit = REACH * length(USUAL, name)
+        limit = RISE * length(USUAL, name)
         assert float((one - before[name]).norm()) == pytest.approx(0.5 * 0.2 * limit, rel=1e-4)
 
 

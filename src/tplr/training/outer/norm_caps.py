@@ -2,8 +2,9 @@
 
 A window's median alone would be controlled by its senders: a single peer, or half of them, could choose any norm. So a
 window's cap is the usual one, the median of the last caps, unless more than three quarters of the window's norms are
-above it, or below it. Then it is the quartile, within a factor of ``REACH``. If a quarter of the updates are honest, no
-number of others can move a cap beyond both the usual cap and all honest norms. A cap never exceeds a bound that follows
+above it, or below it. Then it is the quartile, but at most ``RISE`` times the usual cap and at least the usual cap over
+``FALL``. If a quarter of the updates are honest, no number of others can move a cap beyond both the usual cap and all
+honest norms. A cap never exceeds a bound that follows
 from the hparams. At a run's start most updates may be tiny or large, so a run begins as if all its last caps had been a
 share of the bound (``first_cap``). That is a guess, and honest norms may be many times as long, so in the first
 ``HISTORY`` steps a cap may rise by a factor of ``FIRST_REACH`` if all norms, at least three, are as long: a single
@@ -30,7 +31,9 @@ from tplr.training.inner_optimizers import is_hidden_matrix
 from tplr.training.schedule import learning_rate
 
 HISTORY = 8  # windows whose caps count
-REACH = 2.0
+# A cap is at most so many times the usual one, and at least the usual one over so many. Honest norms fall with the
+# learning rate, and hardly rise after a run's first windows; what raises a cap later is mostly multiplied updates.
+RISE, FALL = 1.25, 2.0
 # Usual cap at a run's start with an outer rate of 1, as a share of the bound. In a small model's first windows honest
 # norms are 0.13 to 0.2 of it in hidden matrices, 0.4 in the embedding and 0.5 to 0.8 in the head; with a sixth of the
 # inner steps 0.01 to 0.1.
@@ -106,7 +109,7 @@ def first_cap(outer_rate: float) -> float:
 
 
 def window_cap(norms: Sequence[float], history: Sequence[float], *, first: bool = False) -> float:
-    """Return a window's cap in units of the bound, representable as float32; without norms, the usual times ``REACH``.
+    """Return a window's cap in units of the bound, representable as float32; without norms, the usual times ``RISE``.
 
     Args:
         norms: of the window's updates, in units of the bound; zeros do not count.
@@ -115,7 +118,7 @@ def window_cap(norms: Sequence[float], history: Sequence[float], *, first: bool 
             more norms.
     """
     usual = max(LOWEST, statistics.median_low(history))
-    lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
+    lowest, highest = max(LOWEST, usual / FALL), min(1.0, usual * RISE)
     lengths = sorted(norm for norm in norms if norm > 0)
     if not lengths:
         return float(np.float32(highest))
