@@ -65,6 +65,8 @@ TRIALS: dict[str, list[dict[str, float]]] = {
 Points = tuple[tuple[int, float], ...]  # outer steps and the outer rates there, after the first rate
 # With expected weights, as the default.
 EXPECTED = {"lr": 1.6e-2, "outer": 2.0, "decay": 0.95, "momentum": 0.9, "expected": 0.1}
+# The outer rate and the decay of ``hparams.json``, for long runs.
+LONG = {"outer": 1.4, "decay": 0.98}
 TRIALS[GROUPED] = [
     *TRIALS["muon-sparseloco"],
     *(EXPECTED | {"outer": outer, "expected": share} for outer, share in ((1.4, 0.25), (2.0, 0.25), (2.8, 0.25))),
@@ -119,7 +121,7 @@ GRIDS["long-16"] = replace(
     batch=4,
     inner_steps=5,
     rounds=500,
-    rates={GROUPED: [EXPECTED | {"outer": outer} for outer in (1.0, 2.0, 4.0)]},
+    rates={GROUPED: [*(EXPECTED | {"outer": outer} for outer in (1.0, 2.0, 4.0)), EXPECTED | LONG]},
 )
 # The same with 4 peers; the baselines have trials of their own.
 GRIDS["long-4"] = replace(
@@ -132,7 +134,9 @@ GRIDS["long-4"] = replace(
         "adamw": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3)],
         "diloco": [{"lr": lr, "outer": outer} for lr, outer in ((4e-3, 0.2), (4e-3, 0.4), (4e-3, 0.7), (2e-3, 0.4))],
         "muon-averaging": [{"lr": lr, "outer": 1.0} for lr in (8e-3, 1.6e-2)],
-        GROUPED: [EXPECTED | change for change in ({"outer": 2.0}, {"outer": 1.0}, {"lr": 8e-3})],
+        GROUPED: [EXPECTED | change for change in ({"outer": 2.0}, {"outer": 1.0}, {"lr": 8e-3})]
+        + [EXPECTED | {"outer": outer, "decay": 0.98} for outer in (1.0, 1.4, 2.0)]
+        + [EXPECTED | {"decay": 0.99}, EXPECTED | {"decay": 0.98, "points": ((200, 1.4),)}],
     },
 )
 
@@ -142,7 +146,7 @@ def default_with(name: str, **rates: float | Points) -> Grid:
     return replace(GRIDS[name], tuned="", sparse=(), muon_sparse=(), rates={GROUPED: [EXPECTED | rates]})
 
 
-# The default with one outer rate for every number of peers, as ``hparams.json`` has one.
+# The default with one outer rate for every number of peers, as hparams files have one.
 GRIDS |= {
     f"outer-{rate}-{name}": default_with(of, outer=float(rate))
     for name, of in {"4": "reduced", "8": "reduced-8", "16": "reduced-16", "long-16": "long-16"}.items()
@@ -182,7 +186,7 @@ GRIDS["larger"] = replace(
         ],
     },
 )
-# The default as ``hparams.json`` has it, with the larger model's own learning rate.
+# The default with the rates of the localnet, and the larger model's own learning rate.
 GRIDS["outer-2-larger"] = default_with("larger", lr=6e-3)
 # The default with an outer rate that rises until a short run's end; and one that rises as early in a long run.
 RISING = {"outer": 1.0, "points": ((64, 4.0),)}
@@ -199,7 +203,7 @@ GRIDS |= {
     "tuned-16": default_with("reduced-16", outer=4.0),
     "tuned-larger": default_with("larger", lr=6e-3, outer=2.8),
 }
-# Other inner rates for the outer rate of ``hparams.json``.
+# Other inner rates for the outer rate of the localnet.
 GRIDS["inner-8"] = replace(
     GRIDS["outer-2-8"], rates={GROUPED: [EXPECTED | {"lr": lr} for lr in (1.2e-2, 1.6e-2, 2.4e-2)]}
 )

@@ -31,8 +31,8 @@ def compress(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
-# The grid in which the default has the constants of ``hparams.json``.
-SHIPPED, AS_SHIPPED = "outer-2-4", "as hparams.json"
+# The grid in which the default has the outer rate and the decay of the localnet.
+DEFAULT_GRID, DEFAULT = "outer-2-4", "the default"
 
 
 def convergence(rows: Rows, path: Path) -> None:
@@ -42,9 +42,9 @@ def convergence(rows: Rows, path: Path) -> None:
     found: dict[tuple[str, str, str], dict[str, Mapping[str, str]]] = {}
     for row in best_finals(rows, grid):
         found.setdefault((row["method"], row["k"], row["bits"]), {})[row["seed"]] = row
-    shipped = {row["seed"]: row for row in rows if row["grid"] == SHIPPED} if grid == "reduced" else {}
-    if shipped:
-        found[AS_SHIPPED, "0", "0"] = shipped
+    default = {row["seed"]: row for row in rows if row["grid"] == DEFAULT_GRID} if grid == "reduced" else {}
+    if default:
+        found[DEFAULT, "0", "0"] = default
     for number, ((method, k, bits), by_seed) in enumerate(found.items()):
         losses = [float(row["loss"]) for row in by_seed.values()]
         sent = int(next(iter(by_seed.values()))["bytes_per_peer"]) / 1e6
@@ -68,8 +68,8 @@ def convergence_curves(rows: Rows, path: Path) -> None:
     for row in rows:
         if row["grid"] == "reduced":
             lines.setdefault((row["method"], row["k"], row["bits"]), []).append(row)
-        if row["grid"] == SHIPPED:
-            lines.setdefault((AS_SHIPPED, "0", "0"), []).append(row)
+        if row["grid"] == DEFAULT_GRID:
+            lines.setdefault((DEFAULT, "0", "0"), []).append(row)
     for number, ((method, k, bits), points) in enumerate(lines.items()):
         losses, style = column(points, "loss"), f"-{'os^'[number // 10]}"
         for axes, name in ((by_tokens, "tokens"), (by_bytes, "bytes_per_peer")):
