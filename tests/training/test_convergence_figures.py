@@ -96,6 +96,20 @@ def test_the_results_have_what_the_default_closes(script: Any) -> None:
     assert f"closes {closed(found, larger['diloco'], larger['adamw'])}, at 1/162 of the bytes" in results
 
 
+def test_long_runs_have_what_the_default_closes(script: Any) -> None:
+    found = script.summarize(script.read_rows(script.RESULTS), "long-4")
+    default = next(one for one in found.values() if one.label.startswith("muon-grouped"))
+    told = closed_by_seed(default, found["diloco"], found["adamw"])
+    for one in (default, found["diloco"], found["adamw"]):
+        seeds = ", ".join(f"{one.losses[seed]:.3f}" for seed in sorted(one.losses))
+        assert f"| {seeds} | {loss(one)} |" in section("Long runs"), one.label
+    assert f"| {told} |" in section("Long runs")
+    share, by_seed = told.removesuffix(")").split(" % (")
+    assert f"it closes {share} %** with the decay and outer rate of `hparams.json` ({by_seed} % by seed)" in " ".join(
+        section("Results").split()
+    )
+
+
 @pytest.mark.parametrize(
     ("method", "label", "told_as"),
     [
