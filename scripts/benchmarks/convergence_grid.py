@@ -65,8 +65,6 @@ TRIALS: dict[str, list[dict[str, float]]] = {
 Points = tuple[tuple[int, float], ...]  # outer steps and the outer rates there, after the first rate
 # With expected weights, as the default.
 EXPECTED = {"lr": 1.6e-2, "outer": 2.0, "decay": 0.95, "momentum": 0.9, "expected": 0.1}
-# The outer rate and the decay of ``hparams.json``, for long runs.
-LONG = {"outer": 1.4, "decay": 0.98}
 TRIALS[GROUPED] = [
     *TRIALS["muon-sparseloco"],
     *(EXPECTED | {"outer": outer, "expected": share} for outer, share in ((1.4, 0.25), (2.0, 0.25), (2.8, 0.25))),
@@ -121,7 +119,7 @@ GRIDS["long-16"] = replace(
     batch=4,
     inner_steps=5,
     rounds=500,
-    rates={GROUPED: [*(EXPECTED | {"outer": outer} for outer in (1.0, 2.0, 4.0)), EXPECTED | LONG]},
+    rates={GROUPED: [*(EXPECTED | {"outer": outer} for outer in (1.0, 2.0, 4.0)), EXPECTED | {"outer": 1.4, "decay": 0.98}]},
 )
 # The same with 4 peers; the baselines have trials of their own.
 GRIDS["long-4"] = replace(

@@ -52,9 +52,9 @@ RESULTS = CONVERGENCE.with_name("overlap.csv")
 BITS = 1
 IN_TURN = "outer_delay 0"
 # The rates that convergence.py finds for each method.
-MUON = {"lr": 0.016, "outer": 1.0, "decay": 0.95, "momentum": 0.9}
+MUON = {"lr": 0.016, "momentum": 0.9}
 SETTINGS = {
-    "sparseloco": {"lr": 0.008, "outer": 1.0, "decay": 0.95},
+    "sparseloco": {"lr": 0.008},
     "muon-sparseloco": MUON,
     GROUPED: MUON,
 }
@@ -70,6 +70,7 @@ class OverlapCell:
         arrives: inner step of a round before which the previous round's set is applied.
         expected: share of the step along the error feedback by which a peer moves the weights before it trains.
         outer_rate: outer learning rate.
+        decay: of the error feedback.
     """
 
     method: str
@@ -82,6 +83,7 @@ class OverlapCell:
     guess: str
     expected: float
     outer_rate: float
+    decay: float
     seed: int
 
 
@@ -174,7 +176,7 @@ def run_cell(cell: OverlapCell) -> dict[str, Any]:
     began = time.process_time()
     sizes = {name: getattr(cell, name) for name in ("layers", "rounds", "inner_steps", "batch")}
     grid = replace(GRIDS["reduced"], **sizes)
-    settings = SETTINGS[cell.method] | {"expected": cell.expected, "outer": cell.outer_rate}
+    settings = SETTINGS[cell.method] | {"expected": cell.expected, "outer": cell.outer_rate, "decay": cell.decay}
     one = Cell("overlap", "final", cell.method, cell.k, BITS, json.dumps(settings), cell.seed)
     held_out, rounds = batches_of(grid, load_tokens(grid), cell.seed)
     hparams = make_hparams(grid, one)
@@ -192,11 +194,11 @@ def print_table(rows: list[dict[str, str]]) -> None:
     found: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in rows:
         numbers = (int(row[name]) for name in ("k", "layers", "rounds", "batch", "inner_steps", "arrives"))
-        rates = (float(row["expected"]), float(row["outer_rate"]))
+        rates = (float(row["expected"]), float(row["outer_rate"]), float(row["decay"]))
         found.setdefault((row["method"], *rates, *numbers, row["guess"]), {})[row["seed"]] = float(row["loss"])
     titles = (
         "method, k",
-        "share of error feedback, outer rate",
+        "share of error feedback, outer rate, decay",
         "layers",
         "rounds",
         "inner steps",
@@ -209,15 +211,15 @@ def print_table(rows: list[dict[str, str]]) -> None:
     print("|", " | ".join(titles), "|")
     print("|---" * len(titles) + "|")
     for place, losses in sorted(found.items()):
-        method, expected, rate, k, layers, rounds, batch, inner_steps, arrives, guess = place
-        base = found.get((*place[:8], 0, IN_TURN), {})
+        method, expected, rate, decay, k, layers, rounds, batch, inner_steps, arrives, guess = place
+        base = found.get((*place[:9], 0, IN_TURN), {})
         gaps = [losses[seed] - base[seed] for seed in sorted(losses.keys() & base.keys())]
         gap = f"{statistics.mean(gaps):+.3f} ± {spread(gaps):.3f}" if gaps and guess != IN_TURN else ""
         mean, seeds = statistics.mean(losses.values()), ", ".join(sorted(losses))
         size = f"{inner_steps} on {batch} sequences"
         cells = (
             f"{method}, {k}",
-            f"{expected:g}, {rate:g}",
+            f"{expected:g}, {rate:g}, {decay:g}",
             layers,
             rounds,
             size,
@@ -242,6 +244,7 @@ def main() -> None:
     parser.add_argument("--arrives", type=int, nargs="+", default=[4], help="inner steps before the set comes")
     parser.add_argument("--expected", type=float, default=0.0, help="share of the step along the error feedback")
     parser.add_argument("--outer-rate", type=float, default=1.0)
+    parser.add_argument("--decay", type=float, default=0.95, help="of the error feedback")
     parser.add_argument("--only", nargs="*", help="these guesses", default=["none", "own 0.25", "own 1"])
     parser.add_argument("--report", action="store_true", help="only the table of what is there")
     parser.add_argument("--results", type=Path, default=RESULTS, help="CSV to append to (default: %(default)s)")
@@ -258,6 +261,7 @@ def main() -> None:
             guess,
             given.expected,
             given.outer_rate,
+            given.decay,
             seed,
         )
         for seed in given.seeds

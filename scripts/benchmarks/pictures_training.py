@@ -166,7 +166,7 @@ def evaluation(rows: Rows, path: Path) -> None:
 
 
 def overlap(rows: Rows, path: Path) -> None:
-    places = ("method", "k", "layers", "rounds", "inner_steps", "batch", "expected", "outer_rate")
+    places = ("method", "k", "layers", "rounds", "inner_steps", "batch", "expected", "outer_rate", "decay")
     in_turn = {
         (*(row[name] for name in places), row["seed"]): float(row["loss"])
         for row in rows

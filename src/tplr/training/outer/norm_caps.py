@@ -4,12 +4,12 @@ A window's median alone would be controlled by its senders: a single peer, or ha
 window's cap is the usual one, the median of the last caps, unless more than three quarters of the window's norms are
 above it, or below it. Then it is the quartile, but at most ``RISE`` times the usual cap and at least the usual cap over
 ``FALL``. If a quarter of the updates are honest, no number of others can move a cap beyond both the usual cap and all
-honest norms. A cap never exceeds a bound that follows
-from the hparams. At a run's start most updates may be tiny or large, so a run begins as if all its last caps had been a
-share of the bound (``first_cap``). That is a guess, and honest norms may be many times as long, so in the first
-``HISTORY`` steps a cap may rise by a factor of ``FIRST_REACH`` if all norms, at least three, are as long: a single
-short one prevents it. Caps are stored in units of the bound, so its growth in a run's first windows changes them
-little. They are equal on all nodes: they are part of saved states and of checkpoints.
+honest norms. A cap never exceeds a bound that follows from the hparams. At a run's start most updates may be tiny or
+large, so a run begins as if all its last caps had been a share of the bound (``first_cap``). That is a guess, and
+honest norms may be many times as long, so in the first ``HISTORY`` steps a cap may rise by a factor of ``FIRST_REACH``
+if all norms, at least three, are as long: a single short one prevents it. Caps are stored in units of the bound, so its
+growth in a run's first windows changes them little. They are equal on all nodes: they are part of saved states and of
+checkpoints.
 
 Short updates of an honest direction help a little, so their senders have places, and may be more than three quarters.
 So norms below ``SHORT`` of the usual cap do not lower it, if at least three others, and a fifth, are longer. They do
