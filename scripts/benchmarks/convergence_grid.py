@@ -119,7 +119,9 @@ GRIDS["long-16"] = replace(
     batch=4,
     inner_steps=5,
     rounds=500,
-    rates={GROUPED: [*(EXPECTED | {"outer": outer} for outer in (1.0, 2.0, 4.0)), EXPECTED | {"outer": 1.4, "decay": 0.98}]},
+    rates={
+        GROUPED: [*(EXPECTED | {"outer": outer} for outer in (1.0, 2.0, 4.0)), EXPECTED | {"outer": 1.4, "decay": 0.98}]
+    },
 )
 # The same with 4 peers; the baselines have trials of their own.
 GRIDS["long-4"] = replace(
