@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -104,6 +105,14 @@ def test_long_runs_have_what_the_default_closes(script: Any) -> None:
         seeds = ", ".join(f"{one.losses[seed]:.3f}" for seed in sorted(one.losses))
         assert f"| {seeds} | {loss(one)} |" in section("Long runs"), one.label
     assert f"| {told} |" in section("Long runs")
+    overlap = [row for row in script.read_rows(script.RESULTS.with_name("overlap_late.csv")) if row["k"] == "128"]
+    for decay, label in (("0.98", "the same with caps that rise slowly"), ("0.95", "decay 0.95, outer rate 2.0")):
+        in_turn = [row for row in overlap if row["decay"] == decay and row["guess"] == "outer_delay 0"]
+        losses = {int(row["seed"]): float(row["loss"]) for row in in_turn}
+        again = replace(default, losses=losses)
+        [line] = [line for line in section("Long runs").splitlines() if line.startswith(f"| {label}")]
+        seeds = ", ".join(f"{losses[seed]:.3f}" for seed in sorted(losses))
+        assert line.endswith(f"| {seeds} | {loss(again)} | {closed_by_seed(again, found['diloco'], found['adamw'])} |")
     share, by_seed = told.removesuffix(")").split(" % (")
     assert f"it closes {share} %** with the decay and outer rate of `hparams.json` ({by_seed} % by seed)" in " ".join(
         section("Results").split()
