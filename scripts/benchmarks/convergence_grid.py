@@ -95,6 +95,14 @@ GRIDS["reduced-8"] = replace(
         "adamw": TRIALS["adamw"],
         "diloco": TRIALS["diloco"],
         GROUPED: [*TRIALS[GROUPED], *(EXPECTED | {"outer": outer} for outer in (2.8, 4.0))],
+        "muon": [{"lr": lr} for lr in (8e-3, 1.6e-2, 3.2e-2)],
+        "muon-averaging": [{"lr": 1.6e-2, "outer": outer} for outer in (1.0, 1.4, 2.0)],
+        "muon-sparseloco": [
+            {"lr": 1.6e-2, "outer": outer, "decay": 0.95, "momentum": 0.9} for outer in (1.0, 1.4, 2.0)
+        ],
+        "averaging": [{"lr": 8e-3, "outer": outer} for outer in (0.7, 1.0, 1.4)],
+        "sparseloco": [{"lr": 8e-3, "outer": outer, "decay": 0.95} for outer in (1.0, 1.4, 2.0)],
+        "demo": [{"lr": lr, "decay": 0.99} for lr in (2e-3, 4e-3, 8e-3)],
     },
 )
 GRIDS["reduced-16"] = replace(
@@ -152,6 +160,13 @@ GRIDS |= {
     for name, of in {"4": "reduced", "8": "reduced-8", "16": "reduced-16", "long-16": "long-16"}.items()
     for rate in (1, 2)
 }
+# The default with the rates of ``hparams.json``; 64 rounds end before the outer rate falls.
+SHORT: Mapping[str, float | Points] = {"decay": 0.98}
+SHIPPED = {**SHORT, "points": ((64, 2.0), (128, 1.4))}
+GRIDS |= {
+    f"shipped-{name}": default_with(of, **SHORT)
+    for name, of in {"4": "reduced", "8": "reduced-8", "16": "reduced-16"}.items()
+} | {"shipped-long-4": default_with("long-4", **SHIPPED)}
 # Groups of 64 entries, for updates of half the size: what 70B parameters need on home lines.
 GRIDS |= {f"outer-{rate}-k-64": replace(GRIDS[f"outer-{rate}-4"], muon_grouped=((64, 1),)) for rate in (1, 2)}
 # The full grid's model, peers and tokens in hours instead of a day. Methods have a few trials around the rates found
@@ -166,8 +181,8 @@ GRIDS["larger"] = replace(
     rates={
         "adamw": [{"lr": lr} for lr in (8e-3, 4e-3, 2e-3)],
         "muon": [{"lr": lr} for lr in (1.6e-2, 8e-3)],
-        "sparseloco": [{"lr": 4e-3, "outer": 1.0, "decay": 0.95}],
-        "demo": [{"lr": 2e-3, "decay": 0.99}],
+        "sparseloco": [{"lr": 4e-3, "outer": outer, "decay": 0.95} for outer in (1.0, 1.4)],
+        "demo": [{"lr": lr, "decay": 0.99} for lr in (2e-3, 4e-3)],
         "diloco": [
             {"lr": lr, "outer": outer}
             for lr, outer in ((4e-3, 0.2), (4e-3, 0.3), (4e-3, 0.4), (4e-3, 0.6), (2e-3, 0.3))
@@ -186,8 +201,9 @@ GRIDS["larger"] = replace(
         ],
     },
 )
-# The default with the rates of the localnet, and the larger model's own learning rate.
+# The default with the rates of the localnet and of ``hparams.json``, and the larger model's own learning rate.
 GRIDS["outer-2-larger"] = default_with("larger", lr=6e-3)
+GRIDS["shipped-larger"] = default_with("larger", lr=6e-3, **SHIPPED)
 # The default with an outer rate that rises until a short run's end; and one that rises as early in a long run.
 RISING = {"outer": 1.0, "points": ((64, 4.0),)}
 GRIDS |= {

@@ -69,7 +69,7 @@ class OverlapCell:
         batch: sequences of an inner step.
         arrives: inner step of a round before which the previous round's set is applied.
         expected: share of the step along the error feedback by which a peer moves the weights before it trains.
-        outer_rate: outer learning rate.
+        outer_rate: outer learning rate, and those at later rounds: "2.0 64:2.0 128:1.4".
         decay: of the error feedback.
     """
 
@@ -82,9 +82,17 @@ class OverlapCell:
     arrives: int
     guess: str
     expected: float
-    outer_rate: float
+    outer_rate: str
     decay: float
     seed: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the cell in ``convergence.py``."""
+        first, *later = self.outer_rate.split()
+        points = [(int(step), float(rate)) for step, rate in (point.split(":") for point in later)]
+        rates = {"outer": float(first), "points": points, "decay": self.decay}
+        return SETTINGS[self.method] | rates | {"expected": self.expected}
 
 
 class Peers:
@@ -176,8 +184,7 @@ def run_cell(cell: OverlapCell) -> dict[str, Any]:
     began = time.process_time()
     sizes = {name: getattr(cell, name) for name in ("layers", "rounds", "inner_steps", "batch")}
     grid = replace(GRIDS["reduced"], **sizes)
-    settings = SETTINGS[cell.method] | {"expected": cell.expected, "outer": cell.outer_rate, "decay": cell.decay}
-    one = Cell("overlap", "final", cell.method, cell.k, BITS, json.dumps(settings), cell.seed)
+    one = Cell("overlap", "final", cell.method, cell.k, BITS, json.dumps(cell.settings), cell.seed)
     held_out, rounds = batches_of(grid, load_tokens(grid), cell.seed)
     hparams = make_hparams(grid, one)
     model = comparable_model(hparams)
@@ -194,7 +201,7 @@ def print_table(rows: list[dict[str, str]]) -> None:
     found: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in rows:
         numbers = (int(row[name]) for name in ("k", "layers", "rounds", "batch", "inner_steps", "arrives"))
-        rates = (float(row["expected"]), float(row["outer_rate"]), float(row["decay"]))
+        rates = (float(row["expected"]), row["outer_rate"], float(row["decay"]))
         found.setdefault((row["method"], *rates, *numbers, row["guess"]), {})[row["seed"]] = float(row["loss"])
     titles = (
         "method, k",
@@ -219,7 +226,7 @@ def print_table(rows: list[dict[str, str]]) -> None:
         size = f"{inner_steps} on {batch} sequences"
         cells = (
             f"{method}, {k}",
-            f"{expected:g}, {rate:g}, {decay:g}",
+            f"{expected:g}, {rate}, {decay:g}",
             layers,
             rounds,
             size,
@@ -243,7 +250,9 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=88, help="of 4096 entries")
     parser.add_argument("--arrives", type=int, nargs="+", default=[4], help="inner steps before the set comes")
     parser.add_argument("--expected", type=float, default=0.0, help="share of the step along the error feedback")
-    parser.add_argument("--outer-rate", type=float, default=1.0)
+    parser.add_argument(
+        "--outer-rate", nargs="+", default=["1.0"], help="first outer rate, and ROUND:RATE of later ones"
+    )
     parser.add_argument("--decay", type=float, default=0.95, help="of the error feedback")
     parser.add_argument("--only", nargs="*", help="these guesses", default=["none", "own 0.25", "own 1"])
     parser.add_argument("--report", action="store_true", help="only the table of what is there")
@@ -260,7 +269,7 @@ def main() -> None:
             arrives,
             guess,
             given.expected,
-            given.outer_rate,
+            " ".join(given.outer_rate),
             given.decay,
             seed,
         )
