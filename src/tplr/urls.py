@@ -1,4 +1,4 @@
-"""URLs and paths of files: expands braces and globs, and derives schemes, names and versions."""
+"""URLs and paths of files: expands braces and globs, and derives schemes, origins, names and versions."""
 
 import glob
 import os
@@ -45,6 +45,23 @@ def scheme_of(url: str) -> str:
     """Return the scheme of a URL; ``file`` for a plain path."""
     match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
     return match[1].lower() if match else "file"
+
+
+def origin(url: str) -> str:
+    """Return only scheme, host and port, because all other parts of an endpoint may contain an access key."""
+    try:
+        parts = urlsplit(url)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        return "an endpoint"
+    if not parts.hostname:
+        return "an endpoint"
+    return f"{parts.scheme}://{f'[{parts.hostname}]' if ':' in parts.hostname else parts.hostname}{port}"
+
+
+def only_origins(text: str) -> str:
+    """Return a text, such as an error of a client, with the ``origin`` of each URL in it."""
+    return re.sub(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+", lambda match: origin(match[0]), text)
 
 
 def local_path(url: str) -> Path:

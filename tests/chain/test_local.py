@@ -410,6 +410,9 @@ async def test_a_missing_file_and_a_wrong_subnet_are_said(world, tmp_path):
     with pytest.raises(ChainUnavailable, match="no chain file at"):
         LocalChain(tmp_path / "none.db", "miner")
     assert not (tmp_path / "none.db").exists()
+    (tmp_path / "notes.txt").write_text("no database\n" * 100)
+    with pytest.raises(ChainUnavailable, match=r"notes\.txt: file is not a database"):
+        LocalChain(tmp_path / "notes.txt", "miner")
     with pytest.raises(ConfigError, match="holds subnet 1, not 3"):
         LocalChain(world.path, "miner", netuid=3)
 

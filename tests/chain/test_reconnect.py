@@ -227,6 +227,24 @@ async def test_no_part_of_a_url_that_may_be_an_access_key_is_said(url, caplog, t
     assert "5ec2e7" not in str(said) + caplog.text
 
 
+async def test_a_key_in_the_url_of_a_redirect_is_not_said(caplog, tmp_path):
+    """A gateway that is asked without TLS redirects to its URL with TLS, and the client's error says that URL."""
+
+    async def redirect(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 301 Moved\r\nLocation: https://gateway.example/5ec2e7\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(redirect, "127.0.0.1", 0) as gateway:
+        url = f"ws://127.0.0.1:{gateway.sockets[0].getsockname()[1]}/5ec2e7"
+        with pytest.raises(ChainUnavailable) as error:
+            await adapter.SubtensorChain.open(url, netuid=1, wallet_path=tmp_path, wallet_name="w", hotkey=None)
+    said = str(error.value) + caplog.text
+    assert "https://gateway.example" in said
+    assert "5ec2e7" not in said
+
+
 def test_a_mute_node_counts_as_dead_within_ten_seconds():
     assert adapter.QUIET_SECONDS + endpoints.PROBE_SECONDS < 10
     assert endpoints.DIAL_SECONDS < 10

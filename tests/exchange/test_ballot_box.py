@@ -1,6 +1,7 @@
 """Ballots in buckets: each is on disk before it is published, published once, and unchanged after a restart."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tplr.exchange.ballots import (
 from tplr.exchange.election import Commit, Election, Propose, Repeat, SendStatus, Wanted
 from tplr.exchange.envelope import Run, Signed, Signer, envelope_cap
 from tplr.exchange.quorum import WindowQuestion, void
+from tplr.files import atomic_write
 from tplr.keys import decision_key, echo_key, vote_key
 from tplr.schemas import ObjectInfo, PeerList
 from tplr.storage import MemoryStore
@@ -200,6 +202,29 @@ async def test_a_damaged_file_and_others_are_left_out(seats: Seats) -> None:
     (folder / "vote-0").write_bytes(b"damaged")
     assert not await seats.box(0).restore(election(0))
     assert len(await seats.buckets[0].list()) == 1
+
+
+async def test_what_is_no_ballot_of_this_election_does_not_bind(seats: Seats) -> None:
+    other = replace(seats.box(0), signer=replace(seats.box(0).signer, run=replace(RUN, version="2")))
+    for stale in (b"damaged", other._sign(OTHER_VOTE)):  # a folder that took part in another run
+        path = seats.folder / "0" / "vote-0"
+        await asyncio.to_thread(atomic_write, path, stale)
+        assert not await seats.box(0).restore(election(0))
+        first = await seats.box(0).vote(VOTE)
+        assert isinstance(first, Signed)
+        assert first.document == VOTE
+        assert path.read_bytes() == first.raw
+        assert await seats.box(1).read(Wanted("vote", 0, 0)) == first
+        assert await seats.box(0).vote(OTHER_VOTE) == first  # now it is bound
+        await seats.buckets[0].delete(vote_key(WINDOW, 0, "1"))
+
+
+@pytest.mark.parametrize("stale", [b"damaged", b"x" * (2 * envelope_cap(Vote.max_bytes))])
+async def test_an_object_in_the_bucket_that_is_no_ballot_is_replaced(stale: bytes, seats: Seats) -> None:
+    await seats.buckets[0].put(vote_key(WINDOW, 0, "1"), stale)
+    first = await seats.box(0).vote(VOTE)
+    assert await seats.box(1).read(Wanted("vote", 0, 0)) == first
+    assert await seats.box(0).vote(OTHER_VOTE) == first
 
 
 async def test_without_a_vote_a_restart_says_so(seats: Seats) -> None:

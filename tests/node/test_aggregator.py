@@ -98,6 +98,20 @@ async def test_a_stored_aggregate_that_was_damaged_is_fetched_again(node, bucket
     assert not [*tmp_path.iterdir()]
 
 
+async def test_a_file_that_can_t_be_read_or_deleted_does_not_end_the_node(node, bucket, decided, caplog) -> None:
+    """A directory in place of a file can be neither read nor deleted as one, like a file on a failing disk."""
+    stored = node._aggregates.path(decided[0])
+    stored.mkdir()
+    await node._aggregate(WINDOW, late=False)
+    assert bucket.aggregate is None
+    assert f"stored aggregate of window {WINDOW} not used: " in caplog.text
+    await node._aggregates.drop_before(WINDOW + 1)
+    assert f"{stored} not deleted: " in caplog.text
+    stored.rmdir()
+    await node._aggregate(WINDOW, late=False)
+    assert bucket.aggregate == assemble(decided[0], [BODY])
+
+
 async def test_nothing_is_published_before_it_is_decided(node, bucket, decided) -> None:
     decided.insert(0, None)
     await node._aggregate(WINDOW, late=False)

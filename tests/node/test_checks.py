@@ -18,7 +18,7 @@ from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
 from tplr.cli import parse_arguments
 from tplr.config import Environment
-from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, StoreUnavailable, TplrError
+from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, RateLimited, StoreUnavailable, TplrError
 from tplr.hparams import HParams
 from tplr.localnet.network import node_command, node_environment
 from tplr.node import checks as checks_module
@@ -32,7 +32,10 @@ def fail(error: TplrError) -> None:
     raise error
 
 
-@pytest.mark.parametrize("error", [ChainUnavailable("mute"), StoreUnavailable("503"), HubUnavailable("no hub")])
+@pytest.mark.parametrize(
+    "error",
+    [ChainUnavailable("mute"), StoreUnavailable("503"), HubUnavailable("no hub"), RateLimited("too soon")],
+)
 def test_what_is_down_outside_is_another_status_than_what_is_wrong_here(error: TplrError, capsys) -> None:
     checks = Checks()
     assert checks.take("one", fail, error) is None

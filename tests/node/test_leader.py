@@ -7,6 +7,7 @@ time.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tplr.chain.local import LocalChain
 from tplr.clock import first_block
 from tplr.comms import Comms
 from tplr.errors import StateError
-from tplr.exchange import activity, peers
+from tplr.exchange import activity, ballot_box, peers
 from tplr.keys import gradient_key
 from tplr.localnet.plan import BLOCK_SECONDS
 from tplr.node.leader import Leader
@@ -127,6 +128,19 @@ class Run:
             yield ledger
         finally:
             ledger.close()
+
+    @contextlib.asynccontextmanager
+    async def next_version(self) -> AsyncIterator[None]:
+        """Restart the validators with the hparams of another run, in the same state folders."""
+        self.stage.hparams = self.stage.hparams.model_copy(update={"spec_version": self.stage.hparams.spec_version + 1})
+        self.contexts |= {name: await self.stage.context(self.stage.setup(name)) for name in VALIDATORS}
+        self.comms, self.reader = (self.contexts[name].comms for name in VALIDATORS)
+        clocks = [self.contexts[name].clock for name in VALIDATORS]
+        async with self.stage.running(*(clock.run() for clock in clocks)):
+            for clock in clocks:
+                await clock.wait_for_window(0)
+            await self.refresh()
+            yield
 
     def bucket(self, name: str) -> str:
         return self.stage.setup(name).account.name
@@ -303,6 +317,30 @@ async def test_a_start_that_fails_is_tried_again(run: Run, monkeypatch: pytest.M
     start = await run.begin(run.leader())
     assert await run.reader.get_start_window() == start
     assert list(await run.lists()) == [start]
+
+
+async def test_a_start_during_which_the_disk_is_full_is_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, full = ballot_box.atomic_write, [True]
+
+    def fails_once(path: Path, data: bytes) -> None:
+        if full:
+            full.clear()
+            raise StateError(f"can't write {path}: No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(ballot_box, "atomic_write", fails_once)
+    monkeypatch.setattr("tplr.node.leader.WAIT_BLOCKS", 0.1)
+    assert await run.begin(run.leader()) == await run.reader.get_start_window()
+    assert not full
+
+
+async def test_a_state_folder_of_an_earlier_run_does_not_bind_in_the_next_one(run: Run) -> None:
+    await run.begin(run.leader())
+    assert (run.stage.folder("validator") / "start" / "vote-0").exists()
+    async with run.next_version():
+        start = await run.begin(run.leader())
+        assert start == await run.reader.get_start_window()
+        assert list(await run.lists()) == [start]
 
 
 # --- later lists --------------------------------------------------------------------------------------------------

@@ -1,18 +1,22 @@
 """``tplr replay`` on the run's own updates: without a participant, or by another rule."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from guides import from_guide
 
 from tplr.errors import ConfigError
-from tplr.hparams import HParams
+from tplr.hparams import HParams, load_hparams
 from tplr.localnet.plan import scheme_constants
 from tplr.node.train_state import TrainState
 from tplr.run import replay
 from tplr.run.replay import CAVEAT, Comparison, comparison, copied_state, with_scheme
 from tplr.training.model import build_model
+from tplr.training.schedule import outer_learning_rate
 
+ROOT = Path(__file__).parents[2]
 HPARAMS = HParams.model_validate(scheme_constants("demo"))
 
 
@@ -151,6 +155,23 @@ def test_a_copied_state_has_the_shared_tensors_of_its_scheme(tmp_path):
     assert all(torch.equal(one, state.outer._momentum[name]) for name, one in copy.outer._momentum.items())
     with pytest.raises(ConfigError, match="expected a constant of sparseloco"):
         with_scheme(hparams, {"learning_rate.peak": 1})
+
+
+def test_a_changed_outer_rate_is_constant_unless_its_points_are_given():
+    hparams = load_hparams(ROOT / "hparams.json")
+    assert hparams.sparseloco.outer_learning_rate_points
+    changed = with_scheme(hparams, {"outer_learning_rate": 0.5}).sparseloco
+    assert [outer_learning_rate(step, changed) for step in (0, 64, 1000)] == [0.5] * 3
+    points = [{"step": 10, "rate": 1.0}]
+    changed = with_scheme(hparams, {"outer_learning_rate": 0.5, "outer_learning_rate_points": points}).sparseloco
+    assert [outer_learning_rate(step, changed) for step in (0, 5, 1000)] == [0.5, 0.75, 1.0]
+    untouched = with_scheme(hparams, {"outer_momentum": 0.9}).sparseloco
+    assert untouched.outer_learning_rate_points == hparams.sparseloco.outer_learning_rate_points
+
+
+def test_an_error_of_several_constants_names_those_that_were_changed():
+    with pytest.raises(ConfigError, match=r"--with-scheme outer_nesterov: .*outer_momentum"):
+        with_scheme(load_hparams(ROOT / "hparams.json"), {"outer_nesterov": True})
 
 
 def test_a_comparison_is_paired():

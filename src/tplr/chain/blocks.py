@@ -97,7 +97,8 @@ class BlockFile(ABC):
     """An open chain file. Synchronous, safe to use from threads.
 
     Raises:
-        ChainUnavailable: from any method: there is no such file, or another process holds it for too long.
+        ChainUnavailable: from any method: there is no such file, it is not a chain, or another process holds it for too
+            long.
     """
 
     def __init__(self, path: str | Path, *, clock: Clock | None = None, archive: bool = False) -> None:
@@ -304,11 +305,11 @@ class BlockFile(ABC):
 
     @contextmanager
     def _session(self) -> Iterator[None]:
-        """Lock this connection for one thread; translate SQLite's "busy" and "disk full" to ChainUnavailable."""
+        """Lock this connection for one thread; translate SQLite's errors, such as "busy" and "disk full"."""
         with self._lock:
             try:
                 yield
-            except sqlite3.OperationalError as error:
+            except sqlite3.DatabaseError as error:  # a file of another kind is one that is not an OperationalError
                 raise ChainUnavailable(f"chain file {self.path}: {error}") from error
 
     @contextmanager

@@ -128,7 +128,8 @@ class BallotBox:
         """Feed ``election`` the ballots that this node signed before a restart; return whether it has voted.
 
         A ballot in ``folder`` that is not published is published. If another one is, others have read that one, and it
-        is used: the node may have been killed before it replaced either.
+        is used: the node may have been killed before it replaced either. A file that is not a ballot of this election,
+        such as one of an earlier run, is left out.
 
         Raises:
             StoreError: the bucket does not answer.
@@ -220,26 +221,45 @@ class BallotBox:
             again: replace an existing ballot.
         """
         path = self.folder / f"{wanted.kind}-{wanted.slot}"
-        if again or not await asyncio.to_thread(path.exists):
+        raw = None if again else await asyncio.to_thread(self._stored, path, wanted)
+        if raw is None:
             raw = await asyncio.to_thread(make)
             await asyncio.to_thread(atomic_write, path, raw)
-        else:
-            raw = await asyncio.to_thread(path.read_bytes)
         return await self._publish_once(wanted, path, raw, again=again)
 
+    def _stored(self, path: Path, wanted: Wanted) -> bytes | None:
+        """Return the stored ballot, or None if no file is one: a damaged file, or one of another run, binds nobody."""
+        try:
+            raw = path.read_bytes()
+            self._open(raw, wanted)
+        except FileNotFoundError:
+            return None
+        except (OSError, PayloadError) as error:
+            logger.warning("%s is replaced: %s", path, error)
+            return None
+        return raw
+
     async def _publish_once(self, wanted: Wanted, path: Path, raw: bytes, *, again: bool = False) -> Ballot:
-        """Publish a ballot that is stored at ``path``; one that is already published is used instead, and stored."""
+        """Publish a ballot that is stored at ``path``; one that is already published is used instead, and stored.
+
+        An object that is no ballot of this election binds nobody, because no elector accepts it, and is replaced.
+        """
         key = self._key(wanted)
         try:
             await self._put(key, raw, create_only=not again)
         except PreconditionFailed:
             # The response to the first attempt was lost, or the ballot was published before ``folder`` was lost.
-            there = await with_retry(
-                lambda: self.own.get(key, max_bytes=envelope_cap(SIZES[wanted.kind])), deadline_seconds=self.seconds
-            )
-            if there != raw:
+            try:
+                there = await with_retry(
+                    lambda: self.own.get(key, max_bytes=envelope_cap(SIZES[wanted.kind])), deadline_seconds=self.seconds
+                )
                 ballot = await asyncio.to_thread(self._open, there, wanted)
-                await asyncio.to_thread(atomic_write, path, there)
+            except (ObjectTooLarge, PayloadError) as error:
+                logger.warning("%s in this node's bucket is replaced: %s", key, error)
+                await self._put(key, raw, create_only=False)
+            else:
+                if there != raw:
+                    await asyncio.to_thread(atomic_write, path, there)
                 return ballot
         return await asyncio.to_thread(self._open, raw, wanted)
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tplr.chain.base import Neuron
-from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, StoreUnavailable, TplrError
+from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, RateLimited, StoreUnavailable, TplrError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 ANSWER_SECONDS = 15.0
 MISCONFIGURED, OUTSIDE_DOWN, OUTDATED = 2, 3, 4
 # Errors that may disappear without a change on this machine.
-OUTSIDE = (ChainUnavailable, HubUnavailable, StoreUnavailable)
+OUTSIDE = (ChainUnavailable, HubUnavailable, RateLimited, StoreUnavailable)
 
 
 def answers_due() -> float:

@@ -42,7 +42,7 @@ async def start_window(
             start = await published_start(context, horizon)
             if start is None and decide:
                 start = await decide()
-        except (ChainError, StoreError, PayloadError) as error:
+        except (ChainError, StateError, StoreError, PayloadError) as error:
             logger.warning("start window unknown: %s", error)
             start = None
         if start is not None:

@@ -91,7 +91,7 @@ class OwnAggregates:
         self._published.pop(window, None)
         self._kept.discard(window)
         for path in await asyncio.to_thread(lambda: [*self._folder.glob(f"window-{window}-*")]):
-            await asyncio.to_thread(path.unlink, missing_ok=True)
+            await asyncio.to_thread(_delete, path)
 
     async def drop_before(self, window: int) -> None:
         """Delete the stored files of windows before ``window``, published or not: no node needs them any more."""
@@ -100,18 +100,19 @@ class OwnAggregates:
         for path in await asyncio.to_thread(lambda: [*self._folder.glob("window-*-*")]):
             number = path.name.split("-")[1]
             if number.isdecimal() and int(number) < window:
-                await asyncio.to_thread(path.unlink, missing_ok=True)
+                await asyncio.to_thread(_delete, path)
 
     async def _body(self, included: IncludedSet, own: GatherResult[Update] | None) -> bytes:
         path = self.path(included)
-        if await asyncio.to_thread(path.exists):
+        try:
             body = await asyncio.to_thread(path.read_bytes)
-            try:
-                await asyncio.to_thread(split, str(path), body, included)
-            except PayloadError as error:
-                logger.warning("stored aggregate of window %d not used: %s", included.window, error)
-            else:
-                return body
+            await asyncio.to_thread(split, str(path), body, included)
+        except FileNotFoundError:
+            pass
+        except (OSError, PayloadError) as error:
+            logger.warning("stored aggregate of window %d not used: %s", included.window, error)
+        else:
+            return body
         found = await self._windows.from_set(included, own)
         if found is None:
             raise PayloadError("its set includes an object that is not an update: no node can apply it")
@@ -129,3 +130,11 @@ class OwnAggregates:
         """Return the path of a set's stored aggregate; sets with the same updates share it."""
         digest = hashlib.sha256(repr([(one.uid, one.sha256) for one in included.included]).encode()).hexdigest()
         return self._folder / f"window-{included.window}-{digest[:16]}"
+
+
+def _delete(path: Path) -> None:
+    """Delete a stored file. One that stays costs only space, so this does not end a node whose disk fails."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s not deleted: %s", path, error)

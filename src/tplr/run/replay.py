@@ -30,6 +30,7 @@ from tplr.run.window_model import loaded_state
 from tplr.training.evaluation import sequence_losses
 from tplr.training.model import build_model
 
+RATE, POINTS = "outer_learning_rate", "outer_learning_rate_points"
 MEASURED = 8  # number of windows that are measured, unless all are
 
 CAVEAT = (
@@ -98,6 +99,8 @@ async def replay(
 def with_scheme(hparams: HParams, changes: Mapping[str, Any]) -> HParams:
     """Return the run's constants with changed constants of its update scheme.
 
+    A changed ``outer_learning_rate`` is constant: the points of the run's schedule are left out unless given, too.
+
     Raises:
         ConfigError: there is no such constant, or its value is wrong.
     """
@@ -112,11 +115,14 @@ def with_scheme(hparams: HParams, changes: Mapping[str, Any]) -> HParams:
                 f"--with-scheme {name}: expected a constant of {hparams.outer}: {', '.join(_names(scheme))}"
             )
         place[key] = value
+    if RATE in changes and POINTS not in changes:
+        values[hparams.outer][POINTS] = []
     try:
         return HParams.model_validate_json(json.dumps(values))
     except ValidationError as error:
         problem = error.errors()[0]
-        raise ConfigError(f"--with-scheme {'.'.join(map(str, problem['loc'][1:]))}: {problem['msg']}") from error
+        name = ".".join(map(str, problem["loc"][1:])) or ", ".join(changes)  # a rule of several constants has no place
+        raise ConfigError(f"--with-scheme {name}: {problem['msg']}") from error
 
 
 def copied_state(state: TrainState, hparams: HParams, folder: Path, device: torch.device | str) -> TrainState:

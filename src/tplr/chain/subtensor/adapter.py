@@ -27,11 +27,11 @@ from tplr.chain.subtensor.endpoints import (
     dial_any,
     endpoints_of,
     newest_block,
-    origin,
 )
 from tplr.chain.subtensor.pauses import EndpointPauses
 from tplr.chain.subtensor.sdk import SDK_ERRORS, owned, translate
 from tplr.errors import ChainUnavailable, ConfigError, OtherChain, RateLimited, UnsupportedRuntime
+from tplr.urls import origin
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

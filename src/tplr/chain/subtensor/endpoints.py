@@ -22,6 +22,7 @@ from tplr.chain.follow import within
 from tplr.chain.subtensor.pauses import EndpointPauses
 from tplr.chain.subtensor.sdk import SDK_ERRORS, owned, translate
 from tplr.errors import ChainError, ChainUnavailable, ConfigError, OtherChain, UnsupportedRuntime
+from tplr.urls import origin
 
 logger = logging.getLogger(__name__)
 
@@ -261,15 +262,3 @@ async def closed_if_it_fails(connection: bt.RpcSubstrate) -> AsyncIterator[None]
 async def close(connection: bt.RpcSubstrate | bt.Client) -> None:
     with suppress(TimeoutError):
         await within(PROBE_SECONDS, connection.close())
-
-
-def origin(url: str) -> str:
-    """Return only scheme, host and port, because all other parts of an endpoint may contain an access key."""
-    try:
-        parts = urlsplit(url)
-        port = "" if parts.port is None else f":{parts.port}"
-    except ValueError:
-        return "an endpoint"
-    if not parts.hostname:
-        return "an endpoint"
-    return f"{parts.scheme}://{f'[{parts.hostname}]' if ':' in parts.hostname else parts.hostname}{port}"

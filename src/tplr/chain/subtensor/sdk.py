@@ -17,6 +17,7 @@ from tplr.errors import (
     Rejected,
     UnsupportedRuntime,
 )
+from tplr.urls import only_origins
 
 T = TypeVar("T")
 
@@ -71,7 +72,8 @@ def translate(error: Exception, *, sent: bool) -> ChainError | UnsupportedRuntim
         if not name:
             name = next((ours for words, ours in NAMELESS.items() if words in error.message), "")
         advice = ": ask a node that keeps it (--subtensor.archive)" if name == "StateDiscarded" else ""
-        return ChainUnavailable(f"{name or 'no answer'}: {error.message}{advice}", name=name, fate_unknown=sent)
+        message = only_origins(error.message)
+        return ChainUnavailable(f"{name or 'no answer'}: {message}{advice}", name=name, fate_unknown=sent)
     if type(error) is bt.BittensorError:
         # The SDK's argument checks raise this base class, before anything is sent.
         return Rejected(str(error), name="InvalidArgument")
@@ -80,7 +82,7 @@ def translate(error: Exception, *, sent: bool) -> ChainError | UnsupportedRuntim
 
 def _translate(error: Exception, *, sent: bool) -> ChainUnavailable | UnsupportedRuntime:
     """Translate an error that is not the chain's: the runtime lacks something, or there was no answer."""
-    detail = str(error) or "no answer in time"
+    detail = only_origins(str(error)) or "no answer in time"
     if type(error).__name__ == "StorageFunctionNotFound" or any(words in detail for words in LACKING):
         return UnsupportedRuntime(
             f"the chain's runtime lacks something that tplr needs: {detail}: update tplr and bittensor "

@@ -47,7 +47,8 @@ SHORT = 0.25
 LOWEST = 2.0**-10
 # Bound of the RMS of Muon's step: 0.2 times the largest singular value after its iterations, about 1.2.
 MUON_RMS = 0.25
-# Work older than this has a negligible share in error feedback.
+# Older work in error feedback is left out of the bounds. With a decay of 0.95 it is 0.6 % of the sum over all windows,
+# with 0.98 13 %, but only if every window moves every entry the same way and nothing is ever sent.
 MOST_WINDOWS = 100
 
 
