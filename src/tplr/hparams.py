@@ -268,8 +268,8 @@ class HParams(_Strict):
         elector_stake_share: share of the largest validators' stake that makes a validator an elector. The documents of
             an election have room for the 50 electors that 0.02 allows (``exchange/ballots.py``).
         checkpoint_frequency: windows between two published checkpoints; an elector keeps ``checkpoints_kept``.
-        checkpoint_init_version: start from the newest checkpoint of that version; null for random weights by
-            ``init_seed``.
+        checkpoint_init_version: start with the weights of the newest checkpoint of that version that most electors
+            publish alike; null for random weights by ``init_seed``.
         require_commit: gather only updates whose hash was published before the window ended.
         gradient_retention_windows: windows after which a node deletes its updates, commits and score reports. A node
             that was offline for longer cannot replay them.

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from signers import signed, signer
 
 from tplr.chain.electors import Elector, Electors
 from tplr.errors import ObjectNotFound, StateError, StoreError, StoreUnavailable
-from tplr.exchange.checkpoints import Checkpoint, alike, discard_fetch, fetch, publish, published, withdraw
+from tplr.exchange.checkpoints import Checkpoint, alike, discard_fetch, fetch, part_of, publish, published, withdraw
 from tplr.exchange.envelope import Signer, canonical
 from tplr.exchange.snapshot import MANIFEST, ShardWriter, SnapshotManifest, SnapshotReader, TensorLayout, write_manifest
 from tplr.keys import RunVersion, checkpoint_prefix
@@ -109,7 +110,7 @@ async def test_shards_come_from_any_author_of_the_same_content(tmp_path: Path, m
     stakes = {8: 40, 5: 21, 6: 20, 7: 19}
     electors = Electors(tuple(Elector(uid, signer(uid).hotkey, stake) for uid, stake in stakes.items()))
     ranked = sorted([first, *others], key=lambda one: -electors.stake([one.uid]))
-    groups = await alike(ranked, WANTED, electors, run=RUN)
+    groups = await alike(ranked, partial(part_of, wanted=WANTED), electors)
     assert [[one.uid for one in group.checkpoints] for group in groups] == [[5, 6, 7], [8], [9]]
     assert all((group.manifest is None) == (group is groups[2]) for group in groups)
     (first, *mirrors), manifest = groups[0]

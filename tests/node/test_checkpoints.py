@@ -19,10 +19,8 @@ from tplr.hparams import load_hparams
 from tplr.keys import checkpoint_prefix
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import load_state, reading_state
-from tplr.node.train_state import TrainState
 from tplr.seeds import fingerprint_seed
 from tplr.training.fingerprint import digest
-from tplr.training.model import build_model
 
 
 @pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
@@ -337,28 +335,3 @@ async def test_a_checkpoint_of_a_window_to_come_is_not_taken(catch_up) -> None:
         run.recording.window -= 100
         async with run.opened() as replica:
             assert replica.window == START
-
-
-async def test_a_new_version_begins_with_an_earlier_ones_weights(catch_up) -> None:
-    async with catch_up() as run:
-        await run.record(2)
-        await run.recording.checkpoint()
-        before = digest(run.recording.train_state.parameters)
-        update = {"spec_version": 2, "checkpoint_init_version": run.stage.hparams.version}
-        run.stage.hparams = run.stage.hparams.model_copy(update=update)
-        newcomer = await run.stage.context(run.stage.setup("miner-3"))
-        async with (
-            run.stage.running(newcomer.clock.run()),
-            run.stage.replica(run.stage.setup("miner-3"), newcomer) as replica,
-        ):
-            await run.stage.drive(newcomer.clock.wait_for_window(0))
-            await run.stage.drive(replica.open(START + 9))
-            assert (replica.window, replica.train_state.global_step) == (START + 9, 0)
-            assert digest(replica.train_state.parameters) == before
-            # An audit from the run's start does the same.
-            hparams = run.stage.hparams
-            reader = NetworkReader(None, None, None, hparams, newcomer.comms)
-            audited = TrainState(build_model(hparams), hparams, run.stage.folder("audit"))
-            audited.start_window = START + 9
-            assert await run.stage.drive(load_state(reader, audited, "start", until=START + 9)) == START + 9
-            assert digest(audited.parameters) == before

@@ -1,10 +1,11 @@
 """Checkpoints: snapshots in buckets. The manifest is written last, so no reader sees an incomplete one."""
 
 import asyncio
+import math
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tplr.chain.electors import Electors
 from tplr.errors import ObjectNotFound, PayloadError, StateError, StoreError
@@ -28,7 +29,7 @@ from tplr.keys import checkpoint_prefix, parse_window_key, version_at
 from tplr.logging import logger
 from tplr.storage import ObjectStore, discard_download, download_file, etag_of, upload_file
 from tplr.storage.download import FLOOR
-from tplr.storage.many import delete_many, list_objects
+from tplr.storage.many import delete_many, for_each, list_objects
 from tplr.storage.retry import with_retry
 from tplr.storage.upload import CONCURRENCY as PARTS_AT_ONCE
 from tplr.untrusted import printable
@@ -38,6 +39,11 @@ HEAD_SECONDS = 60.0
 SLOW_SECONDS = 10.0
 # A header names its shard's pieces, a few hundred bytes each.
 MAX_HEAD_BYTES = 2**20
+# Manifests that are read at once: a hostile one takes up to 55 times its size in memory.
+MANIFESTS_AT_ONCE = 4
+
+# Returns what a reader uses of a manifest, as a manifest. Raises StateError if it lacks something.
+UsedPart = Callable[[SnapshotManifest], SnapshotManifest]
 
 
 class Checkpoint(NamedTuple):
@@ -57,7 +63,7 @@ class Checkpoint(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Checkpoints of one window with the same content; ``manifest``: what of it is used; None if it is not known."""
+    """Checkpoints of one window of which the same is used; ``manifest``: of that part; None if it is not known."""
 
     checkpoints: list[Checkpoint]
     manifest: SnapshotManifest | None = None
@@ -112,14 +118,18 @@ async def publish(
     return manifest
 
 
-async def published(store: ObjectStore, author: Author) -> list[Checkpoint]:
-    """List the complete checkpoints of ``author`` in a bucket, newest first; not verified. Raises StoreError."""
+async def published(store: ObjectStore, author: Author, *, before: float = math.inf) -> list[Checkpoint]:
+    """List the complete checkpoints of ``author`` in a bucket, newest first; not verified. Raises StoreError.
+
+    Args:
+        before: list only those that were complete before this time, by the store's clock.
+    """
     found = []
     for info in await list_objects(store, "checkpoint-", deadline_seconds=READ_SECONDS):
         key = parse_window_key(info.key, author.run.version)
         if key and key.uid == author.uid:
             checkpoint = Checkpoint(store, key.window, author)
-            if info.key == checkpoint.prefix + MANIFEST:
+            if info.key == checkpoint.prefix + MANIFEST and info.last_modified < before:
                 found.append(checkpoint)
     return sorted(found, key=lambda one: one.window, reverse=True)
 
@@ -171,15 +181,12 @@ async def fetch(
     """
     sources, speeds = {one.author.hotkey: one for one in (checkpoint, *mirrors)}, SourceSpeeds()
     manifest = manifest or await fetch_manifest(checkpoint, max_bytes=manifest_cap(wanted))
-    shards = await asyncio.to_thread(needed_shards, manifest, wanted)
-    for shard in shards:
+    mine = await asyncio.to_thread(part_of, manifest, wanted, values=manifest.values)
+    for shard in mine.shards:
         path = folder / shard.name
         if not await asyncio.to_thread(_is_whole, folder, manifest, shard):
             await _fetch_shard(sources, shard, path, speeds, concurrency)
             await asyncio.to_thread(check_head, folder, manifest, shard)
-    mine = manifest.model_copy(
-        update={"shards": shards, "tensors": {name: manifest.tensors[name] for name in sorted(wanted)}}
-    )
     await asyncio.to_thread(write_manifest, folder, mine)
     return mine
 
@@ -219,31 +226,46 @@ async def _fetch_shard(
 
 
 async def alike(
-    found: Sequence[Checkpoint], wanted: Mapping[str, TensorLayout], electors: Electors, *, run: Mapping[str, Any]
+    found: Sequence[Checkpoint], used: UsedPart, electors: Electors, *, max_bytes: int = MAX_MANIFEST_BYTES
 ) -> list[Copies]:
-    """Group checkpoints of one window by the content of ``wanted``; the group with the most stake comes first.
+    """Group checkpoints of one window of which the same is ``used``; the group with the most stake comes first.
 
-    Those of another ``run``, without a readable manifest, or without ``wanted`` are each alone, and have no manifest:
+    Those without a readable manifest, or for which ``used`` raises StateError, are each alone, and have no manifest:
     who fetches them gets the error.
+
+    Args:
+        max_bytes: of a manifest.
     """
     if len(found) == 1:
         return [Copies([*found])]
 
-    async def content(checkpoint: Checkpoint) -> tuple[Hashable, SnapshotManifest | None]:
+    async def part(checkpoint: Checkpoint) -> SnapshotManifest | None:
         try:
-            manifest = await fetch_manifest(checkpoint, max_bytes=manifest_cap(wanted))
-            shards = await asyncio.to_thread(needed_shards, manifest, wanted)
+            manifest = await fetch_manifest(checkpoint, max_bytes=max_bytes)
+            # Other values may take much memory: only the part is kept.
+            return await asyncio.to_thread(lambda: used(manifest).sealed())
         except (StateError, StoreError):
-            return checkpoint.author.hotkey, None
-        if manifest.values.get("run") != run:
-            return checkpoint.author.hotkey, None
-        # Other values may take much memory, and nobody uses them.
-        return (shards, manifest.global_step), manifest.model_copy(update={"values": {"run": run}})
+            return None
 
-    groups: dict[Hashable, Copies] = {}
-    for checkpoint, (key, manifest) in zip(found, await asyncio.gather(*map(content, found)), strict=True):
+    groups: dict[str, Copies] = {}
+    parts = await for_each(found, part, concurrency=MANIFESTS_AT_ONCE)
+    for checkpoint, manifest in zip(found, parts, strict=True):
+        key = manifest.seal if manifest else checkpoint.author.hotkey
         groups.setdefault(key, Copies([], manifest)).checkpoints.append(checkpoint)
     return sorted(groups.values(), key=lambda group: -electors.stake(one.uid for one in group.checkpoints))
+
+
+def part_of(
+    manifest: SnapshotManifest, wanted: Mapping[str, TensorLayout], *, values: Collection[str] = ()
+) -> SnapshotManifest:
+    """Return the manifest with only the tensors ``wanted`` and these values. Raises StateError as ``needed_shards``."""
+    return manifest.model_copy(
+        update={
+            "shards": needed_shards(manifest, wanted),
+            "tensors": {name: manifest.tensors[name] for name in sorted(wanted)},
+            "values": {name: manifest.values[name] for name in values if name in manifest.values},
+        }
+    )
 
 
 def discard_fetch(folder: Path) -> None:

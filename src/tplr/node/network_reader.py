@@ -76,19 +76,20 @@ class NetworkReader:
             raise ConfigError("no validator has a bucket on chain: give --validator")
         return validator
 
-    async def newest_checkpoint(self, version: str | None = None, *, until: int | None = None) -> Checkpoint:
-        """Find the leading validator's newest checkpoint of ``version`` (default: this run's) up to window ``until``.
+    async def newest_checkpoint(self, *, until: int | None = None) -> Checkpoint:
+        """Find the leading validator's newest checkpoint up to window ``until``.
 
         Raises:
             ConfigError: there is none.
             ChainUnavailable, StoreError: as ``Comms.leaders_checkpoints``.
         """
-        version = version or self.hparams.version
-        for one in await self.comms.leaders_checkpoints(version):
+        for one in await self.comms.leaders_checkpoints():
             if until is None or one.window <= until:
                 return one
         before = "" if until is None else f" of window {until} or before"
-        raise ConfigError(f"the leading validator has published no checkpoint of version {version}{before}")
+        raise ConfigError(
+            f"the leading validator has published no checkpoint of version {self.hparams.version}{before}"
+        )
 
 
 @asynccontextmanager

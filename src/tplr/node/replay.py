@@ -125,8 +125,8 @@ async def load_state(network: NetworkReader, train_state: TrainState, source: st
 
 async def load_first_weights(network: NetworkReader, train_state: TrainState) -> None:
     """Load the weights of another version's checkpoint, if the run begins with it; else keep those of ``init_seed``."""
-    if version := network.hparams.checkpoint_init_version:
-        await fetch_first_weights(train_state, network.comms, await network.newest_checkpoint(version))
+    if network.hparams.checkpoint_init_version:
+        await fetch_first_weights(train_state, network.comms, network.hparams)
 
 
 async def agreed_updates(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -16,13 +17,13 @@ from tplr.comms import Comms
 from tplr.compress.payload import Update
 from tplr.concurrency.prefetch import Prefetch
 from tplr.errors import ChainUnavailable, FalseModel, StateError, StoreError, WindowLost
-from tplr.exchange.checkpoints import Checkpoint, Copies, alike
+from tplr.exchange.checkpoints import Checkpoint, Copies, alike, manifest_cap
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
 from tplr.node.agreement import Agreement, Divergence
 from tplr.node.failpoints import failpoint
-from tplr.node.fetched_state import fetch_first_weights, fetched_state, shared_layout
+from tplr.node.fetched_state import fetch_first_weights, fetched_state, shared_layout, shared_part
 from tplr.node.model_lock import ModelLock
 from tplr.node.state import SavedState
 from tplr.node.train_state import PARTS, Stateful, TrainState, saved_fingerprints
@@ -155,8 +156,8 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             if not may_try(first):
                 continue
             same = [one for one in found if kind(one) == kind(first) and may_try(one)]
-            wanted, run = shared_layout(self.train_state), self.train_state.run
-            for group in await alike(same, wanted, comms.electors, run=run):
+            used, cap = partial(shared_part, self.train_state), manifest_cap(shared_layout(self.train_state))
+            for group in await alike(same, used, comms.electors, max_bytes=cap):
                 done += group.checkpoints
                 tried.update(one.author.hotkey for one in group.checkpoints)
                 if await self._restore_one_of(group):
@@ -217,15 +218,11 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
 
     async def _set_first_weights(self) -> None:
         """Set the run's first weights: random ones, or those of another version's checkpoint."""
-        if not (version := self._hparams.checkpoint_init_version):
+        if not self._hparams.checkpoint_init_version:
             await self._with_model(self.train_state.reset_to_first_weights)
             return
-        checkpoint = await self._context.comms.get_latest_checkpoint(version)
-        if checkpoint is None:
-            raise StateError(f"checkpoint_init_version {version}: no checkpoint of that version is published")
         async with self.model:
-            await fetch_first_weights(self.train_state, self._context.comms, checkpoint)
-        logger.info("first weights: those of version %s, window %d", version, checkpoint.window)
+            await fetch_first_weights(self.train_state, self._context.comms, self._hparams)
 
     # Forward
 
