@@ -5,6 +5,7 @@ import os
 import threading
 import time
 import traceback
+import weakref
 from itertools import islice
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 from tplr.concurrency.workers import WorkerDied, Workers
 from tplr.data import CheckpointableDataset
 from tplr.streams.transforms import parallel
+from tplr.streams.transforms.shuffle import Shuffle
 
 N = 60
 SOURCE = CheckpointableDataset.from_sequence([{"id": i} for i in range(N)])
@@ -221,6 +223,30 @@ def test_only_so_many_samples_are_read_ahead():
         next(samples)
         time.sleep(0.05)
         assert len(read) <= 32  # groups of 16
+
+
+class Position(dict):
+    """A position that can have weak references."""
+
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("kind", ["map", "filter", "filter_map"])
+def test_positions_of_returned_samples_are_dropped_without_a_state(monkeypatch, kind, ordered):
+    positions = weakref.WeakSet()
+    state = Shuffle.iterator.state
+
+    def noted(iterator):
+        positions.add(position := Position(state(iterator)))
+        return position
+
+    monkeypatch.setattr(Shuffle.iterator, "state", noted)
+    shuffled = CheckpointableDataset.from_sequence([{"id": 1}], repeat=True).shuffle(10)
+    with getattr(shuffled, f"parallel_{kind}")(lambda sample: sample, 1, 2, ordered=ordered).iter() as samples:
+        for _ in range(30):
+            assert len(list(islice(samples, 100))) == 100
+            assert len(positions) <= 10
 
 
 @pytest.mark.parametrize("wrong", [{"max_workers": 0}, {"prefetch_factor": 0}, {"executor_type": "fork"}])

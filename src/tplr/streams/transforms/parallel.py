@@ -97,9 +97,6 @@ class _ParallelIterator(StreamIterator[Any]):
 
     def state(self) -> State:
         self._note()
-        # Drop the positions of groups whose samples are all returned.
-        while len(self._groups) > 1 and self._groups[1].first <= self._first:
-            self._groups.popleft()
         group = self._groups[0] if self._groups else _Group(0, self._buffer.position(), self._carried)
         return {
             "source": group.position,
@@ -179,6 +176,9 @@ class _ParallelIterator(StreamIterator[Any]):
             while self._first in self._also:
                 self._also.remove(self._first)
                 self._first += 1
+            # Drop the positions of groups whose samples are all returned.
+            while len(self._groups) > 1 and self._groups[1].first <= self._first:
+                self._groups.popleft()
 
 
 class ParallelCall(Transform):
