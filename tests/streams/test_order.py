@@ -13,11 +13,17 @@ from tplr.streams.round_robin import WeightedRoundRobin
 TEN = Order.of(range(100, 110), "tens")
 
 
+def bumped(item):
+    item["id"] += 1
+    return item
+
+
 @pytest.mark.parametrize(
     ("order", "items"),
     [
         (TEN, list(range(100, 110))),
         (TEN.map(str), [str(i) for i in range(100, 110)]),
+        (Order.of([{"id": 1}]).map(bumped).repeat().take(2), [{"id": 2}] * 2),
         (TEN.permute(3, 1), [100 + i for i in Permutation(10, 3, 1)]),
         (TEN.take(3), [100, 101, 102]),
         (TEN.take(30), list(range(100, 110))),

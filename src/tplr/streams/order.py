@@ -1,5 +1,6 @@
 """Order: a pure function from position to item, so one number is its whole state."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -59,7 +60,7 @@ class Order(Generic[T]):
         return self.iter()
 
     def map(self, function: Callable[[T], U], name: str = "map") -> "Order[U]":
-        """Apply ``function`` to each item, on request."""
+        """Apply ``function`` to a shallow copy of each item, on request."""
         return Order(self.length, partial(_mapped, function, self.at), f"{self.name}.{name}", self.shared)
 
     def permute(self, seed: int | str, epoch: int = 0) -> Self:
@@ -159,7 +160,7 @@ class Order(Generic[T]):
 
 
 def _mapped(function: Callable[[T], U], at: Callable[[int], T], position: int) -> U:
-    return function(at(position))
+    return function(copy.copy(at(position)))
 
 
 def _permuted(at: Callable[[int], T], places: Permutation, position: int) -> T:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from tplr.data import CheckpointableDataset, concat_datasets, interleave_datasets
 from tplr.errors import DataError, StateError, StoreUnavailable
 from tplr.streams.sources.files import FromFiles
+from tplr.streams.testing import check_resume
 from tplr.streams.transforms.shuffle import Shuffle
 
 sequence = CheckpointableDataset.from_sequence
@@ -19,6 +20,30 @@ SOURCE = sequence([{"id": i} for i in range(N)])
 
 def ids(samples) -> list[int]:
     return [sample["id"] for sample in samples]
+
+
+def bump(sample):
+    sample["id"] += 100
+    return sample
+
+
+IN_PLACE = {
+    "map": (lambda d: d.map(bump), range(100, 112)),
+    "filter": (lambda d: d.filter(lambda sample: bump(sample)["id"] < 106), range(6)),
+    "filter_map": (lambda d: d.filter_map(lambda sample: bump(sample) if sample["id"] < 6 else None), range(100, 106)),
+    "batch": (lambda d: d.batch(1, lambda samples: bump(samples[0])), range(100, 112)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_function_that_changes_its_sample_is_applied_once(name):
+    """In each epoch of a list, and after a resume from a state that holds the sample."""
+    step, expected = IN_PLACE[name]
+    records = sequence([{"id": i} for i in range(12)])
+    for _ in range(2):
+        assert ids(step(records)) == [*expected]
+    found = check_resume(step(records.map(dict).shuffle(6)).parallel_map(dict, 1))
+    assert sorted(ids(found)) == [*expected]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6])

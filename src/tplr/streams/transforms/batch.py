@@ -1,5 +1,6 @@
 """batch: collates several samples into one."""
 
+import copy
 from collections.abc import Callable, Iterator
 from itertools import islice
 from numbers import Integral
@@ -43,7 +44,7 @@ class _BatchIterator(StreamIterator[Any]):
 
     def _collated(self, samples: list[Any]) -> Any:
         if self._transform.collate is not None:
-            return self._transform.collate(samples)
+            return self._transform.collate([*map(copy.copy, samples)])  # the source may hold them, to be read again
         import torch
         from torch.utils.data import default_collate
 
@@ -54,7 +55,7 @@ class _BatchIterator(StreamIterator[Any]):
 
 
 class Batch(Transform):
-    """``collate(samples)`` of every ``size`` samples; None means ``torch.utils.data.default_collate``.
+    """``collate`` of shallow copies of every ``size`` samples; None means ``torch.utils.data.default_collate``.
 
     At the end of the data the remaining samples form a smaller batch, or are dropped and counted.
     """

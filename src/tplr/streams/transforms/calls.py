@@ -1,5 +1,6 @@
 """map, filter and filter_map: call a user function for each sample."""
 
+import copy
 import reprlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
@@ -53,7 +54,8 @@ class _CallIterator(StreamIterator[Any]):
         filters = kind == "filter"
         for sample in self.source.items():
             try:
-                answer = function(sample)
+                # A list or a state may hold the sample, to be read again. dict.copy takes a third of copy.copy's time.
+                answer = function(sample.copy() if type(sample) is dict else copy.copy(sample))
             except Exception as error:  # noqa: BLE001 - raised
                 fail(kind, sample, error)
             if filters:
@@ -69,7 +71,8 @@ class _CallIterator(StreamIterator[Any]):
 
 
 class Call(Transform):
-    """Calls ``function`` in the caller's thread."""
+    """Calls ``function`` with a shallow copy of each sample, in the caller's thread. A filter returns the samples
+    themselves."""
 
     iterator = _CallIterator
     keeps = False
