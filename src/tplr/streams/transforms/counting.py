@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from tplr.errors import StateError
 from tplr.sharding import Share, check_stride, per_rank
 from tplr.streams.iterator import PassingIterator, State, StreamIterator, Transform, only
 from tplr.streams.state import StateReader
@@ -80,45 +81,41 @@ class _StrideIterator(PassingIterator):
     def __init__(self, transform: "Stride", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._interval, self._offset = transform.interval, transform.offset
+        # Of all ranks, if each is as far as this one; the other ranks' samples are skipped at the next sample.
         self._consumed = saved.integer("consumed") if saved else 0
+        # From the source. States of earlier versions have skipped the other ranks' samples, and lack this number.
+        self._read = saved.integer("read") if saved and saved.has("read") else self._consumed
         self._ended = saved.flag("ended") if saved else False
-        if not self._ended:
-            per_rank(self._consumed, self._interval)
+        if self._ended:
+            return
+        per_rank(self._consumed, self._interval)
+        if (skipped := self._read - self._consumed) > self._offset:
+            raise StateError(
+                f"the state was saved after an error, and does not fit rank {self._offset}: samples of ranks below "
+                f"{skipped} had been skipped; use this rank's own state, or one saved after a sample"
+            )
 
-    def __next__(self) -> Any:
-        self._skip_to(self._offset)
-        return self._taken()
+    def items(self) -> Iterator[Any]:
+        if self._ended:
+            return
+        for sample in self.source.items():
+            self._read += 1
+            if self._read > self._consumed + self._offset:
+                self._consumed += self._interval
+                yield sample
+        self._ended = True
 
     def state(self) -> State:
-        if self._consumed % self._interval:
-            self._skip_to(0)
-        return {"source": self.source.state(), "consumed": self._consumed, "ended": self._ended}
-
-    def _skip_to(self, offset: int) -> None:
-        while self._consumed % self._interval != offset and not self._ended:
-            try:
-                self._taken()
-            except StopIteration:
-                return
-
-    def _taken(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        try:
-            sample = next(self.source)
-        except StopIteration:
-            self._ended = True
-            raise
-        self._consumed += 1
-        return sample
+        counts = {"consumed": self._consumed, "read": self._read, "ended": self._ended}
+        return {"source": self.source.state(), **counts}
 
 
 class Stride(Transform):
     """The samples whose number modulo ``interval`` is ``offset``; the others are read and skipped.
 
-    A state is at a multiple of ``interval``, so ranks that are equally far have equal states, and it fits any other
-    interval that divides the number of samples consumed. If a later transform carries data of one rank, such as
-    leftover tokens or a count, a state fits that rank only.
+    A state counts the samples that all ranks have consumed if they are equally far. It fits each rank, and any other
+    interval that divides this number. If a later transform carries data of one rank, such as leftover tokens or a
+    count, a state fits that rank only. A state saved after an error does not fit ranks whose samples were skipped.
     """
 
     iterator = _StrideIterator
