@@ -272,6 +272,29 @@ def test_what_belongs_to_one_rank_is_divided_only_if_all_have_it_equal():
         numbered(0, 2).cache().iter(state_dict=states)
 
 
+@pytest.mark.parametrize(
+    ("stage", "key", "left"),
+    [(lambda d: d.take(9), "taken", (1 + 9, 8)), (lambda d: d.enumerate(), "count", (1 + 20, 18))],
+    ids=["take", "enumerate"],
+)
+def test_a_rank_that_has_not_begun_a_later_dataset_has_counted_none_of_it(stage, key, left):
+    later = stage(CheckpointableDataset.from_sequence(ITEMS[8:28]))
+    joined = (CheckpointableDataset.from_sequence(ITEMS[:8]) + later).shard_by_rank
+
+    def states_after(*taken):
+        states = []
+        for rank, count in enumerate(taken):
+            with joined(rank, 2).iter() as samples:
+                assert len(list(islice(samples, count))) == count
+                states.append(samples.state_dict())
+        return states
+
+    for taken, expected in zip(((4, 3), (5, 5)), left, strict=True):
+        assert len(list(joined(0, 1).iter(state_dict=states_after(*taken)))) == expected
+    with pytest.raises(StateError, match=rf"{key} differs between the ranks \(3, 0\)"):
+        joined(0, 1).iter(state_dict=states_after(7, 3))
+
+
 def workers_and_ranks(dataset: CheckpointableDataset, monkeypatch, taken: int) -> tuple[list[Any], list[Any]]:
     """The first batches of 2 ranks with 2 workers each, and their states."""
     found, states = [], []

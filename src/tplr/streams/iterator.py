@@ -250,14 +250,3 @@ def divided_counts(saved: Sequence[StateReader], share: Share) -> dict[str, int]
 def divided_items(saved: Sequence[StateReader], key: str, share: Share) -> list[Any]:
     """Return one share's part of the lists that all ranks held under ``key``."""
     return share.of([item for one in saved for item in one.items(key)])
-
-
-def only(saved: Sequence[StateReader], key: str) -> Any:
-    """Return the number under ``key``, which must be equal on all ranks."""
-    values = [one.integer(key) for one in saved]
-    if len(set(values)) > 1:
-        raise StateError(
-            f"{saved[0].stage}: {key} differs between the ranks ({', '.join(map(str, values))}), so these states fit "
-            f"the same number of ranks and workers only: save the states of all ranks after equally many samples"
-        )
-    return values[0] if values else 0

@@ -1,12 +1,33 @@
 """take, enumerate and stride: transforms that count samples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tplr.errors import StateError
 from tplr.sharding import Share, check_stride, per_rank
-from tplr.streams.iterator import PassingIterator, State, StreamIterator, Transform, only
+from tplr.streams.iterator import Part, PassingIterator, State, StreamIterator, Transform
 from tplr.streams.state import StateReader
+
+
+class _Counting(Transform):
+    """Counts the samples of its rank, as ``key`` of the state; other ranks continue a count that is equal on all."""
+
+    key: str
+
+    def divide(self, parts: Sequence[Part], share: Share) -> State:
+        """See ``Transform``. A rank that has not begun has count 0; one that has ended has nothing left to count."""
+        begun = [self.reader(part.state) for part in parts if not part.ended]
+        counts = [saved.integer(self.key) if saved else 0 for saved in begun]
+        if len(set(counts)) > 1:
+            raise StateError(
+                f"{self.describe(pinned=False)}: {self.key} differs between the ranks ({', '.join(map(str, counts))}), "
+                f"so these states fit the same number of ranks and workers only: save the states of all ranks after "
+                f"equally many samples"
+            )
+        return super().divide(parts, share)
+
+    def divide_held(self, saved: list[StateReader], share: Share) -> State:
+        return {self.key: saved[0].integer(self.key) if saved else 0}
 
 
 class _TakeIterator(PassingIterator):
@@ -28,19 +49,17 @@ class _TakeIterator(PassingIterator):
         return {"source": self.source.state(), "taken": self._taken}
 
 
-class Take(Transform):
+class Take(_Counting):
     """The first ``count`` samples; reads no more from the source."""
 
     iterator = _TakeIterator
+    key = "taken"
 
     def __init__(self, source: Transform, count: int) -> None:
         if count < 0:
             raise ValueError(f"take: expected 0 or more, got {count}")
         self.sources = (source,)
         self.count = count
-
-    def divide_held(self, saved: list[StateReader], share: Share) -> State:
-        return {"taken": only(saved, "taken")}
 
     def describe(self, *, pinned: bool) -> str:
         return "take"  # the state holds the number of samples taken; the limit may change
@@ -61,17 +80,15 @@ class _EnumerateIterator(StreamIterator[dict[str, Any]]):
         return {"source": self.source.state(), "count": self._count}
 
 
-class Enumerate(Transform):
+class Enumerate(_Counting):
     """Adds each sample's number, from 0, as ``column`` of a new dictionary."""
 
     iterator = _EnumerateIterator
+    key = "count"
 
     def __init__(self, source: Transform, column: str) -> None:
         self.sources = (source,)
         self.column = column
-
-    def divide_held(self, saved: list[StateReader], share: Share) -> State:
-        return {"count": only(saved, "count")}
 
     def describe(self, *, pinned: bool) -> str:
         return f"enumerate({self.column})"
