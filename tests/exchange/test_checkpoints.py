@@ -14,7 +14,8 @@ from blake3 import blake3
 from signers import signed, signer
 
 from tplr.chain.electors import Elector, Electors
-from tplr.errors import ObjectNotFound, StateError, StoreError, StoreUnavailable
+from tplr.errors import AccessDenied, ObjectNotFound, StateError, StoreError, StoreUnavailable
+from tplr.exchange import checkpoints
 from tplr.exchange.checkpoints import Checkpoint, alike, discard_fetch, fetch, part_of, publish, published, withdraw
 from tplr.exchange.envelope import Signer, canonical
 from tplr.exchange.snapshot import MANIFEST, ShardWriter, SnapshotManifest, SnapshotReader, TensorLayout, write_manifest
@@ -120,6 +121,85 @@ async def test_shards_come_from_any_author_of_the_same_content(tmp_path: Path, m
     assert stalling.asked == 1  # for the first shard only
     with pytest.raises(StoreUnavailable):
         await fetch(first, tmp_path / "alone", wanted=WANTED)
+
+
+class Refusing(MemoryStore):
+    """Sends one shard at once, so that others are slow in comparison, and refuses the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = asyncio.Event()
+        self.sent = ""
+
+    async def receive(self, key: str, *args: Any, **more: Any) -> ObjectInfo:
+        self.sent = self.sent or key
+        if key != self.sent:
+            self.refused.set()
+            raise AccessDenied("refused", bucket=self.name, key=key)
+        return await super().receive(key, *args, **more)
+
+
+class TooSlow(MemoryStore):
+    """Sends two parts, and the next ones only after ``recovers`` is set."""
+
+    def __init__(self, recovers: asyncio.Event) -> None:
+        super().__init__()
+        self.recovers = recovers
+        self.sent: list[int] = []
+        self.stalled = 0
+
+    async def receive(self, key: str, *args: Any, byte_range: tuple[int, int], **more: Any) -> ObjectInfo:
+        if len(self.sent) == 2:
+            self.stalled += 1
+            await self.recovers.wait()
+        info = await super().receive(key, *args, byte_range=byte_range, **more)
+        self.sent.append(byte_range[0])
+        return info
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SnapshotManifest:
+    """A snapshot of two shards of five parts each, in the folder ``mine``; deadlines are short."""
+    for module, name, value in (
+        (parts, "MIB", PART),
+        (parts, "MIN_PART_BYTES", PART),
+        (checkpoints, "SLOW_SECONDS", 0.3),
+        (checkpoints, "FLOOR", 1),
+        (download, "PATIENCE_SECONDS", 0.6),
+    ):
+        monkeypatch.setattr(module, name, value)
+    writer = ShardWriter(tmp_path / "mine", max_bytes=4 * PART)
+    for name in ("model.first", "model.second"):
+        writer.write({name: torch.arange(PART, dtype=torch.float32).view(1, -1)})
+    assert [len(shard.blake3s) for shard in writer.shards] == [5, 5]
+    manifest = SnapshotManifest(
+        window=9, start_window=3, global_step=6, version="1", values={}, tensors=writer.tensors,
+        shards=tuple(writer.shards),
+    )  # fmt: skip
+    write_manifest(tmp_path / "mine", manifest)
+    return manifest
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+async def test_who_was_given_up_as_too_slow_is_asked_again_if_all_others_fail(
+    tmp_path: Path, large: SnapshotManifest, recovers: bool
+) -> None:
+    fast = Refusing()
+    slow = TooSlow(fast.refused if recovers else asyncio.Event())
+    sources = [Checkpoint(fast, 9, ME), Checkpoint(slow, 9, signer(6))]
+    for source in sources:
+        await publish(source.store, tmp_path / "mine", signer=signer(source.uid), keep_last=3)
+    fetched = fetch(
+        sources[0], tmp_path / "got", wanted=large.tensors, manifest=large, mirrors=sources[1:], concurrency=1
+    )
+    if recovers:
+        assert (await fetched).shards == large.shards
+        assert slow.sent == [at * PART for at in range(5)]  # no part was fetched twice
+    else:
+        with pytest.raises(StoreUnavailable):
+            await fetched
+    assert fast.refused.is_set()
+    assert slow.stalled == 2
 
 
 async def test_without_its_manifest_it_is_not_there(tmp_path: Path) -> None:

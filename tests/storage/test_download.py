@@ -124,6 +124,19 @@ async def test_what_arrived_before_a_dead_network_is_not_fetched_again(r2, store
     check_whole(target)
 
 
+@pytest.mark.parametrize("key", ["missing", "refused"])
+async def test_what_arrived_is_kept_if_another_source_lacks_the_object(
+    r2, stored: ObjectStore, target: Path, key: str
+) -> None:
+    await half_done(r2, target)
+    r2.server.faults.add("^GET .*/refused", Status(403, "AccessDenied"), times=None)
+    with pytest.raises((ObjectNotFound, AccessDenied)):
+        await download_file(stored, key, target, size=len(BODY), blake3s=BLAKE3S)
+    await fetch(stored, target)
+    assert len(r2.seen(GET)) == 2
+    check_whole(target)
+
+
 async def test_a_cancelled_download_goes_on_later(r2, stored: ObjectStore, target: Path) -> None:
     half_way = asyncio.Event()
     task = asyncio.create_task(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tplr.chain.electors import Electors
-from tplr.errors import ObjectNotFound, PayloadError, StateError, StoreError
+from tplr.errors import ObjectNotFound, PayloadError, StateError, StoreError, StoreUnavailable
 from tplr.exchange.documents import READ_SECONDS, get_signed, holds_document, put_document
 from tplr.exchange.envelope import Author, Signer
 from tplr.exchange.retention import delete_old_checkpoints
@@ -196,14 +196,15 @@ async def _fetch_shard(
 ) -> None:
     """Download a shard from the fastest source; from the next one if that fails, or is slower than another has been.
 
-    Parts that arrived are kept. Each source that is given up doubles the time of the next, because this node's own link
-    may be slow; the last one has the time of ``download_file``.
+    Parts that arrived are kept. Each source that is given up as too slow doubles the time of the next, because this
+    node's own link may be slow; it is tried again if all others fail. That attempt, and the first one of the last
+    source, have the time of ``download_file``.
     """
     clock = asyncio.get_running_loop().time
-    unasked = speeds.order(sources)
-    while unasked:
-        owner = unasked.pop(0)
-        expected = speeds.expected(unasked) / 2 ** (len(sources) - len(unasked) - 1)
+    unasked, given_up = speeds.order(sources), list[str]()
+    while unasked or given_up:
+        owner = (unasked or given_up).pop(0)
+        expected = speeds.expected(unasked) / 2 ** len(given_up)
         began, source = clock(), sources[owner]
         try:
             await download_file(
@@ -217,7 +218,9 @@ async def _fetch_shard(
             )
         except StoreError as error:
             speeds.note(owner, size=0, seconds=clock() - began)
-            if not unasked:
+            if isinstance(error, StoreUnavailable) and expected > FLOOR:
+                given_up.append(owner)
+            if not unasked and not given_up:
                 raise
             logger.info("%s of uid %d: %s", shard.name, source.uid, error)
         else:

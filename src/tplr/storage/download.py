@@ -1,7 +1,8 @@
 """Downloads of large objects in parts. Each part is verified and retried alone; memory is bounded.
 
 If a download ends with StoreUnavailable, or with its task or process, its parts remain, and the next download to the
-same path resumes. If there is no next one, call ``discard_download``. After any other error no parts remain.
+same path resumes. If there is no next one, call ``discard_download``. After any other error no parts remain, except of
+a download that resumed: what another source delivered is not lost because this one lacks the object.
 """
 
 import asyncio
@@ -75,7 +76,8 @@ async def download_file(
         except StoreUnavailable:
             raise
         except StoreError:
-            await asyncio.to_thread(unfinished.discard)
+            if not unfinished.resumed:
+                await asyncio.to_thread(unfinished.discard)
             raise
         finally:
             unfinished.close()
