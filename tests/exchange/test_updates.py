@@ -1,9 +1,11 @@
 """Commits and updates are judged by their write time: a lost response must not make them late."""
 
 import hashlib
+import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,3 +107,25 @@ async def test_an_update_is_found_beside_a_bucket_that_hangs_or_has_another(serv
     await right.put(UPDATE, BODY)
     assert await find_by_hash(stores, UPDATE, SourceSpeeds(), sha256=SHA256, size=len(BODY)) == BODY
     assert time.monotonic() - began < 5.0
+
+
+async def test_who_sends_other_bytes_is_asked_last_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    asked: list[str] = []
+
+    class Noted(MemoryStore):
+        async def get(self, key: str, **more: Any) -> bytes:
+            asked.append(self.name)
+            return await super().get(key, **more)
+
+    false, right, speeds = Noted("false"), Noted("right"), SourceSpeeds()
+    other = BODY[:-1] + b"!"
+    await false.put(UPDATE, other)
+    await right.put(UPDATE, BODY)
+    stores = {"false": false, "right": right}
+    for _ in range(3):
+        assert await find_by_hash(stores, UPDATE, speeds, sha256=SHA256, size=len(BODY)) == BODY
+    assert asked == ["false", "right", "right", "right"]
+    assert await find_by_hash({"false": false}, UPDATE, speeds, sha256=SHA256, size=len(BODY)) is None
+    found = hashlib.sha256(other).hexdigest()
+    assert f"false/{UPDATE}: its SHA-256 is {found}, expected {SHA256}" in caplog.text

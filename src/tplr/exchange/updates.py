@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
-from tplr.errors import ObjectNotFound, StoreError
+from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange.first_answer import find_first
 from tplr.exchange.gather import HASH_FIELD, GatherRules
 from tplr.exchange.source_speeds import SourceSpeeds
@@ -54,14 +54,16 @@ async def find_by_hash(
             return info if info.size == size else None
         return None
 
-    async def fetch(store: ObjectStore, info: ObjectInfo) -> bytes | None:
+    async def fetch(store: ObjectStore, info: ObjectInfo) -> bytes:
         body = await store.get(key, max_bytes=size, if_match=info.etag)
-        found = await asyncio.to_thread(hashlib.sha256, body)
-        return body if found.hexdigest() == sha256 else None
+        found = (await asyncio.to_thread(hashlib.sha256, body)).hexdigest()
+        if found != sha256:
+            raise PayloadError(f"{store.name}/{key}: its SHA-256 is {found}, expected {sha256}")
+        return body
 
     try:
         return await find_first(stores, look, fetch, speeds, what=key)
-    except StoreError as error:
+    except (PayloadError, StoreError) as error:
         logger.info("%s not found: %s", key, error)
         return None
 
