@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from tplr.errors import PayloadError
-from tplr.exchange.states import MAX_HEADER_BYTES, decode_state, encode_state, parse_sparse, parse_state, write_state
+from tplr.exchange.states import (
+    MAX_HEADER_BYTES,
+    MAX_VALUES,
+    decode_state,
+    encode_state,
+    parse_sparse,
+    parse_state,
+    write_state,
+)
 
 TOTALKS = {"layer.weight": 4096, "norm": 2}
 TOPK = 3
@@ -37,18 +45,30 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
             assert found[name] == value
 
 
+def numbered(count: int) -> dict[str, Any]:
+    return {str(number): number for number in range(count)}
+
+
 def test_round_trip() -> None:
     table = torch.arange(12.0).reshape(3, 4)
     state = sparse(shared=table, view=table.T, scalar=torch.tensor(2.5), empty=torch.zeros(0, 4), note=None)
     found, step = decode_state(encode_state(state, 17))
     assert step == 17
     assert_equal(found, state)
-    assert_equal(decode_state(encode_state({}, 0)).state_dict, {})
+    for few in ({}, numbered(MAX_VALUES)):
+        assert_equal(decode_state(encode_state(few, 0)).state_dict, few)
 
 
 @pytest.mark.parametrize(
     ("state", "step"),
-    [({"a": object()}, 0), ({"a": float("nan")}, 0), ({1: 2}, 0), ({}, -1), ({"a": "x" * MAX_HEADER_BYTES}, 0)],
+    [
+        ({"a": object()}, 0),
+        ({"a": float("nan")}, 0),
+        ({1: 2}, 0),
+        ({}, -1),
+        ({"a": "x" * MAX_HEADER_BYTES}, 0),
+        (numbered(MAX_VALUES + 1), 0),
+    ],
 )
 def test_what_is_no_state_is_refused_when_encoding(state: dict[Any, Any], step: int) -> None:
     with pytest.raises(ValueError, match=r"state dict|expected"):
@@ -85,6 +105,7 @@ def of(**state: Any) -> dict[str, Any]:
         spelt(of(global_step=-1, values={})),
         spelt(of(global_step=1, values=[])),
         spelt(of(global_step=1)),
+        spelt(of(global_step=1, values=numbered(MAX_VALUES + 1))),
         spelt({"__metadata__": {"state": '{"global_step": 1, "global_step": 1, "values": {}}'}}),
         spelt({"__metadata__": {"state": '{"global_step": ' + "9" * 5000 + ', "values": {}}'}}),
         spelt(of(global_step=1, values={"a": 1}) | {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"x"),

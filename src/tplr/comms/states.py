@@ -56,7 +56,7 @@ class StateExchange(NodeBuckets):
         time may be that of the upload's start.
 
         Args:
-            state_dict: tensors, and plain JSON values.
+            state_dict: tensors, and up to ``states.MAX_VALUES`` plain JSON values.
             uid: the owner; None for this node.
 
         Returns:

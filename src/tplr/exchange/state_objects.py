@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -163,10 +163,9 @@ async def gather_states(
     began = loop.time()
     found = await gather(stores, rules, concurrency=concurrency)
     states = [one.update for one in found.updates]
-    names = sorted({name for state in states for name in state.state_dict})
     asked = len(states) + len(found.skipped)
     return StateGather(
-        state_dict={name: [state.state_dict.get(name) for state in states] for name in names},
+        state_dict=await asyncio.to_thread(_values_by_name, states),
         uids=tuple(one.uid for one in found.updates),
         skipped_uids=found.skipped,
         global_steps=tuple(state.global_step for state in states),
@@ -175,6 +174,11 @@ async def gather_states(
         download_bytes=found.bytes,
         time=loop.time() - began,
     )
+
+
+def _values_by_name(states: Sequence[State]) -> dict[str, list[Any]]:
+    names = sorted({name for state in states for name in state.state_dict})
+    return {name: [state.state_dict.get(name) for state in states] for name in names}
 
 
 def _seconds(time: datetime | None, default: float) -> float:

@@ -14,6 +14,8 @@ from tplr.untrusted import load_json, printable
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_DIMENSIONS = 8  # torch can't read all tensors of more than 64
+# A gather keeps a list over all peers for each name that any peer sends.
+MAX_VALUES = 1024
 # Added to a norm before the division, as in documented networks, so that values of 0 stay 0.
 NORM_EPSILON = 1e-8
 # Errors of the safetensors library and of torch for a well-formed header with invalid content.
@@ -21,7 +23,7 @@ _UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, O
 
 
 class State(NamedTuple):
-    """The state of a window. Values are tensors or JSON values."""
+    """The state of a window. Values are tensors, and up to ``MAX_VALUES`` JSON values."""
 
     state_dict: dict[str, Any]
     global_step: int
@@ -31,8 +33,8 @@ def encode_state(state_dict: Mapping[str, Any], global_step: int) -> bytes:
     """Return the bytes of a state.
 
     Raises:
-        ValueError: a name is not a string, a value is neither a tensor nor JSON, a tensor has more than 8 dimensions,
-            or the step is negative.
+        ValueError: a name is not a string, a value is neither a tensor nor JSON, there are too many or too large JSON
+            values, a tensor has more than 8 dimensions, or the step is negative.
     """
     tensors, metadata = _split(state_dict, global_step)
     body = save(tensors, metadata)
@@ -62,6 +64,10 @@ def _split(state_dict: Mapping[str, Any], global_step: int) -> tuple[dict[str, t
             raise ValueError(f"{name}: {value.dim()} dimensions, at most {MAX_DIMENSIONS} are allowed")
     tensors = {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
     values = {name: value for name, value in state_dict.items() if name not in tensors}
+    if len(values) > MAX_VALUES:
+        raise ValueError(
+            f"state dict: {len(values)} plain values, at most {MAX_VALUES} are allowed: combine some in one value"
+        )
     try:
         text = json.dumps({"global_step": global_step, "values": values}, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -97,6 +103,8 @@ def decode_state(body: bytes) -> State:
         raise PayloadError(f"no state: {printable(str(error)[:200])}") from error
     if type(step) is not int or not 0 <= step < 2**53 or not isinstance(values, dict) or values.keys() & tensors.keys():
         raise PayloadError("header: expected a global_step, and values under other names than the tensors'")
+    if len(values) > MAX_VALUES:
+        raise PayloadError(f"header: {len(values)} plain values, at most {MAX_VALUES} are allowed")
     return State({**values, **tensors}, step)
 
 
