@@ -4,6 +4,7 @@ import json
 import pickle
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from tplr.errors import PayloadError
+from tplr.exchange.state_objects import put_state
 from tplr.exchange.states import (
     MAX_HEADER_BYTES,
     MAX_VALUES,
@@ -20,6 +22,7 @@ from tplr.exchange.states import (
     parse_state,
     write_state,
 )
+from tplr.storage import MemoryStore
 
 TOTALKS = {"layer.weight": 4096, "norm": 2}
 TOPK = 3
@@ -73,6 +76,46 @@ def test_round_trip() -> None:
 def test_what_is_no_state_is_refused_when_encoding(state: dict[Any, Any], step: int) -> None:
     with pytest.raises(ValueError, match=r"state dict|expected"):
         encode_state(state, step)
+
+
+def deep() -> list[Any]:
+    found: list[Any] = []
+    for _ in range(10_000):
+        found = [found]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about rare kinds of tensors
+@pytest.mark.parametrize(
+    ("name", "make", "found"),
+    [
+        ("a", lambda: torch.eye(3).to_sparse(), "torch.sparse_coo"),
+        ("a", lambda: torch.eye(3).to_sparse_csr(), "torch.sparse_csr"),
+        ("a", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "2 dimensions"),
+        ("a", lambda: torch.zeros(2, dtype=torch.complex128), "torch.complex128"),
+        ("a", lambda: torch.ones(2).to(torch.float8_e8m0fnu), "torch.float8_e8m0fnu"),  # can be saved, not loaded
+        ("a", lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "torch.qint8"),
+        ("a", lambda: torch.zeros(3, device="meta"), "on meta"),
+        ("a", lambda: torch.zeros([1] * 9), "9 dimensions"),
+        ("__metadata__", lambda: torch.zeros(3), "'__metadata__' is given twice"),
+        ("\ud800", lambda: torch.zeros(3), "surrogates not allowed"),
+        ("a", lambda: {1: 1, "1": 2}, "key '1' is given twice"),
+        ("a", deep, "recursion depth"),
+    ],
+)
+async def test_an_entry_that_no_reader_accepts_is_named(name: str, make: Callable[[], Any], found: str) -> None:
+    store = MemoryStore()
+    with pytest.raises(ValueError, match=r"^state dict: .*; expected JSON .*, or a dense tensor") as refused:
+        await put_state(store, "key", {"other": torch.ones(2), name: make()}, 1)
+    assert repr(name) in str(refused.value)
+    assert found in str(refused.value)
+    assert await store.list() == []
+
+
+@pytest.mark.parametrize("step", [True, 1.0, -1, 2**53])
+def test_a_step_that_no_reader_accepts_is_refused(step: Any) -> None:
+    with pytest.raises(ValueError, match="global_step"):
+        encode_state({}, step)
 
 
 def spelt(header: Any, data: bytes = b"") -> bytes:

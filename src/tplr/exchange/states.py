@@ -14,10 +14,15 @@ from tplr.untrusted import load_json, printable
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_DIMENSIONS = 8  # torch can't read all tensors of more than 64
+MAX_STEP = 2**53 - 1  # largest integer that every JSON parser reads exactly
 # A gather keeps a list over all peers for each name that any peer sends.
 MAX_VALUES = 1024
 # Added to a norm before the division, as in documented networks, so that values of 0 stay 0.
 NORM_EPSILON = 1e-8
+_STORABLE = (
+    "JSON with finite numbers and no key twice, or a dense tensor with another name than __metadata__, at most "
+    f"{MAX_DIMENSIONS} dimensions, and a type that safetensors.torch.load knows"
+)
 # Errors of the safetensors library and of torch for a well-formed header with invalid content.
 _UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError)
 
@@ -33,8 +38,9 @@ def encode_state(state_dict: Mapping[str, Any], global_step: int) -> bytes:
     """Return the bytes of a state.
 
     Raises:
-        ValueError: a name is not a string, a value is neither a tensor nor JSON, there are too many or too large JSON
-            values, a tensor has more than 8 dimensions, or the step is negative.
+        ValueError: ``decode_state`` would refuse it: a name is not a string or is reserved, a value is neither a tensor
+            that safetensors can hold nor JSON, there are too many or too large JSON values, a tensor has more than 8
+            dimensions, or the step is out of range.
     """
     tensors, metadata = _split(state_dict, global_step)
     body = save(tensors, metadata)
@@ -52,27 +58,53 @@ def write_state(path: Path, state_dict: Mapping[str, Any], global_step: int) -> 
 
 def state_bytes(state_dict: Mapping[str, Any]) -> int:
     """Return the size of a state's tensors in bytes."""
-    return sum(value.nbytes for value in state_dict.values() if isinstance(value, torch.Tensor))
+    tensors = (value for value in state_dict.values() if isinstance(value, torch.Tensor))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _split(state_dict: Mapping[str, Any], global_step: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return the tensors of a state, each with its own memory, and the metadata of its file."""
-    if global_step < 0 or not all(isinstance(name, str) for name in state_dict):
-        raise ValueError(f"global_step {global_step}, names {list(state_dict)[:3]}…: expected 0 or more, and strings")
-    for name, value in state_dict.items():
-        if isinstance(value, torch.Tensor) and value.dim() > MAX_DIMENSIONS:
-            raise ValueError(f"{name}: {value.dim()} dimensions, at most {MAX_DIMENSIONS} are allowed")
+    if not _is_step(global_step) or not all(isinstance(name, str) for name in state_dict):
+        names = [*state_dict][:3]
+        raise ValueError(f"global_step {global_step}, names {names}…: expected 0 to {MAX_STEP}, and strings")
     tensors = {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
     values = {name: value for name, value in state_dict.items() if name not in tensors}
     if len(values) > MAX_VALUES:
         raise ValueError(
             f"state dict: {len(values)} plain values, at most {MAX_VALUES} are allowed: combine some in one value"
         )
+    for name, value in state_dict.items():
+        _check_entry(name, value)
+    copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    return copies, _metadata(values, global_step)
+
+
+def _check_entry(name: str, value: Any) -> None:
+    """Raise ValueError unless ``decode_state`` accepts a state of this entry; a tensor is tried without its data."""
     try:
-        text = json.dumps({"global_step": global_step, "values": values}, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"state dict: a value is neither a tensor nor JSON: {error}") from error
-    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}, {"state": text}
+        if isinstance(value, torch.Tensor):
+            body = save({name: value.detach().new_empty([0] * max(1, value.dim()))}, _metadata({}, 0))
+        else:
+            body = save({}, _metadata({name: value}, 0))
+        decode_state(body)
+    except (PayloadError, *_UNREADABLE) as error:
+        raise ValueError(
+            f"state dict: {name[:80]!r} ({_described(value)}) can't be stored: {str(error)[:200]}; expected {_STORABLE}"
+        ) from error
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}, {value.layout}, {value.dim()} dimensions, on {value.device}"
+    return type(value).__name__
+
+
+def _metadata(values: Mapping[str, Any], global_step: int) -> dict[str, str]:
+    return {"state": json.dumps({"global_step": global_step, "values": values}, allow_nan=False)}
+
+
+def _is_step(step: object) -> bool:
+    return type(step) is int and 0 <= step <= MAX_STEP
 
 
 def _check_header(head: bytes) -> None:
@@ -88,10 +120,10 @@ def decode_state(body: bytes) -> State:
     Raises:
         PayloadError: the bytes are not a state.
     """
-    if not 0 < _header_bytes(body) <= min(MAX_HEADER_BYTES, len(body) - 8):
-        raise PayloadError("header: its length is out of bounds")
+    if not 0 < (size := _header_bytes(body)) <= min(MAX_HEADER_BYTES, len(body) - 8):
+        raise PayloadError(f"header: {size} of {len(body)} bytes, at most 1 MiB is allowed")
     try:
-        header = load_json(body[8 : 8 + _header_bytes(body)])
+        header = load_json(body[8 : 8 + size])
         state = load_json(header["__metadata__"]["state"])
         step, values = state["global_step"], state["values"]
         tensors = load(body)
@@ -101,7 +133,7 @@ def decode_state(body: bytes) -> State:
         raise PayloadError("header: nested too deep") from error
     except _UNREADABLE as error:
         raise PayloadError(f"no state: {printable(str(error)[:200])}") from error
-    if type(step) is not int or not 0 <= step < 2**53 or not isinstance(values, dict) or values.keys() & tensors.keys():
+    if not _is_step(step) or not isinstance(values, dict) or values.keys() & tensors.keys():
         raise PayloadError("header: expected a global_step, and values under other names than the tensors'")
     if len(values) > MAX_VALUES:
         raise PayloadError(f"header: {len(values)} plain values, at most {MAX_VALUES} are allowed")
