@@ -45,6 +45,33 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     assert "profile is 'fast'" in text
 
 
+def test_problems_of_groups_are_named_beside_those_of_keys(tmp_path: Path) -> None:
+    model = json.loads(SMALL.read_text())["model"] | {"num_attention_heads": 3, "hidden_akt": "silu"}
+    group = GROUP | {"muon_momentum": 0.9, "outer_nesterov": True}
+    path = written(tmp_path, batch_size="8", model=model, sparseloco=group)
+    with pytest.raises(ConfigError) as caught:
+        load_hparams(path)
+    told = sorted(problem.removeprefix(f"hparams: {path}: ") for problem in caught.value.problems)
+    assert [problem.split(" ", 1)[0] for problem in told] == [
+        "batch_size",
+        "model.hidden_akt",
+        "model.hidden_size",
+        "model.num_attention_heads",
+        "sparseloco.inner_optimizer",
+        "sparseloco.outer_nesterov",
+    ]
+
+
+def test_each_problem_of_a_combination_is_told_on_its_own(tmp_path: Path) -> None:
+    path = written(tmp_path, sequence_length=129, minimum_peers=16)
+    with pytest.raises(ConfigError) as caught:
+        load_hparams(path)
+    assert sorted(caught.value.problems) == [
+        f"hparams: {path}: minimum_peers 16 is above max_topk_peers 15",
+        f"hparams: {path}: sequence_length 129 is above model.max_position_embeddings 128",
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -26,6 +26,16 @@ Precision = Literal["float32", "bfloat16"]
 
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    def _problems(self) -> list[str]:
+        """Return the problems of the combination of these values, each of which is valid; keys have their full name."""
+        return []
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        if problems := self._problems():
+            raise ValueError(*problems)
+        return self
 
 
 # Model types that tests cover (train, pack, apply, evaluate), and the key of each type's activation function.
@@ -82,9 +92,8 @@ class ModelParams(_Strict):
         """Dimension of one attention head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
-    @property
-    def problems(self) -> list[str]:
-        """Return the problems of these values; imports ``transformers`` only for keys that are not declared here."""
+    def _problems(self) -> list[str]:
+        """As ``_Strict``; imports ``transformers`` only for keys that are not declared here."""
         found = []
         if self.model_type not in MODEL_TYPES:
             return [f"model.model_type is {self.model_type!r}; expected one of {', '.join(MODEL_TYPES)}"]
@@ -189,9 +198,7 @@ class SparselocoParams(_Strict):
     outer_nesterov: bool
     expected_share: float = Field(default=0.0, ge=0, le=1)
 
-    @property
-    def problems(self) -> list[str]:
-        """Return the problems of the combination of these values."""
+    def _problems(self) -> list[str]:
         found = []
         if self.outer_nesterov and not self.outer_momentum:
             found.append("sparseloco.outer_nesterov without sparseloco.outer_momentum has no effect: set it to false")
@@ -370,17 +377,15 @@ class HParams(_Strict):
     fingerprint_samples: int = Field(gt=0)
     digest_interval_windows: int = Field(gt=0)
 
-    @model_validator(mode="after")
-    def _check_across_fields(self) -> HParams:
+    def _problems(self) -> list[str]:
         positions = self.model.max_position_embeddings
-        problems = self.model.problems
+        problems = self._scheme_problems()
         if self.sequence_length > positions:
             problems.append(
                 f"sequence_length {self.sequence_length} is above model.max_position_embeddings {positions}"
             )
         if self.minimum_peers > self.max_topk_peers:
             problems.append(f"minimum_peers {self.minimum_peers} is above max_topk_peers {self.max_topk_peers}")
-        problems += self._scheme_problems()
         if (self.store is not None) != (self.data == "store"):
             problems.append(f"data is {self.data!r}: {'give' if self.store is None else 'remove'} the group 'store'")
         if self.store and self.store.samples_per_window % self.batch_size:
@@ -388,7 +393,6 @@ class HParams(_Strict):
                 f"store.samples_per_window {self.store.samples_per_window} is not a multiple of batch_size "
                 f"{self.batch_size}"
             )
-        problems += self.sparseloco.problems if self.sparseloco else []
         needed = max(self.recent_windows, self.validator_offset) + 1
         if self.gradient_retention_windows < needed:
             problems.append(
@@ -414,9 +418,7 @@ class HParams(_Strict):
         windows = [one.window for one in self.upgrades]
         if any(later <= earlier for row in (versions, windows) for earlier, later in pairwise(row)):
             problems.append("upgrades: windows and spec_version must ascend, each spec_version above the one before")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+        return problems
 
     def _scheme_problems(self) -> list[str]:
         problems = [
@@ -500,7 +502,8 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
     try:
         return HParams.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError([f"hparams: {path}: {_explain(problem)}" for problem in error.errors()]) from error
+        texts = [text for problem in error.errors() for text in _explain(problem)]
+        raise ConfigError([f"hparams: {path}: {text}" for text in texts]) from error
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -509,12 +512,19 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _explain(problem: Mapping[str, Any]) -> str:
+def _explain(problem: Mapping[str, Any]) -> Sequence[str]:
+    """Return the texts of one of pydantic's errors: several if it is about a combination of values."""
+    if problem["type"] == "value_error":
+        return problem["ctx"]["error"].args
     where = printable(".".join(map(str, problem["loc"]))) or "the file"
     if problem["type"] == "extra_forbidden":
-        if where in migration.HPARAMS:
-            return f"{where} is an old key; write instead: {migration.HPARAMS[where]} ({migration.GUIDE} lists all)"
-        return f"{where} is not a known key; remove it or correct its spelling"
+        return [_unknown(where)]
     if problem["type"] == "missing":
-        return f"{where} is missing"
-    return f"{where} is {problem['input']!r}: {problem['msg']}" if problem["loc"] else problem["msg"]
+        return [f"{where} is missing"]
+    return [f"{where} is {problem['input']!r}: {problem['msg']}" if problem["loc"] else problem["msg"]]
+
+
+def _unknown(where: str) -> str:
+    if where in migration.HPARAMS:
+        return f"{where} is an old key; write instead: {migration.HPARAMS[where]} ({migration.GUIDE} lists all)"
+    return f"{where} is not a known key; remove it or correct its spelling"
