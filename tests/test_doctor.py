@@ -17,6 +17,7 @@ from tplr.cli import main
 from tplr.config import Environment, Kind
 from tplr.doctor import Report
 from tplr.localnet.accounts import bucket_variables, key_table, new_account
+from tplr.localnet.plan import scheme_constants
 from tplr.storage import S3Connections, probe, probe_damage
 from tplr.storage.probe import ProbeResult, clock_offset
 from tplr.testing.s3server import Delay, IgnoreDigests, LoseResponse, Server, Status, serve
@@ -290,6 +291,16 @@ def test_an_aggregator_needs_no_bucket_of_a_miner(run) -> None:
     _, output = run({}, "--role", "validator")
     assert "R2_GRADIENTS_BUCKET_NAME is missing" in output
     assert "R2_AGGREGATOR" not in output
+
+
+@pytest.mark.parametrize("role", ["miner", "aggregator"])
+def test_a_model_that_can_not_be_built_is_a_problem_of_the_hparams(run, tmp_path: Path, role: str) -> None:
+    raw = scheme_constants("demo")
+    raw["model"] |= {"rope_parameters": {"rope_type": "foo"}}
+    (tmp_path / "hparams.json").write_text(json.dumps(raw))
+    status, output = run({}, "--role", role, "--device", "cpu")
+    assert status == 2
+    assert "hparams: hparams.json: model.rope_parameters is {'rope_type': 'foo'}: expected as LlamaConfig" in output
 
 
 def test_the_exit_status_of_a_server_that_is_not_there(run) -> None:

@@ -2,12 +2,24 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tplr.errors import ConfigError
-from tplr.hparams import DemoParams, HParams, LearningRate, OuterRate, SparselocoParams, load_hparams
+from tplr.hparams import (
+    FIXED_HEAD_DIM,
+    MODEL_TYPES,
+    USUAL_ACTIVATIONS,
+    DemoParams,
+    HParams,
+    LearningRate,
+    OuterRate,
+    SparselocoParams,
+    load_hparams,
+)
 from tplr.keys import gradient_key, start_window_key
 from tplr.localnet.plan import scheme_constants
 
@@ -146,12 +158,6 @@ def test_numbers_are_finite(tmp_path: Path, key: str) -> None:
         load_hparams(written(tmp_path, **{key: float("inf")}))
 
 
-def test_unknown_activation_is_named(tmp_path: Path) -> None:
-    model = json.loads(SMALL.read_text())["model"] | {"hidden_act": "silly"}
-    with pytest.raises(ConfigError, match=r"hidden_act is 'silly'; expected one of .*silu"):
-        load_hparams(written(tmp_path, model=model)).model_config_for_transformers()
-
-
 def test_hparams_can_not_be_changed() -> None:
     hparams = load_hparams(SMALL)
     with pytest.raises(ValueError, match="frozen"):
@@ -193,12 +199,60 @@ def test_model_config_takes_every_field() -> None:
         ({"model_type": "gpt2"}, "model.model_type is 'gpt2'; expected one of gemma3_text, llama, mistral"),
         ({"model_type": "qwen3_moe", "router_aux_loss_coef": 0.1}, "model.router_aux_loss_coef is not a known key"),
         ({"num_attention_heads": 3}, "is not a multiple of num_attention_heads 3: give head_dim"),
+        ({"hidden_size": 60}, "attention heads have 15 entries (head_dim, or else hidden_size / num_attention_heads)"),
+        ({"head_dim": 3}, "attention heads have 3 entries"),
+        ({"initializer_range": 2.0}, "model.initializer_range is 2.0: Input should be less than or equal to 1"),
+        ({"hidden_act": "silly"}, "model.hidden_act is 'silly'; expected one of gelu, "),
+        ({"hidden_act": ["silu"]}, "model.hidden_act is ['silu']; expected one of gelu, "),
+        ({"rms_norm_eps": "abc"}, "model.rms_norm_eps is 'abc': expected as LlamaConfig of transformers describes it"),
+        ({"attention_bias": "abc"}, "model.attention_bias is 'abc': expected as LlamaConfig of transformers describes"),
+        (
+            {"model_type": "gemma3_text", "hidden_act": None, "hidden_activation": "silu", "layer_types": ["no"]},
+            "model.layer_types is ['no']: expected as Gemma3TextConfig of transformers describes it (ValueError: ",
+        ),
+        ({"rope_parameters": {"rope_type": "foo"}}, "model.rope_parameters is {'rope_type': 'foo'}: expected as Llama"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, '(KeyError: "Missing required keys in `rope_parameters` for'),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "abc"}}, "'factor': 'abc'}: expected as LlamaConfig"),
+        ({"rope_parameters": {"rope_theta": "abc"}}, "model.rope_parameters is {'rope_theta': 'abc'}: expected as"),
+        (
+            {"hidden_size": 66, "head_dim": 16},
+            "model: expected as LlamaConfig of transformers describes it (ValueError",
+        ),
     ],
 )
 def test_model_keys_are_those_of_the_type(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     model = json.loads(SMALL.read_text())["model"] | changes
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_hparams(written(tmp_path, model=model))
+
+
+def test_all_values_that_transformers_refuses_are_named_at_once(tmp_path: Path) -> None:
+    model = json.loads(SMALL.read_text())["model"] | {"rms_norm_eps": "\x1b", "mlp_bias": 3, "attention_bias": False}
+    path = written(tmp_path, model=model | {"hidden_act": "silly", "hidden_akt\x1b": 1}, batch_size="8")
+    with pytest.raises(ConfigError) as caught:
+        load_hparams(path)
+    told = [problem.removeprefix(f"hparams: {path}: ") for problem in caught.value.problems]
+    named = ["batch_size", "model.hidden_act", "model.hidden_akt\\x1b", "model.mlp_bias", "model.rms_norm_eps"]
+    assert sorted(one.split(" ", 1)[0] for one in told) == named
+    assert all(one.isprintable() for one in told)
+
+
+def test_what_is_known_without_transformers_is_true() -> None:
+    from transformers import CONFIG_MAPPING
+    from transformers.activations import ACT2FN
+
+    assert {*USUAL_ACTIVATIONS} <= ACT2FN.keys()
+    assert {one for one in MODEL_TYPES if "head_dim" not in CONFIG_MAPPING[one].__annotations__} == FIXED_HEAD_DIM
+
+
+@pytest.mark.parametrize("path", [*sorted(ROOT.glob("hparams*.json")), SMALL], ids=lambda path: path.stem)
+def test_shipped_files_are_checked_without_transformers(path: Path) -> None:
+    """Its import takes seconds."""
+    code = f"import sys; from tplr import load_hparams; load_hparams({str(path)!r}); print({{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'pydantic'" in done.stdout
+    assert "'transformers'" not in done.stdout
+    assert "'torch'" not in done.stdout
 
 
 def test_other_keys_reach_the_configuration(tmp_path: Path) -> None:

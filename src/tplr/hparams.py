@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -47,6 +48,11 @@ MODEL_TYPES = {
     "qwen3": "hidden_act",
     "qwen3_moe": "hidden_act",
 }
+# Types whose heads have ``hidden_size / num_attention_heads`` entries: their configurations have no ``head_dim``.
+FIXED_HEAD_DIM = frozenset({"olmo2", "qwen3_moe"})
+# Activation functions of published models of these types. A model with one of them and no other undeclared key is
+# checked without ``transformers``, whose import takes seconds.
+USUAL_ACTIVATIONS = ("gelu_pytorch_tanh", "silu")
 # Keys of configurations that have no effect in a run or would change its task, which is to predict each token from the
 # earlier ones, without a cache and without an auxiliary loss.
 FIXED_KEYS = frozenset(
@@ -84,7 +90,7 @@ class ModelParams(_Strict):
     num_key_value_heads: int = Field(gt=0)
     head_dim: int | None = Field(default=None, gt=0)
     max_position_embeddings: int = Field(gt=0)
-    initializer_range: float = Field(gt=0)
+    initializer_range: float = Field(gt=0, le=1)
     tie_word_embeddings: bool
 
     @property
@@ -93,42 +99,89 @@ class ModelParams(_Strict):
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     def _problems(self) -> list[str]:
-        """As ``_Strict``; imports ``transformers`` only for keys that are not declared here."""
-        found = []
+        """As ``_Strict``. Models with other than ``USUAL_ACTIVATIONS`` and declared keys are built, without weights."""
         if self.model_type not in MODEL_TYPES:
             return [f"model.model_type is {self.model_type!r}; expected one of {', '.join(MODEL_TYPES)}"]
-        if self.hidden_size % self.num_attention_heads and self.head_dim is None:
+        more, activation, sizes = self.model_extra or {}, MODEL_TYPES[self.model_type], self._size_problems()
+        missing = [] if activation in more else [f"model.{activation} is missing"]
+        usual = more in ({}, *({activation: one} for one in USUAL_ACTIVATIONS))
+        if usual and not self.hidden_size % self.num_attention_heads:  # llama wants this also with head_dim
+            return sizes + missing
+        found, passed = self._key_problems()
+        return sizes + missing + found + ([] if sizes else self._refused(passed))
+
+    def _size_problems(self) -> list[str]:
+        heads, found = self.num_attention_heads, []
+        if self.head_dim and self.model_type in FIXED_HEAD_DIM:
+            found.append(_unknown("model.head_dim", f"of {self.model_type}"))
+        if self.hidden_size % heads and self.head_dim is None:
             found.append(
-                f"model.hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
-                f"{self.num_attention_heads}: give head_dim"
+                f"model.hidden_size {self.hidden_size} is not a multiple of num_attention_heads {heads}: give head_dim"
             )
-        if self.num_attention_heads % self.num_key_value_heads:
+        elif self.head_size % 2:
             found.append(
-                f"model.num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
+                f"model: attention heads have {self.head_size} entries (head_dim, or else hidden_size / "
+                "num_attention_heads): rotary embeddings need an even number"
             )
-        more = self.model_extra or {}
-        activation = MODEL_TYPES[self.model_type]
-        if activation not in more:
-            found.append(f"model.{activation} is missing")
-        known = self._known_keys() if more.keys() - {activation} or self.head_dim else {activation}
-        given = more.keys() | ({"head_dim"} if self.head_dim else set())
-        found += [
-            f"model.{key} is not a known key of {self.model_type}; remove it or correct its spelling"
-            for key in sorted(given - known)
-        ]
-        found += [
-            f"model.{key} is {more[key]}: remove it; with dropout, two nodes get different losses from the same batches"
-            for key in sorted(given & known)
-            if key.endswith("dropout") and more[key]
-        ]
+        if heads % self.num_key_value_heads:
+            found.append(
+                f"model.num_attention_heads {heads} is not a multiple of num_key_value_heads {self.num_key_value_heads}"
+            )
         return found
 
-    def _known_keys(self) -> frozenset[str]:
-        """Return the keys of the type's configuration that a run can choose."""
+    def _key_problems(self) -> tuple[list[str], dict[str, Any]]:
+        """Return the problems of the undeclared keys, and the values of the others."""
+        from transformers import CONFIG_MAPPING
+        from transformers.activations import ACT2FN
+
+        known = CONFIG_MAPPING[self.model_type].__annotations__.keys() - FIXED_KEYS
+        found, passed = [], {}
+        for key, value in sorted((self.model_extra or {}).items()):
+            if key not in known:
+                found.append(_unknown(printable(f"model.{key}"), f"of {self.model_type}"))
+            elif key == MODEL_TYPES[self.model_type] and value not in [*ACT2FN]:
+                found.append(f"model.{key} is {value!r}; expected one of {', '.join(sorted(ACT2FN))}")
+            elif key.endswith("dropout") and value:
+                found.append(
+                    f"model.{key} is {value!r}: remove it; with dropout, two nodes get different losses from the same "
+                    "batches"
+                )
+            else:
+                passed[key] = value
+        return found, passed
+
+    def _refused(self, more: Mapping[str, Any]) -> list[str]:
+        """Return those of these other keys, or the model itself, with which ``transformers`` can't build the model."""
+        if not (reason := self._build_error(more)):
+            return []
+        alone = {} if self._build_error({}) else {key: self._build_error({key: value}) for key, value in more.items()}
+        return [f"model.{key} is {more[key]!r}: {text}" for key, text in alone.items() if text] or [f"model: {reason}"]
+
+    def _build_error(self, more: Mapping[str, Any]) -> str:
+        """Return why ``transformers`` can't build the model with these other keys; "" if it can."""
+        import torch
+        from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+        try:
+            with torch.device("meta"):
+                AutoModelForCausalLM.from_config(self.for_transformers(more))
+        except Exception as error:  # noqa: BLE001 - a wrong value raises an error of any type
+            cause = error.__cause__ or error
+            name = CONFIG_MAPPING[self.model_type].__name__
+            return printable(f"expected as {name} of transformers describes it ({type(cause).__name__}: {cause})")
+        return ""
+
+    def for_transformers(self, more: Mapping[str, Any]) -> PreTrainedConfig:
+        """Return the type's configuration with these other keys."""
         from transformers import CONFIG_MAPPING
 
-        return frozenset(CONFIG_MAPPING[self.model_type].__annotations__) - FIXED_KEYS
+        declared = self.model_dump(include=ModelParams.model_fields.keys() - {"model_type", "head_dim"})
+        values = {**declared, **deepcopy(dict(more))}  # a configuration changes its values
+        if self.model_type not in FIXED_HEAD_DIM:
+            values["head_dim"] = self.head_size
+        # Default token ids affect the computation only through the padding row of an embedding, so there is none.
+        values |= {"use_cache": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+        return CONFIG_MAPPING[self.model_type](**values)
 
 
 class LearningRate(_Strict):
@@ -439,26 +492,8 @@ class HParams(_Strict):
         return RunVersion(str(self.spec_version), [(one.window, str(one.spec_version)) for one in self.upgrades])
 
     def model_config_for_transformers(self) -> PreTrainedConfig:
-        """Build the model's configuration; importing this module does not import transformers.
-
-        Raises:
-            ConfigError: the activation function is unknown.
-        """
-        from transformers import CONFIG_MAPPING
-        from transformers.activations import ACT2FN
-
-        model = self.model
-        key = MODEL_TYPES[model.model_type]
-        activation = (model.model_extra or {})[key]
-        if activation not in ACT2FN:
-            raise ConfigError(f"hparams: model.{key} is {activation!r}; expected one of {', '.join(sorted(ACT2FN))}")
-        config_class = CONFIG_MAPPING[model.model_type]
-        values = model.model_dump(exclude={"model_type", "head_dim"})
-        if "head_dim" in config_class.__annotations__:
-            values["head_dim"] = model.head_size
-        # Default token ids affect the computation only through the padding row of an embedding, so there is none.
-        values |= {"use_cache": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-        return config_class(**values)
+        """Build the model's configuration; importing this module does not import transformers."""
+        return self.model.for_transformers(self.model.model_extra or {})
 
     def load_tokenizer(self, folder: Path | None = None) -> PreTrainedTokenizerFast:
         """Load the run's tokenizer from a local path (relative to ``folder``) or by its hub name.
@@ -524,7 +559,7 @@ def _explain(problem: Mapping[str, Any]) -> Sequence[str]:
     return [f"{where} is {problem['input']!r}: {problem['msg']}" if problem["loc"] else problem["msg"]]
 
 
-def _unknown(where: str) -> str:
+def _unknown(where: str, of: str = "") -> str:
     if where in migration.HPARAMS:
         return f"{where} is an old key; write instead: {migration.HPARAMS[where]} ({migration.GUIDE} lists all)"
-    return f"{where} is not a known key; remove it or correct its spelling"
+    return f"{where} is not a known key{of and f' {of}'}; remove it or correct its spelling"

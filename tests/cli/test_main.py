@@ -264,3 +264,17 @@ def test_what_a_plan_can_not_compute_or_write_is_one_line(options, problem, caps
         status = end.code
     assert status == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("rope_parameters", {"rope_type": "foo"}), ("rms_norm_eps", "abc"), ("hidden_act", ["silu"])]
+)
+def test_a_plan_of_a_model_that_can_not_be_built_is_one_line(tmp_path, capsys, key, value):
+    raw = json.loads((Path(__file__).parents[2] / "hparams-demo.json").read_text())
+    raw["model"] |= {key: value}
+    path = tmp_path / "hparams.json"
+    path.write_text(json.dumps(raw))
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "--hparams", str(path), "--gpu", "h100"])
+    assert end.value.code == 2
+    assert f"tplr plan: error: hparams: {path}: model.{key} is {value!r}" in capsys.readouterr().err
