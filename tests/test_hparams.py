@@ -188,6 +188,11 @@ def test_model_config_takes_every_field() -> None:
     ("changes", "message"),
     [
         ({"hidden_akt": "silu"}, "model.hidden_akt is not a known key of llama"),
+        ({"rope_theta": 5e5}, "model.rope_theta is an old key; write instead: model.rope_parameters.rope_theta"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "model.rope_scaling is an old key; write instead: model.",
+        ),
         ({"pad_token_id": 0}, "model.pad_token_id is not a known key of llama"),
         ({"model_type": "gemma3_text"}, "model.hidden_activation is missing"),
         (

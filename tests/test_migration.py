@@ -31,6 +31,8 @@ def test_every_new_key_exists() -> None:
     raw = scheme_constants("demo")
     raw |= {"sparseloco": json.loads((ROOT / "hparams-sparseloco.json").read_text())["sparseloco"]}
     raw |= {"documented_scores": DocumentedScores().model_dump()}
+    raw["model"] |= {"rope_parameters": {"rope_theta": 500_000.0}}
+    HParams.model_validate(raw | {"sparseloco": None})
     assert not HPARAMS.keys() & HParams.model_fields.keys()
     for new in HPARAMS.values():
         value = raw

@@ -33,6 +33,8 @@ HPARAMS = {
     "inner_steps": "sparseloco.inner_steps",
     "inner_learning_rate": "sparseloco.inner_learning_rate.peak",
     "outer_learning_rate": "sparseloco.outer_learning_rate",
+    "model.rope_theta": "model.rope_parameters.rope_theta",
+    "model.rope_scaling": "model.rope_parameters, with rope_type for type, and with rope_theta",
 }
 # Old argument of a node -> its replacement.
 ARGUMENTS = {
