@@ -8,6 +8,7 @@ import traceback
 from dataclasses import fields
 from pathlib import Path
 
+import certifi
 import pytest
 
 from tplr import config
@@ -303,8 +304,42 @@ def test_the_cache_lies_in_the_home_folder_or_where_it_is_said(monkeypatch):
 def test_settings_of_tls_connections() -> None:
     assert Environment({}).https == HttpsSettings()
     proxies = {"HTTPS_PROXY": "http://loud", "https_proxy": "http://quiet", "NO_PROXY": "a,b"}
-    assert Environment({"AWS_CA_BUNDLE": "/ca.pem", **proxies}).https == HttpsSettings("/ca.pem", "http://quiet", "a,b")
+    bundle = certifi.where()
+    assert Environment({"AWS_CA_BUNDLE": bundle, **proxies}).https == HttpsSettings(bundle, "http://quiet", "a,b")
+    assert Environment({"HTTPS_PROXY": "me:p%40ss@[::1]:3128"}).https.proxy == "http://me:p%40ss@[::1]:3128"
     assert "password" not in repr(Environment({"HTTPS_PROXY": "http://name:password@proxy:3128"}).https)
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        "http://me:PW@host:abc",
+        "http://me:PW@host:0",
+        "foo://me:PW@host",
+        "http://me:PW@",
+        "http://me:PW@[host",
+        "http://P/W@h",
+    ],
+)
+def test_a_wrong_proxy_is_told_without_its_password(proxy: str) -> None:
+    """Every request would fail as if the server were down, and a service would wait for it without end."""
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        with pytest.raises(ConfigError) as error:
+            _ = Environment({name: proxy}).https
+        assert error.value.problems == (
+            f"{name}: expected http://[user:password@]host[:port], special characters of the password as %40 for @",
+        )
+
+
+def test_wrong_certificate_authorities_are_told_beside_a_wrong_proxy(tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").touch()
+    for path, reason in {tmp_path / "nowhere.pem": "No such file", tmp_path / "empty.pem": "no certificate"}.items():
+        with pytest.raises(ConfigError) as error:
+            _ = Environment({"AWS_CA_BUNDLE": str(path), "HTTPS_PROXY": "foo://host"}).https
+        proxy, authorities = error.value.problems
+        assert proxy.startswith("HTTPS_PROXY: expected")
+        assert authorities.startswith(f"AWS_CA_BUNDLE is '{path}': expected a file of certificates in PEM form (")
+        assert reason in authorities
 
 
 def test_number_of_ranks() -> None:

@@ -284,6 +284,13 @@ def test_the_exit_status_of_missing_settings_and_wrong_arguments(run) -> None:
         assert found in output
 
 
+def test_wrong_settings_of_tls_are_no_outage(run) -> None:
+    status, output = run({"AWS_CA_BUNDLE": "/nofile", "HTTPS_PROXY": "http://me:PW@host:abc"})
+    assert status == 2
+    assert output.count("HTTPS_PROXY: expected http://") == output.count("AWS_CA_BUNDLE is '/nofile': expected") == 1
+    assert "PW" not in output
+
+
 def test_an_aggregator_needs_no_bucket_of_a_miner(run) -> None:
     _, output = run({}, "--role", "aggregator")
     assert output.count("R2_AGGREGATOR_BUCKET_NAME is missing") == 1  # and not again in the table of the node

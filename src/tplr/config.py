@@ -18,10 +18,13 @@ import difflib
 import json
 import os
 import re
+import ssl
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
+from urllib.parse import urlsplit
 
 from dotenv import dotenv_values, find_dotenv
 
@@ -168,7 +171,7 @@ class HttpsSettings:
 
     Attributes:
         ca_bundle: file with the trusted certificate authorities; "" for certifi's.
-        proxy: URL of the proxy, which may contain a password; "" for none.
+        proxy: URL of the proxy with its scheme, which may contain a password; "" for none.
         no_proxy: hosts that are reached without the proxy, separated by commas.
     """
 
@@ -288,8 +291,23 @@ class Environment:
     @property
     def https(self) -> HttpsSettings:
         """``AWS_CA_BUNDLE``, ``HTTPS_PROXY`` and ``NO_PROXY``. Lower case takes precedence for the last two."""
-        proxy, no_proxy = (self._get(name.lower()) or self._get(name) for name in ("HTTPS_PROXY", "NO_PROXY"))
-        return HttpsSettings(self._get("AWS_CA_BUNDLE"), proxy, no_proxy)
+        ca_bundle, no_proxy = self._get("AWS_CA_BUNDLE"), self._get("no_proxy") or self._get("NO_PROXY")
+        name = "https_proxy" if self._get("https_proxy") else "HTTPS_PROXY"
+        proxy, problems = _proxy_url(self._get(name)), []
+        if proxy is None:
+            problems.append(
+                f"{name}: expected http://[user:password@]host[:port], special characters of the password as %40 for @"
+            )
+        if ca_bundle:
+            try:
+                ssl.create_default_context(cafile=ca_bundle)
+            except OSError as error:
+                problems.append(
+                    f"AWS_CA_BUNDLE is {ca_bundle!r}: expected a file of certificates in PEM form ({error.strerror})"
+                )
+        if proxy is None or problems:
+            raise ConfigError(problems)
+        return HttpsSettings(ca_bundle, proxy, no_proxy)
 
     @property
     def local_rank(self) -> str:
@@ -445,6 +463,20 @@ def checked_endpoint(value: str, name: str) -> str:
     if not fits or not 0 < int(fits[2] or 1) < 2**16:
         raise ConfigError(f"{name}: expected http(s)://host[:port], without user, path or query")
     return value.rstrip("/")
+
+
+def _proxy_url(value: str) -> str | None:
+    """Return the URL of a proxy, whose scheme may be missing; "" for "", None if it is malformed."""
+    if not value:
+        return ""
+    url = value if "://" in value else f"http://{value}"
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        host = re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname or "")
+        only_host = url.rstrip("/") == f"{parts.scheme}://{parts.netloc}"
+        if parts.scheme in ("http", "https") and host and only_host and parts.port != 0:
+            return url
+    return None
 
 
 def bucket_of(kind: Kind, access: Access, record: Mapping[str, Any]) -> Bucket:

@@ -329,7 +329,7 @@ def _connect(endpoint: str, https: HttpsSettings) -> http.client.HTTPConnection:
     if url.scheme == "http":
         connection = http.client.HTTPConnection(url.hostname, url.port, timeout=CONNECT_TIMEOUT)
     elif https.proxy and not proxy_bypass_environment(url.hostname, {"no": https.no_proxy}):
-        there = urlsplit(https.proxy if "://" in https.proxy else f"http://{https.proxy}")
+        there = urlsplit(https.proxy)
         tls = _tls(https.ca_bundle)
         host, port = there.hostname or "", there.port or 80
         connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=tls)
