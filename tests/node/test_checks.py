@@ -13,7 +13,7 @@ import pytest
 import torch
 from faulty import FaultyChain
 
-from tplr.chain.hotkeys import new_hotkey
+from tplr.chain.hotkeys import new_hotkey, save_hotkey
 from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
 from tplr.cli import parse_arguments
@@ -212,7 +212,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 yield faulty
 
         monkeypatch.setattr(startup, "_open_chain", open_chain)
-        args: Any = type("Arguments", (), {"wallet_hotkey": "h", "netuid": 1})
+        args: Any = type("Arguments", (), {"wallet_hotkey": "h", "netuid": 1, "network": "local:chain", "archive": ()})
         async with AsyncExitStack() as stack:
             return await startup._checked_chain(args, stack, checks, answers_due())
 
@@ -241,3 +241,23 @@ async def test_a_chain_that_is_down_is_said_once_and_in_time(opened: Any, monkey
     await opened(checks)
     assert [one.check for one in checks.problems] == ["registration"]
     assert checks.status == OUTSIDE_DOWN
+
+
+@pytest.mark.parametrize("wallet", [True, False])
+@pytest.mark.parametrize("archive", [(), ("wss://archive:none",)])
+async def test_a_wrong_network_is_told_once_with_or_without_a_wallet(
+    tmp_path: Path, wallet: bool, archive: tuple[str, ...]
+) -> None:
+    if wallet:
+        save_hotkey(tmp_path, "w", "h", new_hotkey())
+    options = ["--wallet.path", str(tmp_path), "--wallet.name", "w", "--wallet.hotkey", "h", "--state", str(tmp_path)]
+    options += ["--subtensor.network", "atlantis", *(f"--subtensor.archive={url}" for url in archive)]
+    args, checks = node_arguments(parse_arguments(["miner", "--device", "cpu", *options])), Checks()
+    async with AsyncExitStack() as stack:
+        assert await startup._checked_chain(args, stack, checks, answers_due()) is None
+    wrong = "--subtensor.archive: " if archive else "--subtensor.network atlantis: "
+    expected = [wrong] if wallet else [wrong, "hotkey 'h' of wallet 'w'"]
+    assert checks.status == MISCONFIGURED
+    assert len(checks.problems) == len(expected)
+    for problem, text in zip(checks.problems, expected, strict=True):
+        assert (problem.check, problem.text[: len(text)]) == ("wallet and chain", text)

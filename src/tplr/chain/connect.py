@@ -12,6 +12,14 @@ from tplr.errors import OtherChain
 LOCAL_PREFIX = "local:"
 
 
+def check_network(network: str, archive: Sequence[str] = ()) -> None:
+    """Raise ConfigError if ``network`` or ``archive`` of ``open_chain`` can't be right; connects to nothing."""
+    if not network.startswith(LOCAL_PREFIX):
+        from tplr.chain.subtensor import endpoints_of  # bittensor takes seconds to import
+
+        endpoints_of(network, archive)
+
+
 @asynccontextmanager
 async def open_chain(
     network: str,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from tplr.chain import Chain
-from tplr.chain.connect import LOCAL_PREFIX, open_chain
+from tplr.chain.connect import LOCAL_PREFIX, check_network, open_chain
 from tplr.comms import Comms
 from tplr.config import Environment
 from tplr.errors import OtherChain
@@ -321,6 +321,7 @@ async def _checked_chain(args: Arguments, stack: AsyncExitStack, checks: Checks,
     async def ask(name: str, question: Callable[[], Awaitable[T]]) -> T | None:
         return await checks.wait(name, twice(question), until=until)
 
+    checks.take("wallet and chain", check_network, args.network, args.archive)  # also if the wallet can't be opened
     chain = await ask("wallet and chain", lambda: stack.enter_async_context(_open_chain(args)))
     if chain:
         checks.neuron = await ask("registration", partial(check_registration, chain, args))
