@@ -161,6 +161,7 @@ async def test_a_dry_run_shows_the_costs_and_writes_nothing(world: World, tmp_pa
     status, said = await world.join("--folder", tmp_path, "--role", "validator", command=DRY_RUN)
     assert status == 0
     assert "a validator on 1 x CPU" in said
+    assert "training in a window" not in said  # a validator does not train
     assert list(tmp_path.iterdir()) == []
 
 

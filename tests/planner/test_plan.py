@@ -34,10 +34,10 @@ def test_the_shipped_runs_fit_one_h200(demo, sparseloco, default, host):
 def test_the_large_runs_fit_eight_gpus_and_train_all_their_tokens(name, gpu, settings, host):
     """With the default links: memory, disk, and a window that is long enough for its batches and no longer."""
     machine = host(gpu, ranks=8, host_memory=2048 * GIB, disk=4000 * GIB)
-    for role in ("miner", "validator"):
-        plan = make_plan(load_hparams(ROOT / name), machine, role=role, settings=settings)
-        assert plan.problems == []
-    line = make_plan(load_hparams(ROOT / name), machine, settings=settings).timeline
+    plan = make_plan(load_hparams(ROOT / name), machine, settings=settings)
+    assert plan.problems == []
+    assert make_plan(load_hparams(ROOT / name), machine, role="validator", settings=settings).memory_problems == []
+    line = plan.timeline
     idle = sum(phase.seconds for phase in line.phases if phase.name == "idle")
     assert line.binds.startswith("data")
     assert idle < 0.1 * line.window
@@ -98,6 +98,20 @@ def test_command(capsys, tmp_path, demo):
         assert words in shown
     drawn = ET.fromstring(picture.read_text())
     assert any("train" in (one.text or "") for one in drawn.iter("{http://www.w3.org/2000/svg}text"))
+
+
+def test_command_for_a_validator_shows_no_training_and_judges_its_links(capsys, tmp_path):
+    picture = tmp_path / "window.svg"
+    words = ["plan", "--role", "validator", "--gpu", "h100", "--host-memory", "256", "--disk", "1000"]
+    assert main([*words, "--up", "3", "--picture", str(picture)]) == 0  # an update would take 77 s of 60
+    shown = capsys.readouterr().out
+    assert not [word for word in ("training", "utilisation", "binds", "idle", "does not fit") if word in shown]
+    drawn = ET.fromstring(picture.read_text())
+    names = {one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"upload", "download"} <= names
+    assert "devices" not in names
+    assert main([*words, "--up", "2"]) == 1
+    assert "does not fit: the upload of 476 MB in a window takes 1906 s" in " ".join(capsys.readouterr().out.split())
 
 
 def test_command_exits_1_if_it_does_not_fit(capsys):

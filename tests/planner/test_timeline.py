@@ -1,7 +1,10 @@
-"""A window's phases, and the plan's report of an impossible timeline."""
+"""A window's phases, a validator's links, and the plan's report of an impossible timeline."""
+
+from pathlib import Path
 
 import pytest
 
+from tplr.hparams import load_hparams
 from tplr.planner.plan import make_plan
 from tplr.training.device import DeviceSettings
 
@@ -97,3 +100,38 @@ def test_batches_that_end_early_leave_devices_idle_with_overlap_too(sparseloco, 
 def test_a_set_that_comes_after_the_window_is_a_problem_with_overlap_too(sparseloco, host):
     assert not make_plan(overlapping(sparseloco), host(down=10e6)).problems
     assert any("no time to train" in one for one in make_plan(overlapping(sparseloco), host(down=1e6)).problems)
+
+
+def test_a_validators_window_has_its_transfers_and_no_training(default, host):
+    """Links on which a miner can't train are no problem of a validator that has the whole window for its bytes."""
+    plan = make_plan(default, host(up=3e6), role="validator")
+    line, flow = plan.timeline, plan.traffic
+    assert make_plan(default, host(up=3e6)).problems
+    assert plan.problems == []
+    assert (line.phases, line.needed, line.utilisation) == ((), 0.0, 0.0)
+    assert [(one.name, one.start) for one in line.links] == [("upload", 0.0), ("download", 0.0)]
+    assert [one.seconds for one in line.links] == pytest.approx([flow.uploaded * 8 / 3e6, flow.downloaded * 8 / 500e6])
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute", "link"), [("upload", "uploaded", "up"), ("download", "downloaded", "down")]
+)
+def test_a_validators_bytes_that_exceed_its_link_are_a_problem(sparseloco, host, name, attribute, link):
+    plan = make_plan(sparseloco, host(), role="validator")
+    needed = getattr(plan.traffic, attribute) * 8 / plan.timeline.window
+    assert make_plan(sparseloco, host(**{link: 1.01 * needed}), role="validator").problems == []
+    (problem,) = make_plan(sparseloco, host(**{link: 0.99 * needed}), role="validator").problems
+    assert problem.startswith(f"the {name} of ")
+    assert "use a link of at least" in problem
+
+
+def test_a_validator_of_70b_needs_a_faster_upload_than_a_miner(host):
+    hparams = load_hparams(Path(__file__).parents[2] / "hparams-70b.json")
+    machine = {"gpu": "b200", "ranks": 8, "host_memory": 2**41, "disk": 2**42}
+    settings = DeviceSettings.of("cuda", checkpointing="full", offload_weights=True, offload_error_feedback=True)
+    (problem,) = make_plan(hparams, host(**machine), role="validator", settings=settings).problems
+    assert problem == (
+        "the upload of 28999 MB in a window takes 2109 s at 110 Mbit/s, a window has 1200 s: use a link of at least "
+        "194 Mbit/s, or raise blocks_per_window"
+    )
+    assert make_plan(hparams, host(**machine, up=194e6), role="validator", settings=settings).problems == []

@@ -40,13 +40,19 @@ def show_costs(plan: Plan) -> RenderableType:
     table.add_row("memory of each rank", _gib(plan.memory.peak), usable)
     table.add_row("memory of the host", _gib(host), _gib(plan.host.host_memory))
     table.add_row("disk for saved states", _gib(plan.disk), _gib(plan.host.disk))
-    table.add_row("upload in a day", f"{flow.uploaded * a_day / 1e9:.2f} GB", "")
-    table.add_row("download in a day", f"{flow.downloaded * a_day / 1e9:.2f} GB", "")
-    table.add_row("training in a window", f"{plan.timeline.needed:.1f} s", f"of {plan.timeline.window:.0f} s")
+    table.add_row("upload in a day", f"{flow.uploaded * a_day / 1e9:.2f} GB", _gb_a_day(plan.host.up))
+    table.add_row("download in a day", f"{flow.downloaded * a_day / 1e9:.2f} GB", _gb_a_day(plan.host.down))
+    if plan.role == "miner":
+        table.add_row("training in a window", f"{plan.timeline.needed:.1f} s", f"of {plan.timeline.window:.0f} s")
     price = sum(flow.dollars_per_month(plan.timeline.window).values())
     table.add_row("R2, list prices", f"{price:.2f} $ a month", f"{flow.readers} readers")
     problems = [Text(f"does not fit: {one}", style="red") for one in plan.problems]
     return Group(table, *problems)
+
+
+def _gb_a_day(rate: float) -> str:
+    """``rate``: bits per second."""
+    return f"{rate / 8 * DAY_SECONDS / 1e9:.0f} GB"
 
 
 def _gib(size: int) -> str:

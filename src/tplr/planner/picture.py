@@ -14,8 +14,9 @@ SMALL = 60  # pixels; narrower bars have their name only in the legend
 
 
 def draw(line: Timeline, title: str) -> str:
-    """Return an SVG document: a row for the devices, one for the link, and a legend with every phase's seconds."""
-    rows = {"devices": line.phases, "link": line.links}
+    """Return an SVG document: a row for devices that train, one for each direction of the link, and a legend."""
+    rows = {"devices": line.phases} if line.phases else {}
+    rows |= {phase.name: (phase,) for phase in line.links}
     # Downloads may take longer than the window.
     end = max([line.window, *(phase.stop for phase in line.links)])
     legend = [(phase, COLOURS.get(phase.name, OTHER)) for phases in rows.values() for phase in phases]

@@ -8,7 +8,7 @@ from tplr.errors import ConfigError
 from tplr.hparams import HParams
 from tplr.planner.host import Host
 from tplr.planner.memory import Memory, Role, device_memory
-from tplr.planner.timeline import Timeline, timeline
+from tplr.planner.timeline import Timeline, miner_timeline, validator_timeline
 from tplr.planner.traffic import Traffic, traffic
 from tplr.planner.workload import TOKENS_PER_PAGE, Workload
 from tplr.training.device import DeviceSettings
@@ -111,6 +111,8 @@ def make_plan(
     if role == "miner":
         moments = 2 * load.parameters - sum(load.tensors[name] for name in load.muon)
         kept += 4 * load.parameters + (4 * moments if hparams.sparseloco else 0)
+    flow = traffic(load, role, readers=readers)
+    window = hparams.blocks_per_window * block_time
     return Plan(
         load=load,
         host=host,
@@ -119,6 +121,10 @@ def make_plan(
         mfu=mfu,
         memory=memory,
         disk=SNAPSHOTS * kept,
-        traffic=traffic(load, role, readers=readers),
-        timeline=timeline(load, host, block_time=block_time, mfu=mfu, settings=settings),
+        traffic=flow,
+        timeline=(
+            miner_timeline(load, host, window=window, mfu=mfu, settings=settings)
+            if role == "miner"
+            else validator_timeline(flow, host, window=window)
+        ),
     )

@@ -22,7 +22,8 @@ def _head(plan: Plan) -> Text:
     load, hparams = plan.load, plan.load.hparams
     return Text(
         f"{plan.role} of a model with {_count(load.parameters)} parameters on {plan.host.name}, scheme "
-        f"{hparams.outer}, {load.flops_per_token / 1e9:.2f} GFLOP a token, {_count(load.tokens)} tokens a window"
+        f"{hparams.outer}, {load.flops_per_token / 1e9:.2f} GFLOP a token, a miner trains on {_count(load.tokens)} "
+        "tokens a window"
     )
 
 
@@ -55,16 +56,15 @@ def _window(plan: Plan) -> Table:
     table.add_column("from s", justify="right")
     table.add_column("to s", justify="right")
     table.add_column("share", justify="right")
-    for phase in line.phases:
-        share = f"{phase.seconds / line.window:.1%}"
-        table.add_row(phase.name, f"{phase.start:.1f}", f"{phase.stop:.1f}", share)
-    table.add_section()
-    for phase in line.links:
-        table.add_row(phase.name, f"{phase.start:.1f}", f"{phase.stop:.1f}", "")
-    table.add_section()
-    table.add_row("training needs", "", f"{line.needed:.1f}", f"at {plan.mfu:.0%} MFU (assumed)")
-    table.add_row("utilisation", "", "", f"{line.utilisation:.1%}")
-    table.add_row("binds", "", "", line.binds)
+    for phases in (line.phases, line.links):
+        for phase in phases:
+            share = f"{phase.seconds / line.window:.1%}"
+            table.add_row(phase.name, f"{phase.start:.1f}", f"{phase.stop:.1f}", share)
+        table.add_section()
+    if plan.role == "miner":
+        table.add_row("training needs", "", f"{line.needed:.1f}", f"at {plan.mfu:.0%} MFU (assumed)")
+        table.add_row("utilisation", "", "", f"{line.utilisation:.1%}")
+        table.add_row("binds", "", "", line.binds)
     return table
 
 

@@ -1,21 +1,24 @@
-"""Models a miner's window as intervals, and computes the share of it in which the devices train.
+"""Models a node's window as intervals: of a miner also the share of it in which the devices train.
 
-The model: all peers have links like this machine's and upload at the same time, so the download of all updates begins
-when this miner's own upload ends. The miner waits for the published set until the time bound. Training starts when the
-window's aggregate is applied and stops ``commit_margin_seconds`` before the window's end.
+The model of a miner: all peers have links like this machine's and upload at the same time, so the download of all
+updates begins when this miner's own upload ends. The miner waits for the published set until the time bound. Training
+starts when the window's aggregate is applied and stops ``commit_margin_seconds`` before the window's end.
 
 With ``outer_delay`` 1 the devices train during the exchange. They pause while an update is packed and while the
 aggregate is applied, and in both cases for copies to and from host memory. If the aggregate arrives after the next
 update is packed, the next training waits for it.
+
+A validator does not train. The times of its transfers at the full rate of its links are compared with the window.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.planner.host import Host
-from tplr.planner.traffic import updates_fetched
+from tplr.planner.traffic import Traffic, updates_fetched
 from tplr.planner.workload import Workload
 from tplr.schemas import UploadBounds
 from tplr.training.device import DEFAULTS, DeviceSettings
@@ -48,9 +51,9 @@ class Timeline:
 
     Attributes:
         window: its length in seconds.
-        phases: training, and the phases that keep the devices from training.
+        phases: training, and the phases that keep the devices from training; () for a node that does not train.
         links: uploads and downloads, concurrent with the phases.
-        needed: seconds of training for all of the window's tokens.
+        needed: seconds of training for all of the window's tokens; 0 for a node that does not train.
         problems: reasons why this cannot work, as full sentences.
     """
 
@@ -72,7 +75,7 @@ class Timeline:
 
     @property
     def binds(self) -> str:
-        """Name of the limit on the number of tokens that a window trains on."""
+        """Name of the limit on the number of tokens that a window trains on; only of a node that trains."""
         if self.needed < self.training * 1.000001:
             return "data: the window's batches end before its time"
         waits = {phase.name: phase.seconds for phase in self.phases if phase.name != "train"}
@@ -82,12 +85,11 @@ class Timeline:
         return f"{longest}: {waits[longest]:.0f} s of {self.window:.0f} s"
 
 
-def timeline(
-    load: Workload, host: Host, *, block_time: float, mfu: float, settings: DeviceSettings = DEFAULTS
+def miner_timeline(
+    load: Workload, host: Host, *, window: float, mfu: float, settings: DeviceSettings = DEFAULTS
 ) -> Timeline:
-    """Compute a miner's window on ``host``, with model FLOPs utilisation ``mfu`` while it trains."""
+    """Compute a miner's window of ``window`` seconds on ``host``, with model FLOPs utilisation ``mfu``."""
     hparams = load.hparams
-    window = hparams.blocks_per_window * block_time
     upload = load.update_bytes * 8 / host.up
     download = load.update_bytes * 8 * updates_fetched(hparams, "miner") / host.down
     bandwidth = host.accelerator.bandwidth if host.accelerator else CPU_BANDWIDTH
@@ -123,6 +125,21 @@ def timeline(
         needed=needed,
         problems=tuple(_problems(load, host, uploaded=uploaded, ready=ready + apply, window=window, pack=pack)),
     )
+
+
+def validator_timeline(flow: Traffic, host: Host, *, window: float) -> Timeline:
+    """Compute a validator's window of ``window`` seconds on ``host``: how long each direction of its link is busy."""
+    links, problems = [], []
+    for name, size, rate in (("upload", flow.uploaded, host.up), ("download", flow.downloaded, host.down)):
+        link = Phase(name, 0.0, size * 8 / rate)
+        links.append(link)
+        if link.seconds > window:
+            problems.append(
+                f"the {name} of {size / 1e6:.0f} MB in a window takes {link.seconds:.0f} s at {rate / 1e6:g} Mbit/s, "
+                f"a window has {window:.0f} s: use a link of at least {math.ceil(size * 8 / window / 1e6)} Mbit/s, or "
+                "raise blocks_per_window"
+            )
+    return Timeline(window=window, phases=(), links=tuple(links), needed=0.0, problems=tuple(problems))
 
 
 def _overlapped(window: float, *, stop: float, ready: float, pack: float, apply: float) -> list[Phase]:
