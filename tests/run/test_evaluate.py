@@ -9,16 +9,18 @@ import sys
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from guides import from_guide
 
 from tplr.config import Environment
-from tplr.errors import ChainUnavailable, DataError, ObjectNotFound, StoreUnavailable
+from tplr.errors import ChainUnavailable, ConfigError, DataError, HubUnavailable, ObjectNotFound, StoreUnavailable
 from tplr.localnet.reopen import open_finished
 from tplr.node.network_reader import open_network
 from tplr.run import evaluate, harness
 from tplr.run.evaluate import EvaluationPlan, evaluate_window, follow
+from tplr.run.harness import Tasks, run_tasks
 from tplr.run.results import read_results
 from tplr.schemas import EvaluationResult
 
@@ -87,7 +89,8 @@ def test_a_task_of_local_files(recorded, tplr, tmp_path, monkeypatch, capsys):
         (["nowhere"], "nowhere: no run.json: not a folder of tplr export"),
     ],
 )
-def test_wrong_arguments_are_one_error(recorded, tplr, tmp_path, caplog, words, problem):
+def test_wrong_arguments_are_one_error(recorded, tplr, tmp_path, caplog, monkeypatch, words, problem):
+    monkeypatch.delattr(evaluate, "loaded_state")  # no model is loaded before
     assert tplr("eval", "--local", recorded.folder, "--results", "results", *words) == 2
     assert problem in caplog.text
     assert not (tmp_path / "results").exists()
@@ -121,7 +124,7 @@ async def test_a_result_belongs_to_the_definitions_of_its_tasks(recorded, tmp_pa
     async with open_finished(recorded.folder) as network:
         for text, count in (("one", 1), ("one", 1), ("another", 2)):
             (include / "sums.yaml").write_text(text)
-            await evaluate_window(network, recorded.last, plan(results, tasks=("sums",), include=include))
+            await evaluate_window(network, recorded.last, plan(results, tasks=Tasks(("sums",), include, None)))
             assert len([*results.iterdir()]) == count
 
 
@@ -130,14 +133,59 @@ def test_tasks_without_the_extra_say_what_to_install(recorded, tplr, caplog, mon
         raise ImportError(name)
 
     monkeypatch.setattr(harness, "import_module", missing)
+    monkeypatch.delattr(evaluate, "loaded_state")
     assert tplr("eval", "--local", recorded.folder, "--results", "results", "--tasks", "x") == 2
     assert "--tasks needs the extra: .venv/bin/pip install -e '.[eval]'" in caplog.text
 
 
+@pytest.mark.parametrize("more", [(), ("--follow",)])
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--tasks", "sums,none"), "--tasks: no tasks named none"),
+        (("--tasks", "sums", "--include", "nowhere"), "--include nowhere: no such folder"),
+    ],
+)
+def test_tasks_are_checked_once_before_a_model_is_loaded(recorded, tplr, caplog, monkeypatch, words, problem, more):
+    """Also with ``--follow``, which would fail again after each window."""
+    every = SimpleNamespace(all_tasks=["sums"])
+    monkeypatch.setattr(harness, "import_module", lambda _: SimpleNamespace(TaskManager=lambda **_: every))
+    monkeypatch.delattr(evaluate, "loaded_state")
+    assert tplr("eval", "--local", recorded.folder, *words, *more) == 2
+    assert problem in caplog.text
+
+
+@pytest.mark.parametrize("words", [("--limit", "-3"), ("--limit", "0"), ("--batch-size", "0")])
+def test_counts_below_one_end_with_the_usage(recorded, tplr, capsys, words):
+    with pytest.raises(SystemExit) as refused:
+        tplr("eval", "--local", recorded.folder, *words)
+    assert refused.value.code == 2
+    assert f"{words[0]}: {words[1]}: expected a whole number from 1 on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConnectionError("no answer"), DataError),
+        (FileNotFoundError("no such data set"), ConfigError),
+        (KeyError("doc_to_text"), ConfigError),
+    ],
+)
+def test_a_task_that_can_not_be_run_is_wrong_or_lacks_data_now(monkeypatch, error, kind):
+    def failing(**_: object) -> None:
+        raise error
+
+    module = SimpleNamespace(simple_evaluate=failing, HFLM=lambda **_: None)
+    monkeypatch.setattr(harness, "import_module", lambda _: module)
+    loaded = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=8)), None
+    with pytest.raises((ConfigError, DataError), match=f"--tasks sums: .*{error.args[0]}") as raised:
+        run_tasks(loaded, Tasks(("sums",), None, None), limit=None, batch_size=1)
+    assert raised.type is kind
+
+
 def plan(results: Path, **changes) -> EvaluationPlan:
     values = {
-        "tasks": (),
-        "include": None,
+        "tasks": None,
         "limit": None,
         "batch_size": 8,
         "precision": "float32",
@@ -163,7 +211,8 @@ async def test_following_evaluates_each_checkpoint_once(recorded, tmp_path):
 
 async def test_following_goes_on_after_a_hiccup(recorded, tmp_path, monkeypatch, caplog):
     """A failure of the chain, a bucket, or an evaluation's input: each is retried after the next window."""
-    hiccups = [ChainUnavailable("no answer"), StoreUnavailable("503"), DataError("half a page"), None]
+    inputs = DataError("half a page"), HubUnavailable("no tokenizer")
+    hiccups = [ChainUnavailable("no answer"), StoreUnavailable("503"), *inputs, None]
 
     async def windows():
         for _ in range(len(hiccups)):
@@ -182,7 +231,7 @@ async def test_following_goes_on_after_a_hiccup(recorded, tmp_path, monkeypatch,
         monkeypatch.setattr(network.comms, "refresh", failing(network.comms.refresh, ChainUnavailable))
         listed = failing(network.comms.leaders_checkpoints, StoreUnavailable)
         monkeypatch.setattr(network.comms, "leaders_checkpoints", listed)
-        monkeypatch.setattr(evaluate, "evaluate_window", failing(evaluate_window, DataError))
+        monkeypatch.setattr(evaluate, "evaluate_window", failing(evaluate_window, (DataError, HubUnavailable)))
         async with contextlib.aclosing(follow(network, plan(tmp_path))) as results:
             assert (await anext(results)).window == recorded.kept
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -190,7 +239,18 @@ async def test_following_goes_on_after_a_hiccup(recorded, tmp_path, monkeypatch,
         "checkpoints not listed: no answer",
         "checkpoints not listed: 503",
         f"window {recorded.kept} not evaluated: half a page",
+        f"window {recorded.kept} not evaluated: no tokenizer",
     ]
+
+
+async def test_following_ends_if_the_evaluation_can_not_work(recorded, tmp_path, monkeypatch):
+    async def refused(*_: object) -> None:
+        raise ConfigError("--tasks sums: a wrong definition")
+
+    monkeypatch.setattr(evaluate, "evaluate_window", refused)
+    async with open_finished(recorded.folder) as network, asyncio.timeout(10):
+        with pytest.raises(ConfigError, match="a wrong definition"):
+            await anext(follow(network, plan(tmp_path)))
 
 
 def served(port: int) -> str:

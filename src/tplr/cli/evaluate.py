@@ -13,6 +13,7 @@ from tplr.cli.network import (
     run_on_network,
     window_or,
 )
+from tplr.number_arguments import positive_count
 
 if TYPE_CHECKING:
     from tplr.node.network_reader import NetworkReader
@@ -38,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tasks of lm-evaluation-harness (needs the extra 'eval'); held-out pages are measured always",
     )
     add("--include", type=Path, metavar="FOLDER", help="folder with definitions of more tasks")
-    add("--limit", type=int, metavar="N", help="questions of each task (default: all)")
-    add("--batch-size", type=int, default=8, metavar="N", help="sequences at once (default: %(default)s)")
+    add("--limit", type=positive_count, metavar="N", help="questions of each task (default: all)")
+    add("--batch-size", type=positive_count, default=8, metavar="N", help="sequences at once (default: %(default)s)")
     add(
         "--precision",
         choices=("float32", "bfloat16"),
@@ -56,15 +57,16 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("--follow evaluates a run's checkpoints: leave the model's folder out")
 
     async def work(network: "NetworkReader", device: str) -> int:
+        import asyncio
         from contextlib import ExitStack, aclosing
 
         from tplr.node.startup import open_listeners
         from tplr.run.evaluate import EvaluationPlan, evaluations
+        from tplr.run.harness import find_tasks
         from tplr.telemetry import Telemetry
 
         plan = EvaluationPlan(
-            tasks=args.tasks,
-            include=args.include,
+            tasks=await asyncio.to_thread(find_tasks, args.tasks, args.include) if args.tasks else None,
             limit=args.limit,
             batch_size=args.batch_size,
             precision=args.precision,

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import torch
 
-from tplr.errors import ChainUnavailable, ConfigError, DataError, StateError, StoreError, WindowLost
+from tplr.errors import (
+    ChainUnavailable,
+    ConfigError,
+    DataError,
+    HubUnavailable,
+    StateError,
+    StoreError,
+    WindowLost,
+)
 from tplr.exchange.checkpoints import Checkpoint
 from tplr.files import check_outputs
 from tplr.logging import logger
@@ -20,7 +28,7 @@ from tplr.node.replay import chosen_window
 from tplr.node.windows import published_report
 from tplr.run.bits_per_byte import held_out_loss
 from tplr.run.folder import LoadedModel, file_hashes, load_model
-from tplr.run.harness import run_tasks
+from tplr.run.harness import Tasks, run_tasks
 from tplr.run.record import read_record
 from tplr.run.results import read_result, result_path, write_result
 from tplr.run.window_model import loaded_state
@@ -36,14 +44,13 @@ class EvaluationPlan:
     """The evaluations in addition to held-out pages, and their settings.
 
     Attributes:
-        tasks, include, limit, batch_size: as in ``run_tasks``; without tasks, only held-out pages.
+        tasks, limit, batch_size: as in ``run_tasks``; None: only held-out pages.
         command: the exact command line.
         results: folder of the results.
         publish: whether to also put each result into this node's bucket.
     """
 
-    tasks: tuple[str, ...]
-    include: Path | None
+    tasks: Tasks | None
     limit: int | None
     batch_size: int
     precision: Precision
@@ -53,8 +60,9 @@ class EvaluationPlan:
 
     def asked(self) -> str:
         """Return a text that is equal for two equal evaluations of a model. Blocks."""
-        definitions = file_hashes(self.include) if self.include and self.tasks else {}
-        return json.dumps([sorted(self.tasks), self.limit, self.batch_size, self.precision, definitions])
+        names, include = (self.tasks.names, self.tasks.include) if self.tasks else ((), None)
+        definitions = file_hashes(include) if include else {}
+        return json.dumps([sorted(names), self.limit, self.batch_size, self.precision, definitions])
 
 
 async def evaluations(
@@ -124,6 +132,9 @@ async def follow(
     """Evaluate each checkpoint that the leading validator publishes, oldest first, without end.
 
     A checkpoint that can't be read is logged, and retried after the next window while it is published.
+
+    Raises:
+        ConfigError: the evaluation itself can't work, such as a task whose definition is wrong.
     """
     done: set[int] = set()
     async for _ in network.comms.clock.ticks():
@@ -140,7 +151,7 @@ async def follow(
             try:
                 yield await evaluate_window(network, window, plan, device)
                 done.add(window)
-            except (ChainUnavailable, ConfigError, DataError, StateError, StoreError, WindowLost) as error:
+            except (ChainUnavailable, DataError, HubUnavailable, StateError, StoreError, WindowLost) as error:
                 logger.warning("window %d not evaluated: %s", window, error)
 
 
@@ -162,9 +173,7 @@ async def _evaluate(
     held_out = await measure_held_out(network, loaded, window, plan.precision)
     tasks = {}
     if plan.tasks:
-        tasks = await asyncio.to_thread(
-            run_tasks, loaded, plan.tasks, include=plan.include, limit=plan.limit, batch_size=plan.batch_size
-        )
+        tasks = await asyncio.to_thread(run_tasks, loaded, plan.tasks, limit=plan.limit, batch_size=plan.batch_size)
     result = EvaluationResult(
         window=window,
         version=network.hparams.version,
