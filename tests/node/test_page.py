@@ -395,6 +395,39 @@ async def test_one_validator_s_closed_bucket_keeps_nothing_of_the_others_back(sc
         await scene.write()
 
 
+def test_given_inputs_that_do_not_exist_end_with_the_usage(tmp_path, capsys) -> None:
+    """They would be missing on the page; one that follows a run reads them when they appear."""
+    folder, file = tmp_path / "folder", tmp_path / "file"
+    folder.mkdir()
+    file.touch()
+    absent = tmp_path / "absent"
+    words = ("--read-events", file, absent, "--audits", absent, "--results", absent)
+    with pytest.raises(SystemExit) as refused:
+        request_of(from_guide("docs/page.md", "tplr page"), *words)
+    assert refused.value.code == 2
+    said = capsys.readouterr().err
+    names = {"--read-events": "file", "--audits": "file", "--results": "folder"}
+    assert all(f"{name} {absent}: no such {kind}" in said for name, kind in names.items())
+    following = from_guide("docs/page.md", "tplr page --follow --history run.jsonl")
+    request = request_of(following, *words)
+    assert (request.events, request.audits, request.results) == ((file, absent), absent, absent)
+    for command in (from_guide("docs/page.md", "tplr page"), following):
+        with pytest.raises(SystemExit):
+            request_of(command, "--audits", folder, "--results", file)
+        said = capsys.readouterr().err
+        assert f"--audits {folder}: expected a file" in said
+        assert f"--results {file}: expected a folder" in said
+
+
+async def test_scores_are_those_of_a_validator(scene) -> None:
+    await scene.recording.begin()
+    await scene.record()
+    for uid in (1, 77):
+        with pytest.raises(ConfigError, match=rf"--validator {uid}: no validator; .* are uids \[0\]"):
+            await scene.write(replace(scene.request, validator=uid))
+    assert (await scene.write(replace(scene.request, validator=0))).run.validator == 0
+
+
 async def test_own_events_and_audits_are_shown(scene) -> None:
     await scene.recording.begin()
     await scene.record()

@@ -33,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.follow and args.local:
         args.parser.error("--follow is for a running network; the run of --local is over")
+    try:
+        problems = _input_problems(args)
+    except OSError as error:  # a folder above it that this account may not search
+        problems = [str(error)]
+    if problems:
+        args.parser.error("\n".join(problems))
     network, surroundings = network_of(args)
     from tplr.page.command import PageRequest, main
 
@@ -53,3 +59,18 @@ def run(args: argparse.Namespace) -> int:
 
         request = page_request(request, args.local, out=args.out)
     return main(request, surroundings)
+
+
+def _input_problems(args: argparse.Namespace) -> list[str]:
+    """Return a problem for each given file or folder to read that is none.
+
+    With ``--follow`` it may be missing: a node, ``tplr audit`` or ``tplr eval`` that is started later creates it.
+    """
+    files = [("--read-events", path) for path in args.read_events] + [("--audits", args.audits)]
+    given = [(name, path, "file", path.is_file()) for name, path in files if path]
+    given += [("--results", path, "folder", path.is_dir()) for path in (args.results,) if path]
+    return [
+        f"{name} {path}: {'expected a' if path.exists() else 'no such'} {kind}"
+        for name, path, kind, usable in given
+        if not usable and (path.exists() or not args.follow)
+    ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tplr.chain.connect import LOCAL_PREFIX
-from tplr.errors import ChainError, StoreError, TplrError
+from tplr.errors import ChainError, ConfigError, StoreError, TplrError
 from tplr.files import atomic_write, check_outputs
 from tplr.keys import page_document_key, page_key
 from tplr.logging import logger, setup_logging
@@ -119,8 +119,18 @@ class PageMaker:
 
     @classmethod
     async def open(cls, request: PageRequest, network: NetworkReader) -> "PageMaker":
-        """Read the history. Raises ConfigError if the run has not started, or no page bucket is configured."""
+        """Read the history.
+
+        Raises:
+            ConfigError: the run has not started, no page bucket is configured, or the request's uid is no validator.
+        """
         start = await network.start_window()
+        validators = network.comms.validators()
+        if request.validator not in (None, *validators):
+            raise ConfigError(
+                f"--validator {request.validator}: no validator; those with a permit and a bucket on chain are uids "
+                f"{validators}"
+            )
         run = f"netuid {network.comms.chain.netuid}, version {network.hparams.version}, start window {start}"
         history = await asyncio.to_thread(History, run, request.history)
         return await asyncio.to_thread(cls, request, network, history, start)
