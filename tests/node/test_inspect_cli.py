@@ -119,21 +119,37 @@ async def test_explain_reads_the_reports_that_a_credit_follows_from(stage, comma
     assert await credit(WINDOW + 1) == f"{0.3:.6f} x {1.0:.6f} = {found.credit:.6f}"
 
 
-async def test_a_window_that_can_not_be_audited_is_an_error(stage, command, capsys, caplog, tmp_path) -> None:
+async def test_a_window_that_can_not_be_audited_is_an_error(
+    stage, command, capsys, caplog, monkeypatch, tmp_path
+) -> None:
     validator = (await stage.context(stage.setup("validator"))).comms
     assert await command("audit", "--window", WINDOW) == FAILED
     assert "the run has not started" in caplog.text
     await validator.post_start_window(WINDOW)
-    values = {"1234": WINDOW, "FOLDER": tmp_path / "empty"}
-    given = from_guide("docs/scoring.md", "tplr audit --window 1234 --from FOLDER", values)
-    assert await command(*given.arguments) == FAILED
-    assert f"no saved state of this run of window {WINDOW} or before; give --from start" in caplog.text
     assert await command("audit", "--window", WINDOW - 1) == FAILED
     assert f"window {WINDOW - 1} is before the run's first one, {WINDOW}: nothing to audit" in caplog.text
     latest = from_guide("docs/scoring.md", "tplr audit --window latest")
     assert await command(*latest.arguments) == FAILED
     assert f"validator {validator.uid} has published no scores" in caplog.text
-    # Nothing is published about it, which is not a difference.
+    # What is not published is not a difference, and is said before anything is replayed.
+    replayed: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("tplr.node.inspect_cli.load_state", lambda *given, **_: replayed.append(given))
+        assert await command("audit", "--window", WINDOW) == FAILED
+        assert f"validator {validator.uid} has published no scores of window {WINDOW}; it has none" in caplog.text
+        made = report(validator.uid)
+        await validator.put_scores_seal(seal_of(made, weights_due=WINDOW + 3))
+        assert await command("audit", "--window", WINDOW) == FAILED
+        assert f"due in window {WINDOW + 3}, and the scores are readable by window" in caplog.text
+        await validator.put_scores(made)
+        assert await command("audit", "--window", WINDOW + 7) == FAILED
+        only = f"of window {WINDOW + 7}; those that it has are of windows {WINDOW} to {WINDOW}"
+        assert f"validator {validator.uid} has published no scores {only}" in caplog.text
+    assert replayed == []
+    values = {"1234": WINDOW, "FOLDER": tmp_path / "empty"}
+    given = from_guide("docs/scoring.md", "tplr audit --window 1234 --from FOLDER", values)
+    assert await command(*given.arguments) == FAILED
+    assert f"no saved state of this run of window {WINDOW} or before; give --from start" in caplog.text
     assert await command("audit", "--window", WINDOW) == FAILED
     assert f"window {WINDOW} not verified: validator {validator.uid} has not published it" in caplog.text
     given = from_guide("docs/scoring.md", "tplr audit --window 1234 --from checkpoint", {"1234": WINDOW})
@@ -178,6 +194,9 @@ async def test_weights_on_chain_that_are_in_no_report_are_named(stage, command, 
     validator = (await stage.context(stage.setup("validator"))).comms
     await validator.post_start_window(WINDOW)
 
+    other = report(validator.uid).model_copy(update={"weights": {"5": 1.0}}).sealed()
+    await validator.put_scores(other)
+
     async def believed() -> list[str]:
         assert await command("audit", "--window", WINDOW) == AGREES
         return capsys.readouterr().out.splitlines()[1:]
@@ -186,11 +205,10 @@ async def test_weights_on_chain_that_are_in_no_report_are_named(stage, command, 
     await validator.set_weights({MINER: 1.0})
     (line,) = await believed()
     assert line == "BELIEVED: its weights on chain (uid 1 1.0000) are those of none of its readable reports"
-    other = report(validator.uid).model_copy(update={"window": WINDOW + 1, "weights": {"5": 1.0}}).sealed()
-    for made in (other, report(validator.uid)):
-        assert len(await believed()) == 1
-        await validator.put_scores_seal(seal_of(made, weights_due=WINDOW + 3))
-        await validator.put_scores(made)
+    made = report(validator.uid).model_copy(update={"window": WINDOW + 1}).sealed()
+    await validator.put_scores_seal(seal_of(made, weights_due=WINDOW + 3))
+    assert len(await believed()) == 1
+    await validator.put_scores(made)
     assert await believed() == []
 
 
@@ -206,6 +224,7 @@ async def test_a_result_that_can_not_be_recorded_is_printed(
     monkeypatch.setattr(Auditor, "audit", audit)
     validator = (await stage.context(stage.setup("validator"))).comms
     await validator.post_start_window(WINDOW)
+    await validator.put_scores(report(validator.uid))
     words = ("audit", "--window", WINDOW, "--record", folder / "audits.jsonl")
     assert await command(*words) == FAILED
     assert capsys.readouterr().out.startswith("AGREES: validator")

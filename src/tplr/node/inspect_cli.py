@@ -1,11 +1,12 @@
 """``tplr explain`` and ``tplr audit``: read and recompute a validator's published work; both write nothing."""
 
 import asyncio
+import contextlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tplr.errors import ConfigError, ObjectNotFound, ScoresSealed
+from tplr.errors import ConfigError, ObjectNotFound, PayloadError, ScoresSealed
 from tplr.files import check_outputs
 from tplr.node.arguments import Arguments
 from tplr.node.audit import Auditor
@@ -15,6 +16,7 @@ from tplr.node.checks import check_device
 from tplr.node.network_reader import NetworkReader, Surroundings, open_network, this_environment
 from tplr.node.replay import load_state, published_windows, reading_state
 from tplr.node.score_evidence import ScoreEvidence
+from tplr.schemas import ScoreReport
 from tplr.scoring.explain import explain
 from tplr.untrusted import printable
 
@@ -63,15 +65,7 @@ async def _main(command: str, request: Request, surroundings: Surroundings) -> i
 async def _explain(request: Request, network: NetworkReader) -> int:
     validator, hparams = network.validator(request.validator), network.hparams
     window = await _chosen(network, request.window, validator)
-    try:
-        report = await network.comms.get_scores(validator, window)
-    except ScoresSealed:
-        raise
-    except ObjectNotFound as error:
-        raise ConfigError(
-            f"validator {validator} has published no scores of window {window}: it skipped it, or they are "
-            f"older than gradient_retention_windows ({hparams.gradient_retention_windows})"
-        ) from error
+    report = await _scores(network, validator, window)
     power, known = hparams.power_normalisation, str(request.uid) in report.peer_scores
     shares = await ScoreEvidence(network.comms, hparams).shares(report, validator) if known else None
     text = explain(report, request.uid, power=power, shares=shares)
@@ -96,6 +90,28 @@ async def _chosen(network: NetworkReader, asked: str, validator: int) -> int:
     return windows[-1]
 
 
+async def _scores(network: NetworkReader, validator: int, window: int) -> ScoreReport:
+    """Read the scores of a window.
+
+    Raises:
+        ConfigError: they are not published; the text names the windows that are.
+        ScoresSealed: they are published later.
+        ChainUnavailable, StoreError, PayloadError: they can't be read.
+    """
+    try:
+        return await network.comms.get_scores(validator, window)
+    except ScoresSealed:
+        raise
+    except ObjectNotFound as error:
+        windows = await published_windows(network, validator, "scores")
+        kept = network.hparams.gradient_retention_windows
+        others = f"those that it has are of windows {windows[0]} to {windows[-1]}" if windows else "it has none"
+        raise ConfigError(
+            f"validator {validator} has published no scores of window {window}; {others} (some are skipped while it "
+            f"catches up, and all are deleted after gradient_retention_windows, {kept})"
+        ) from error
+
+
 async def _audit(request: Request, network: NetworkReader) -> int:
     validator, hparams = network.validator(request.validator), network.hparams
     await asyncio.to_thread(check_outputs, {"--record": request.record}, "appended file")
@@ -104,6 +120,8 @@ async def _audit(request: Request, network: NetworkReader) -> int:
         until = await _chosen(network, request.window, validator)
         if until < start:
             raise ConfigError(f"window {until} is before the run's first one, {start}: nothing to audit")
+        with contextlib.suppress(PayloadError):  # the audit of that window names it as a difference
+            await _scores(network, validator, until)
         with tempfile.TemporaryDirectory() as folder:
             device = check_device(network.arguments.device)
             train_state = await asyncio.to_thread(

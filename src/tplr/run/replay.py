@@ -26,9 +26,11 @@ from tplr.node.data_loader import WindowDataLoader
 from tplr.node.network_reader import NetworkReader
 from tplr.node.replay import agreed_updates, chosen_window
 from tplr.node.train_state import SHARED, TrainState
+from tplr.node.windows import WindowUpdates
 from tplr.run.window_model import loaded_state
 from tplr.training.evaluation import sequence_losses
 from tplr.training.model import build_model
+from tplr.training.schemes import payload_spec
 
 RATE, POINTS = "outer_learning_rate", "outer_learning_rate_points"
 MEASURED = 8  # number of windows that are measured, unless all are
@@ -88,12 +90,15 @@ async def replay(
     first, last = [await chosen_window(network, text, start) for text in (request.first, request.last)]
     if first > last:
         raise ConfigError(f"--from {first} --to {last}: expected the first window before the last")
+    windows = range(first, last + 1)
+    if request.without:
+        await _check_left_out(network, windows, request.without)
     with tempfile.TemporaryDirectory(prefix="tplr-replay-") as folder:
         scratch = Path(folder)
         usual = await loaded_state(network, "nearest", first - 1, scratch / "usual", device=device)
         changed = await asyncio.to_thread(copied_state, usual, changed_hparams, scratch / "changed", device)
         async with network.data_loader() as data_loader:
-            return await _compare(network, data_loader, (usual, changed), range(first, last + 1), request.without)
+            return await _compare(network, data_loader, (usual, changed), windows, request.without)
 
 
 def with_scheme(hparams: HParams, changes: Mapping[str, Any]) -> HParams:
@@ -150,6 +155,25 @@ def comparison(window: int, as_it_was: np.ndarray, changed: np.ndarray) -> Compa
     return Comparison(window, float(as_it_was.mean()), float(changed.mean()), error, len(differences))
 
 
+async def _check_left_out(network: NetworkReader, windows: range, without: Sequence[int]) -> None:
+    """Raise ConfigError if the windows' sets, which are small, include none of these uids."""
+    updates, included = WindowUpdates(network.comms, network.hparams, payload_spec(network.hparams)), set[int]()
+    for window in windows:
+        found = await updates.published(window) or await updates.reported(window)
+        if found is not None:
+            included |= {one.uid for one in found.included}
+        if found is None or included.intersection(without):  # an unknown set is known when its updates are gathered
+            return
+    raise _nobody_left_out(windows, without, included)
+
+
+def _nobody_left_out(windows: range, without: Sequence[int], included: set[int]) -> ConfigError:
+    return ConfigError(
+        f"--without-uid {','.join(map(str, without))}: windows {windows[0]} to {windows[-1]} have no update of it, "
+        f"but of uids {sorted(included)}"
+    )
+
+
 async def _compare(
     network: NetworkReader,
     data_loader: WindowDataLoader,
@@ -175,10 +199,7 @@ async def _compare(
                 found.append(await _measure(network, data_loader, states, gathered.window, included))
                 logger.info("window %d: %+.5f nats per token", gathered.window, found[-1].difference)
     if without and not left_out:
-        raise ConfigError(
-            f"--without-uid {','.join(map(str, without))}: windows {windows[0]} to {windows[-1]} have no update of it, "
-            f"but of uids {sorted(included)}"
-        )
+        raise _nobody_left_out(windows, without, included)
     return found
 
 
