@@ -84,7 +84,7 @@ GRIDS = {
         muon_sparse=tuple((k, bits) for k in (32, 64, 88, 128, 256) for bits in (1, 2)),
     ),
 }  # fmt: skip
-# Twice and four times the batch, and the tokens; nothing else changes. Three methods have trials of their own.
+# Twice and four times the batch, and the tokens; nothing else changes. Four methods have trials of their own.
 GRIDS["reduced-8"] = replace(
     GRIDS["reduced"],
     peers=8,
@@ -95,14 +95,7 @@ GRIDS["reduced-8"] = replace(
         "adamw": TRIALS["adamw"],
         "diloco": TRIALS["diloco"],
         GROUPED: [*TRIALS[GROUPED], *(EXPECTED | {"outer": outer} for outer in (2.8, 4.0))],
-        "muon": [{"lr": lr} for lr in (8e-3, 1.6e-2, 3.2e-2)],
-        "muon-averaging": [{"lr": 1.6e-2, "outer": outer} for outer in (1.0, 1.4, 2.0)],
-        "muon-sparseloco": [
-            {"lr": 1.6e-2, "outer": outer, "decay": 0.95, "momentum": 0.9} for outer in (1.0, 1.4, 2.0)
-        ],
-        "averaging": [{"lr": 8e-3, "outer": outer} for outer in (0.7, 1.0, 1.4)],
-        "sparseloco": [{"lr": 8e-3, "outer": outer, "decay": 0.95} for outer in (1.0, 1.4, 2.0)],
-        "demo": [{"lr": lr, "decay": 0.99} for lr in (2e-3, 4e-3, 8e-3)],
+        "muon": [{"lr": lr} for lr in (8e-3, 1.6e-2)],
     },
 )
 GRIDS["reduced-16"] = replace(
@@ -170,8 +163,8 @@ GRIDS |= {
 # Groups of 64 entries, for updates of half the size: what 70B parameters need on home lines.
 GRIDS |= {f"outer-{rate}-k-64": replace(GRIDS[f"outer-{rate}-4"], muon_grouped=((64, 1),)) for rate in (1, 2)}
 # The full grid's model, peers and tokens in hours instead of a day. Methods have a few trials around the rates found
-# for the reduced one. SparseLoCo and DeMo have half of its inner rates, as half is best for AdamW and the default here;
-# the other methods have its rates.
+# for the reduced one: SparseLoCo and DeMo from half of its inner rates on, as half is best for AdamW and the default
+# here. The other methods have its rates.
 GRIDS["larger"] = replace(
     GRIDS["full"],
     seeds=3,
@@ -182,7 +175,7 @@ GRIDS["larger"] = replace(
         "adamw": [{"lr": lr} for lr in (8e-3, 4e-3, 2e-3)],
         "muon": [{"lr": lr} for lr in (1.6e-2, 8e-3)],
         "sparseloco": [{"lr": 4e-3, "outer": outer, "decay": 0.95} for outer in (1.0, 1.4)],
-        "demo": [{"lr": lr, "decay": 0.99} for lr in (2e-3, 4e-3)],
+        "demo": [{"lr": lr, "decay": 0.99} for lr in (2e-3, 4e-3, 1e-3)],
         "diloco": [
             {"lr": lr, "outer": outer}
             for lr, outer in ((4e-3, 0.2), (4e-3, 0.3), (4e-3, 0.4), (4e-3, 0.6), (2e-3, 0.3))

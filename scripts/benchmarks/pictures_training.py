@@ -31,8 +31,8 @@ def compress(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
-# The grid in which the default has the outer rate and the decay of the localnet.
-DEFAULT_GRID, DEFAULT = "outer-2-4", "the default"
+# The grid in which the default has the outer rate and the decay of ``hparams.json``.
+DEFAULT_GRID, DEFAULT = "shipped-4", "the default"
 
 
 def convergence(rows: Rows, path: Path) -> None:
