@@ -537,8 +537,12 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
     try:
         return HParams.model_validate(raw)
     except ValidationError as error:
-        texts = [text for problem in error.errors() for text in _explain(problem)]
-        raise ConfigError([f"hparams: {path}: {text}" for text in texts]) from error
+        raise ConfigError([f"hparams: {path}: {text}" for text in problems_of(error)]) from error
+
+
+def problems_of(error: ValidationError) -> list[str]:
+    """Return the texts of all problems of constants, each with the full name of its key."""
+    return [text for problem in error.errors() for text in _explain(problem)]
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -110,7 +110,10 @@ def test_with_another_constant(recorded, tplr, measured):
             ["--from", "4", "--with-scheme", "speed=3"],
             "expected a constant of demo: learning_rate.peak",
         ),
-        (["--from", "4", "--with-scheme", "momentum_decay=3"], "--with-scheme momentum_decay: Input should be less"),
+        (
+            ["--from", "4", "--with-scheme", "momentum_decay=3"],
+            "--with-scheme: demo.momentum_decay is 3: Input",
+        ),
     ],
 )
 def test_what_can_not_be_replayed_is_one_error(recorded, tplr, caplog, monkeypatch, words, problem):
@@ -170,8 +173,15 @@ def test_a_changed_outer_rate_is_constant_unless_its_points_are_given():
     assert untouched.outer_learning_rate_points == hparams.sparseloco.outer_learning_rate_points
 
 
-def test_an_error_of_several_constants_names_those_that_were_changed():
-    with pytest.raises(ConfigError, match=r"--with-scheme outer_nesterov: .*outer_momentum"):
+def test_all_problems_of_changed_constants_are_named():
+    with pytest.raises(ConfigError) as error:
+        with_scheme(load_hparams(ROOT / "hparams.json"), {"error_feedback_decay": 2, "expected_share": -1})
+    decay, share = error.value.problems
+    assert decay.startswith("--with-scheme: sparseloco.error_feedback_decay is 2: ")
+    assert share.startswith("--with-scheme: sparseloco.expected_share is -1: ")
+    with pytest.raises(
+        ConfigError, match=r"--with-scheme: sparseloco\.outer_nesterov without"
+    ):
         with_scheme(load_hparams(ROOT / "hparams.json"), {"outer_nesterov": True})
 
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from tplr.compress.payload import Update
 from tplr.errors import ConfigError
-from tplr.hparams import HParams
+from tplr.hparams import HParams, problems_of
 from tplr.logging import logger
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.network_reader import NetworkReader
@@ -125,9 +125,7 @@ def with_scheme(hparams: HParams, changes: Mapping[str, Any]) -> HParams:
     try:
         return HParams.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        problem = error.errors()[0]
-        name = ".".join(map(str, problem["loc"][1:])) or ", ".join(changes)  # a rule of several constants has no place
-        raise ConfigError(f"--with-scheme {name}: {problem['msg']}") from error
+        raise ConfigError([f"--with-scheme: {text}" for text in problems_of(error)]) from error
 
 
 def copied_state(state: TrainState, hparams: HParams, folder: Path, device: torch.device | str) -> TrainState:
