@@ -179,9 +179,7 @@ def test_all_problems_of_changed_constants_are_named():
     decay, share = error.value.problems
     assert decay.startswith("--with-scheme: sparseloco.error_feedback_decay is 2: ")
     assert share.startswith("--with-scheme: sparseloco.expected_share is -1: ")
-    with pytest.raises(
-        ConfigError, match=r"--with-scheme: sparseloco\.outer_nesterov without"
-    ):
+    with pytest.raises(ConfigError, match=r"--with-scheme: sparseloco\.outer_nesterov without"):
         with_scheme(load_hparams(ROOT / "hparams.json"), {"outer_nesterov": True})
 
 
