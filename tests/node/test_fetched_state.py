@@ -3,7 +3,6 @@
 import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -94,79 +93,69 @@ def make_elector(recorded: CatchUp, comms: Comms, share: float) -> None:
 
 
 @pytest.fixture
-def dated(catch_up) -> Any:
-    """Opens a recorded run whose objects have the times of the stage's clock."""
-    return lambda: catch_up(dated_by_hand=True)
+async def run(catch_up) -> AsyncIterator[CatchUp]:
+    """A run with a checkpoint, whose objects have the times of the stage's clock."""
+    async with catch_up(dated_by_hand=True) as recorded:
+        await recorded.record(2)
+        await recorded.recording.checkpoint()
+        yield recorded
 
 
-async def test_a_sole_elector_chooses_the_first_weights(dated) -> None:
-    async with dated() as run:
-        await run.record(2)
-        await run.recording.checkpoint()
-        async with next_run(run) as following:
-            assert await following.both() == {digest(run.recording.train_state.parameters)}
+async def test_a_sole_elector_chooses_the_first_weights(run: CatchUp) -> None:
+    async with next_run(run) as following:
+        assert await following.both() == {digest(run.recording.train_state.parameters)}
 
 
 @pytest.mark.parametrize("attack", ["newer window", "same window", "garbage", "refused"])
-async def test_an_elector_with_less_than_half_of_the_stake_neither_chooses_nor_prevents_them(dated, attack) -> None:
-    async with dated() as run:
-        await run.record(2)
-        await run.recording.checkpoint()
-        hostile = run.miners[0].comms
-        make_elector(run, hostile, 0.9)
-        with another_model(run) as train_state:
-            saved = train_state.save(RECORDED if attack == "same window" else CLAIMED, {})
-        await publish(hostile.own_store, saved.folder, signer=hostile.signer, keep_last=9)
-        if attack == "garbage":
-            await hostile.own_store.put(checkpoint_prefix(CLAIMED, hostile.uid, "1") + MANIFEST, b"garbage")
-            await hostile.own_store.put(checkpoint_prefix(RECORDED, hostile.uid, "1") + MANIFEST, b"garbage")
-        elif attack == "refused":
-            listing = rf"^GET /{hostile.own_store.name}\?"
-            run.stage.server.faults.add(listing, Status(403, "AccessDenied"), times=None)
-        async with next_run(run) as following:
-            assert await following.both() == {digest(run.recording.train_state.parameters)}
+async def test_an_elector_with_less_than_half_of_the_stake_neither_chooses_nor_prevents_them(
+    run: CatchUp, attack: str
+) -> None:
+    hostile = run.miners[0].comms
+    make_elector(run, hostile, 0.9)
+    with another_model(run) as train_state:
+        saved = train_state.save(RECORDED if attack == "same window" else CLAIMED, {})
+    await publish(hostile.own_store, saved.folder, signer=hostile.signer, keep_last=9)
+    if attack == "garbage":
+        await hostile.own_store.put(checkpoint_prefix(CLAIMED, hostile.uid, "1") + MANIFEST, b"garbage")
+        await hostile.own_store.put(checkpoint_prefix(RECORDED, hostile.uid, "1") + MANIFEST, b"garbage")
+    elif attack == "refused":
+        listing = rf"^GET /{hostile.own_store.name}\?"
+        run.stage.server.faults.add(listing, Status(403, "AccessDenied"), times=None)
+    async with next_run(run) as following:
+        assert await following.both() == {digest(run.recording.train_state.parameters)}
 
 
-async def test_without_a_majority_the_error_says_what_was_found(dated) -> None:
-    async with dated() as run:
-        await run.record(2)
-        await run.recording.checkpoint()
-        leader, other = run.leader.comms, run.miners[0].comms
-        make_elector(run, other, 1.0)
-        async with next_run(run) as following:
-            for kind, text in await following.errors():
-                assert kind is ObjectNotFound
-                assert re.match(r"version 1: no checkpoint from before 20.* UTC is published alike by electors", text)
-                assert f"uid {leader.uid}: windows [{RECORDED}]" in text
-                assert f"uid {other.uid}: none" in text
-                assert "let most electors publish the same one" in text
+async def test_without_a_majority_the_error_says_what_was_found(run: CatchUp) -> None:
+    leader, other = run.leader.comms, run.miners[0].comms
+    make_elector(run, other, 1.0)
+    async with next_run(run) as following:
+        for kind, text in await following.errors():
+            assert kind is ObjectNotFound
+            assert re.match(r"version 1: no checkpoint from before 20.* UTC is published alike by electors", text)
+            assert f"uid {leader.uid}: windows [{RECORDED}]" in text
+            assert f"uid {other.uid}: none" in text
+            assert "let most electors publish the same one" in text
 
 
-async def test_electors_with_different_checkpoints_or_closed_buckets_give_no_first_weights(dated) -> None:
-    async with dated() as run:
-        await run.record(2)
-        await run.recording.checkpoint()
-        other = run.miners[0].comms
-        make_elector(run, other, 1.0)
-        with another_model(run) as train_state:
-            await other.publish_checkpoint(train_state.save(RECORDED, {}).folder)
-        async with next_run(run) as following:
-            assert {kind for kind, _ in await following.errors()} == {StateError}
-            listing = rf"^GET /{run.leader.comms.own_store.name}\?"
-            run.stage.server.faults.add(listing, Status(403, "AccessDenied"), times=None)
-            for kind, text in await following.errors():
-                assert kind is StoreUnavailable
-                assert f"uid {run.leader.comms.uid}: " in text
-                assert "access denied" in text
+async def test_electors_with_different_checkpoints_or_closed_buckets_give_no_first_weights(run: CatchUp) -> None:
+    other = run.miners[0].comms
+    make_elector(run, other, 1.0)
+    with another_model(run) as train_state:
+        await other.publish_checkpoint(train_state.save(RECORDED, {}).folder)
+    async with next_run(run) as following:
+        assert {kind for kind, _ in await following.errors()} == {StateError}
+        listing = rf"^GET /{run.leader.comms.own_store.name}\?"
+        run.stage.server.faults.add(listing, Status(403, "AccessDenied"), times=None)
+        for kind, text in await following.errors():
+            assert kind is StoreUnavailable
+            assert f"uid {run.leader.comms.uid}: " in text
+            assert "access denied" in text
 
 
-async def test_a_checkpoint_that_was_published_after_the_start_was_chosen_is_not_taken(dated) -> None:
+async def test_a_checkpoint_that_was_published_after_the_start_was_chosen_is_not_taken(run: CatchUp) -> None:
     """Nodes that start before it and nodes that start after it have the same first weights."""
-    async with dated() as run:
-        await run.record(2)
-        await run.recording.checkpoint()
-        before = digest(run.recording.train_state.parameters)
-        async with next_run(run) as following:
-            with another_model(run) as train_state:
-                await run.leader.comms.publish_checkpoint(train_state.save(RECORDED + 1, {}).folder)
-            assert await following.both() == {before}
+    before = digest(run.recording.train_state.parameters)
+    async with next_run(run) as following:
+        with another_model(run) as train_state:
+            await run.leader.comms.publish_checkpoint(train_state.save(RECORDED + 1, {}).folder)
+        assert await following.both() == {before}
