@@ -174,7 +174,7 @@ GRIDS["larger"] = replace(
     rates={
         "adamw": [{"lr": lr} for lr in (8e-3, 4e-3, 2e-3)],
         "muon": [{"lr": lr} for lr in (1.6e-2, 8e-3)],
-        "sparseloco": [{"lr": 4e-3, "outer": outer, "decay": 0.95} for outer in (1.0, 1.4)],
+        "sparseloco": [{"lr": 4e-3, "outer": 1.0, "decay": 0.95}],
         "demo": [{"lr": lr, "decay": 0.99} for lr in (2e-3, 4e-3, 1e-3)],
         "diloco": [
             {"lr": lr, "outer": outer}
@@ -193,6 +193,13 @@ GRIDS["larger"] = replace(
             for change in ({"outer": 4.0}, {"outer": 2.0}, {"momentum": 0.95}, {"lr": 6e-3}, {"lr": 4e-3})
         ],
     },
+)
+# SparseLoCo's own trials there, made after its final cells of the grid above.
+GRIDS["larger-sparseloco"] = replace(
+    GRIDS["larger"],
+    tuned="",
+    muon_sparse=(),
+    rates={"sparseloco": [{"lr": 4e-3, "outer": outer, "decay": 0.95} for outer in (1.0, 1.4)]},
 )
 # The default with the rates of the localnet and of ``hparams.json``, and the larger model's own learning rate.
 GRIDS["outer-2-larger"] = default_with("larger", lr=6e-3)
