@@ -327,7 +327,7 @@ def test_a_wrong_proxy_is_told_without_its_password(proxy: str) -> None:
         with pytest.raises(ConfigError) as error:
             _ = Environment({name: proxy}).https
         assert error.value.problems == (
-            f"{name}: expected http://[user:password@]host[:port], special characters of the password as %40 for @",
+            f"{name}: expected http://[user:password@]host[:port], with escapes in the password (%40 for @)",
         )
 
 

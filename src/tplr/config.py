@@ -296,7 +296,7 @@ class Environment:
         proxy, problems = _proxy_url(self._get(name)), []
         if proxy is None:
             problems.append(
-                f"{name}: expected http://[user:password@]host[:port], special characters of the password as %40 for @"
+                f"{name}: expected http://[user:password@]host[:port], with escapes in the password (%40 for @)"
             )
         if ca_bundle:
             try:

@@ -228,7 +228,7 @@ class BallotBox:
         return await self._publish_once(wanted, path, raw, again=again)
 
     def _stored(self, path: Path, wanted: Wanted) -> bytes | None:
-        """Return the stored ballot, or None if no file is one: a damaged file, or one of another run, binds nobody."""
+        """Return the stored ballot, or None if there is none; a damaged one, or one of another run, binds nobody."""
         try:
             raw = path.read_bytes()
             self._open(raw, wanted)

@@ -79,7 +79,8 @@ async def fetch_first_weights(train_state: TrainState, comms: Comms, hparams: HP
     before = (await comms.window_start(chosen)).time
     logger.info("checkpoint_init_version %s: looking for a checkpoint from before window %d", version, chosen)
     used, cap = partial(part_of, wanted=wanted), manifest_cap(wanted)
-    first, *mirrors = (found := await comms.agreed_checkpoint(used, version, before=before, max_bytes=cap)).checkpoints
+    found = await comms.agreed_checkpoint(used, version, before=before, max_bytes=cap)
+    first, *mirrors = found.checkpoints
     async with _downloaded(train_state, comms, first, wanted, manifest=found.manifest, mirrors=mirrors) as saved:
         await asyncio.to_thread(train_state.restore_first_weights, saved)
     logger.info("first weights: those of version %s, window %d, by uid %d", version, first.window, first.uid)
