@@ -1,4 +1,4 @@
-"""Pipelines alone, over samples in memory: samples per second, worker processes, size and time of a state, resume.
+"""Pipelines alone, over samples in memory: samples per second, worker processes, read-ahead behind a shuffle.
 
 Each job runs in a separate process, and measures its sides one after the other, in an order that changes with the
 repetition. A ratio compares two sides of one repetition; the result is the median over repetitions. With ``--before``
@@ -24,6 +24,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,15 +122,36 @@ def processes() -> Sides:
     return {OURS: lambda: mapped("process"), "threads": lambda: mapped("thread")}
 
 
+# --- shuffle: parallel_map, whose read-ahead takes positions of the source, behind a shuffle ------------------------
+
+
+def behind_shuffle(buffer: int) -> Sides:
+    """Return the samples per second of processor time of ``parallel_map`` of a cheap function in two threads, and of
+    ``map``, both behind ``shuffle(buffer)``."""
+    samples = [{"id": i} for i in range(50_000)]
+
+    def mapped(step: str, *workers: int) -> dict[str, float]:
+        shuffled = our_sequence(samples, repeat=True).shuffle(buffer)
+        with getattr(shuffled, step)(renamed, *workers).iter() as iterator:
+            deque(itertools.islice(iterator, 1000), maxlen=0)  # fills the buffer
+            return cpu_rate(itertools.islice(iterator, 10_000), 10_000)
+
+    return {OURS: lambda: mapped("parallel_map", 2), "map": lambda: mapped("map")}
+
+
 # --------------------------------------------------------------------------------------------------------------------
 
-JOBS: dict[str, Callable[[], Sides]] = {job.__name__: job for job in (plain, processes)}
+JOBS: dict[str, Callable[[], Sides]] = {
+    "plain": plain,
+    "processes": processes,
+    **{f"shuffle {buffer}": partial(behind_shuffle, buffer) for buffer in (1000, 10_000, 100_000)},
+}
 
 
-def our_sequence(samples: list[Any]) -> Any:
+def our_sequence(samples: list[Any], *, repeat: bool = False) -> Any:
     from tplr.data import CheckpointableDataset
 
-    return CheckpointableDataset.from_sequence(samples)
+    return CheckpointableDataset.from_sequence(samples, repeat)
 
 
 def their_sequence(samples: list[Any]) -> Any:

@@ -64,6 +64,11 @@ class StreamIterator(ABC, Generic[T]):
     def state(self) -> State:
         """Return the position. It may share objects with the iterator: copy it before the next call."""
 
+    def copied_values(self) -> int:
+        """Return about how many values ``state`` copies, such as the samples of a shuffle's buffer; 0 if they are
+        few."""
+        return sum(source.copied_values() for source in self.sources())
+
     def use_arrays(self) -> None:
         """Return arrays instead of tensors, for a reader that would convert them; call before the first item."""
         self.arrays = True

@@ -10,7 +10,7 @@ from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Failed, Job, Portable, Workers, worker_count
 from tplr.sharding import Share
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform, divided_items
-from tplr.streams.read_ahead import MAX_GROUP, ReadAheadBuffer, SampleGroup
+from tplr.streams.read_ahead import MAX_SKIPPED, ReadAheadBuffer, SampleGroup
 from tplr.streams.state import StateReader
 from tplr.streams.transforms.calls import CallKind, fail, outcome
 
@@ -56,8 +56,8 @@ class _Batch:
     noted: int = 0
 
 
-class _Group(NamedTuple):
-    """Number of its first sample, the source's position before it, and its samples if they are from a state."""
+class _Place(NamedTuple):
+    """Number of a sample, the source's position before it, and the samples from it on that are from a state."""
 
     first: int
     position: State
@@ -70,12 +70,12 @@ class _ParallelIterator(StreamIterator[Any]):
     def __init__(self, transform: "ParallelCall", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._transform = transform
-        self._buffer = ReadAheadBuffer(source)
+        self._buffer = ReadAheadBuffer(source, spaced=transform.sources[0].has_fixed_order())
         self._ahead = self._read_ahead(transform.room)
         self._workers: Workers | None = None
-        self._first = saved.integer("done", high=MAX_GROUP) if saved else 0  # all samples before it are returned
+        self._first = saved.integer("done", high=MAX_SKIPPED) if saved else 0  # all samples before it are returned
         self._also = set(saved.integers("also")) if saved else set[int]()  # returned before an earlier one
-        self._groups: deque[_Group] = deque()
+        self._places: deque[_Place] = deque()
         self._pulled = 0
         self._size = 1  # samples of the next batch
         self._batch: _Batch | None = None  # in use
@@ -97,13 +97,16 @@ class _ParallelIterator(StreamIterator[Any]):
 
     def state(self) -> State:
         self._note()
-        group = self._groups[0] if self._groups else _Group(0, self._buffer.position(), self._carried)
+        place = self._places[0] if self._places else _Place(0, self._buffer.position(), self._carried)
         return {
-            "source": group.position,
-            "done": self._first - group.first,
-            "also": sorted(number - group.first for number in self._also),
-            "carried": group.carried,
+            "source": place.position,
+            "done": self._first - place.first,
+            "also": sorted(number - place.first for number in self._also),
+            "carried": place.carried,
         }
+
+    def copied_values(self) -> int:
+        return len(self._also)  # it returns the position of a place
 
     def close(self) -> None:
         if self._workers is not None:
@@ -163,9 +166,9 @@ class _ParallelIterator(StreamIterator[Any]):
 
     def _next_group(self) -> SampleGroup | None:
         carried, self._carried = self._carried, []
-        group = SampleGroup(self._buffer.position(), carried) if carried else self._buffer.group(self._size)
-        if group:
-            self._groups.append(_Group(self._pulled, group.position, carried))
+        group = SampleGroup(self._buffer.position(), 0, carried) if carried else self._buffer.group(self._size)
+        if group and not group.before:
+            self._places.append(_Place(self._pulled, group.position, carried))
         return group
 
     def _note(self) -> None:
@@ -176,9 +179,9 @@ class _ParallelIterator(StreamIterator[Any]):
             while self._first in self._also:
                 self._also.remove(self._first)
                 self._first += 1
-            # Drop the positions of groups whose samples are all returned.
-            while len(self._groups) > 1 and self._groups[1].first <= self._first:
-                self._groups.popleft()
+            # Drop the places before which all samples are returned, but the last one.
+            while len(self._places) > 1 and self._places[1].first <= self._first:
+                self._places.popleft()
 
 
 class ParallelCall(Transform):
@@ -216,7 +219,11 @@ class ParallelCall(Transform):
     def without_read_ahead(self, context: PipelineContext, state: State) -> State:
         """See ``Transform``. The state carries the samples that were not returned although later ones were."""
         saved = StateReader(self.describe(pinned=False), state)
-        done, also, carried = saved.integer("done", high=MAX_GROUP), set(saved.integers("also")), saved.items("carried")
+        done, also, carried = (
+            saved.integer("done", high=MAX_SKIPPED),
+            set(saved.integers("also")),
+            saved.items("carried"),
+        )
         source = self.sources[0].open(context, saved.child())
         try:
             while len(carried) < max(also, default=done - 1) + 1:

@@ -14,6 +14,7 @@ from tplr.streams.state import PLAIN, StateReader, check_sample
 from tplr.streams.transforms.tokens import NarrowColumns, with_tensors
 
 _CHECK_EVERY = 16
+_RANDOM_COST = 5000  # copying the state of random.Random takes longer than this many values of a list
 
 
 class _ShuffleIterator(StreamIterator[Any]):
@@ -70,8 +71,12 @@ class _ShuffleIterator(StreamIterator[Any]):
     def state(self) -> State:
         version, words, gauss = self._random.getstate()
         random_state = [version, gauss, np.array(words, np.uint32)]
-        buffer = self._narrow.with_one_dtype(self._buffer) if self._narrow else self._buffer
-        return {"source": self.source.state(), "buffer": list(buffer), "random": random_state}
+        if self._narrow:
+            self._narrow.unify(self._buffer)
+        return {"source": self.source.state(), "buffer": list(self._buffer), "random": random_state}
+
+    def copied_values(self) -> int:
+        return len(self._buffer) + _RANDOM_COST + super().copied_values()
 
 
 class Shuffle(Transform):

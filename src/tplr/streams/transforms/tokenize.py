@@ -16,7 +16,7 @@ from tplr.concurrency.workers import ExecutorType, WorkerDied, Workers
 from tplr.errors import DataError
 from tplr.sharding import Share
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
-from tplr.streams.read_ahead import MAX_GROUP, ReadAheadBuffer
+from tplr.streams.read_ahead import MAX_SKIPPED, ReadAheadBuffer
 from tplr.streams.state import StateReader
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         self._buffer = ReadAheadBuffer(source, map(self._checked, source))
         self._ahead = self._read_ahead()
         self._skip = (
-            saved.integer("done", high=MAX_GROUP) if saved else 0
+            saved.integer("done", high=MAX_SKIPPED) if saved else 0
         )  # samples returned before the state: read, but not encoded
         self._characters = FIRST_CHARACTERS
         self._batch: _Batch | None = None  # in use
@@ -150,6 +150,9 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         if batch is None:
             return {"source": self._buffer.position(), "done": self._skip}
         return {"source": batch.position, "done": batch.done}
+
+    def copied_values(self) -> int:
+        return 0  # it returns the position of a batch
 
     def close(self) -> None:
         if self._workers is not None:
@@ -261,7 +264,7 @@ class Tokenize(Transform):
         saved = StateReader(self.describe(pinned=False), state)
         source = self.sources[0].open(context, saved.child())
         try:
-            for _ in range(saved.integer("done", high=MAX_GROUP)):
+            for _ in range(saved.integer("done", high=MAX_SKIPPED)):
                 next(source)
             position = source.state()
         except StopIteration:

@@ -85,6 +85,7 @@ class NarrowColumns:
 
     def __init__(self) -> None:
         self._dtypes: dict[str, np.dtype[Any]] = {}  # of columns that do not fit two bytes
+        self._unified: dict[str, np.dtype[Any]] = {}  # those at the last ``unify``
 
     def narrow(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Return ``sample`` with narrowed token arrays; other values do not change."""
@@ -98,11 +99,12 @@ class NarrowColumns:
             column: value.astype(np.int64) if type(value) is np.ndarray else value for column, value in sample.items()
         }
 
-    def with_one_dtype(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the samples with one dtype for each column, even if a later sample needed a larger one."""
-        if not self._dtypes:
-            return samples
-        return [
+    def unify(self, samples: list[dict[str, Any]]) -> None:
+        """Replace the samples in a list by samples with one dtype for each column, if a later sample needed a larger
+        one."""
+        if self._unified == self._dtypes:
+            return
+        samples[:] = [
             {
                 column: value.astype(self._dtypes.get(column, _TWO_BYTES), copy=False)
                 if type(value) is np.ndarray
@@ -111,6 +113,7 @@ class NarrowColumns:
             }
             for sample in samples
         ]
+        self._unified = dict(self._dtypes)
 
     def _narrowed(self, column: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if column not in self._dtypes:
