@@ -218,6 +218,22 @@ def test_a_compressed_hdf5_file_of_a_published_store_is_read(tmp_path: Path) -> 
     assert opened(tmp_path).fetch(2**23, 2**23 + 3, "a").tolist() == [1, 1, 1]
 
 
+def test_an_hdf5_file_of_many_datasets_is_read_into_little_more_memory_than_its_numbers_need(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        group = file.create_group("a")
+        for number in range(256):
+            group.create_dataset(f"data_{number}", data=np.ones(2**18, np.int8), chunks=(2**18,), compression=1)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the memory held now
+    before = peak_memory()
+    H5Store(share_memory=False).load(tmp_path)
+    assert peak_memory() - before < 1.5 * 2**26
+
+
+def peak_memory() -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
 def test_an_hdf5_dataset_without_a_shape_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file.create_group("a").create_dataset("data_0", data=h5py.Empty("int8"))

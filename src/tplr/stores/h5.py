@@ -42,7 +42,8 @@ class H5Store(TokenStore):
         meta = read_meta(path.parent).keys if described else {}
         parts, keys = {}, {}
         try:
-            with import_h5py().File(path) as file:
+            # Without HDF5's cache, which keeps up to 1 MiB of each dataset until the file is closed.
+            with import_h5py().File(path, rdcc_nbytes=0) as file:
                 for name in map(str, meta if described else file):
                     if name not in file:
                         raise DataError(f"{path} lacks the key {name!r} of its meta.json")
