@@ -209,6 +209,27 @@ def test_an_hdf5_file_of_a_published_store_stores_what_it_declares(tmp_path: Pat
         opened(tmp_path)
 
 
+@pytest.mark.parametrize("compressions", [0, 1, 2])
+def test_an_hdf5_file_of_a_published_store_has_no_huge_chunk_of_few_numbers(tmp_path: Path, compressions: int) -> None:
+    """A reader decompresses the whole chunk. Compressed twice, it takes a few KB."""
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    settings.set_chunk((2**24,))
+    for _ in range(compressions):
+        settings.set_deflate(9)
+    space = h5py.h5s.create_simple((3,), (h5py.h5s.UNLIMITED,))
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        group = file.create_group("a")
+        made = h5py.h5d.create(group.id, b"data_0", h5py.h5t.NATIVE_INT8, space, settings)
+        h5py.Dataset(made)[:] = np.array([1, 2, 3], np.int8)
+        group.create_dataset("data_1", (0,), "int8", maxshape=(None,), chunks=(2**30,))  # stores no chunk
+    (tmp_path / "meta.json").write_text(json.dumps({"a": {"shape": [3], "dtype": "int8"}}))
+    if compressions == 2:
+        with pytest.raises(DataError, match=rf"has \d+ bytes, and declares {2**24} bytes of numbers in whole chunks"):
+            opened(tmp_path)
+    else:
+        assert opened(tmp_path).fetch(0, 3, "a").tolist() == [1, 2, 3]
+
+
 def test_a_compressed_hdf5_file_of_a_published_store_is_read(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "data.h5", "w") as file:
         group = file.create_group("a")

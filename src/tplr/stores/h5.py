@@ -1,5 +1,6 @@
 """``H5Store`` reads HDF5 files once into memory that the workers of a data loader share."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -99,17 +100,21 @@ def _datasets(where: str, group: Any) -> list[Any]:
 
 def _check_stored(path: Path, parts: Sequence[Any]) -> None:
     """Raise DataError if a file is too small for its datasets: a few KB can declare gigabytes that were never written,
-    or are stored once for many datasets."""
+    are stored once for many datasets, or fill the rest of a chunk."""
     stored = path.stat().st_size
-    needed = sum(
-        part.nbytes // (_MAX_COMPRESSION if part.id.get_create_plist().get_nfilters() else 1) for part in parts
-    )
-    if needed > stored:
-        declared = sum(part.nbytes for part in parts)
+    sizes = [(_bytes_read(part), part.id.get_create_plist().get_nfilters()) for part in parts]
+    if sum(size // (_MAX_COMPRESSION if filters else 1) for size, filters in sizes) > stored:
+        declared = sum(size for size, _ in sizes)
         raise DataError(
-            f"{path} has {stored} bytes, and declares {declared} bytes of numbers: they can't all be stored in it; "
-            "fetch or prepare it again"
+            f"{path} has {stored} bytes, and declares {declared} bytes of numbers in whole chunks: they can't all be "
+            "stored in it; fetch or prepare it again"
         )
+
+
+def _bytes_read(part: Any) -> int:
+    """Return the bytes of a dataset's numbers, or of a chunk if that is larger: HDF5 decompresses whole chunks."""
+    chunk = math.prod(part.chunks) * part.dtype.itemsize if part.size and part.chunks else 0
+    return max(part.nbytes, chunk)
 
 
 def _member(where: object, group: Any, name: str) -> Any:
