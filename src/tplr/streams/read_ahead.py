@@ -21,28 +21,39 @@ class SampleGroup(NamedTuple):
 
 class ReadAheadBuffer:
     """Takes groups from an iterator. A position in a group is an earlier position of the source, and a number of
-    samples, which a resume reads again and skips.
+    samples, which a resume reads again and skips. A source without a fixed order would return other samples then, so
+    its groups have no positions: a state holds their samples, those ``held`` here, and the source's position behind
+    them.
 
     ``ReadAhead`` runs the work on these groups. It has no positions, because only a resumable source has them.
 
     Args:
         samples: reads them from ``source``; an error does not end it.
+        fixed_order: whether the source has a fixed order (``Transform.has_fixed_order``).
         spaced: a group has its own position only if the samples since the last one make up for its cost
             (``StreamIterator.copied_values``); otherwise each group has one. The first group, and the first one after
-            an error, have their own in either case. The source must have a fixed order.
+            an error, have their own in either case.
+
+    Attributes:
+        held: samples of an incomplete group.
     """
 
     def __init__(
-        self, source: StreamIterator[Any], samples: Iterator[Any] | None = None, *, spaced: bool = False
+        self,
+        source: StreamIterator[Any],
+        samples: Iterator[Any] | None = None,
+        *,
+        fixed_order: bool,
+        spaced: bool = False,
     ) -> None:
         self._error: Exception | None = None
         self._source = source
         self._items = samples or source
-        self._spaced = spaced
+        self._fixed_order, self._spaced = fixed_order, spaced
         self._position: State | None = None  # at or before the group that is being read; None: it gets its own
         self._before = 0  # samples between the two
         self._spacing = 0  # samples after which a group gets its own position
-        self._samples: list[Any] = []
+        self.held: list[Any] = []
         self._ended = False
 
     def group(
@@ -52,22 +63,22 @@ class ReadAheadBuffer:
         ``at_least`` samples. After an error there is no further group until ``raise_error`` raised it. After an
         interrupt the next call continues."""
         if self._position is None:
-            self._position = self._source.state()
-            if self._spaced:
+            self._position = self._source.state() if self._fixed_order else {}
+            if self._fixed_order and self._spaced:
                 self._spacing = min(self._source.copied_values() // _COPIED_PER_SAMPLE, MAX_SKIPPED // 2)
-        weight = sum(map(weigh, self._samples))
+        weight = sum(map(weigh, self.held))
         try:
-            while not self._ended and (len(self._samples) < at_least or weight < limit):
-                self._samples.append(next(self._items))
-                weight += weigh(self._samples[-1])
+            while not self._ended and (len(self.held) < at_least or weight < limit):
+                self.held.append(next(self._items))
+                weight += weigh(self.held[-1])
         except StopIteration:
             self._ended = True
         except Exception as error:  # noqa: BLE001 - raised in its turn
             self._ended, self._error = True, error
-        if len(self._samples) < at_least:
+        if len(self.held) < at_least:
             return None
-        group = SampleGroup(self._position, self._before, self._samples)
-        self._samples = []
+        group = SampleGroup(self._position, self._before, self.held)
+        self.held = []
         self._before += len(group.samples)
         if self._before >= self._spacing:
             self._forget_position()
@@ -78,7 +89,7 @@ class ReadAheadBuffer:
         error, self._error = self._error, None
         if error:
             self._ended = False
-            if not self._samples:
+            if not self.held:
                 self._forget_position()  # the source may have gone past the item at fault
             raise error
 

@@ -51,6 +51,56 @@ def test_unordered_loses_and_doubles_nothing_with_work_in_flight(cut):
     assert sorted(s["id"] for s in whole) == [10 * i for i in range(N)]
 
 
+class Slow:
+    """Takes long for odd or for even samples, so that passes return them in different orders."""
+
+    odd = 0
+
+    def __call__(self, sample):
+        time.sleep(0.004 * (sample["id"] % 2 == self.odd))
+        return sample
+
+
+@pytest.mark.parametrize("step", ["parallel_map", "unordered parallel_map", "shuffle, parallel_map", "tokenize"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_that_read_ahead_lose_and_double_nothing_behind_an_unordered_one(step, ranks):
+    slow = Slow()
+
+    def pipeline(*, ordered=False, rank=0, world=1):
+        dataset = SOURCE.parallel_map(slow, 3, 2, ordered=ordered)
+        if "shuffle" in step:
+            dataset = dataset.shuffle(5)
+        if step == "tokenize":
+            dataset = dataset.map(lambda s: {**s, "text": "a"}).tokenize(lambda text: {"input_ids": [1]})
+        else:
+            dataset = dataset.parallel_map(dict, 2, 4, ordered="unordered" not in step)
+        return dataset.shard_by_rank(rank, world)
+
+    for cut in range(0, N + 1, 7):
+        with pipeline().iter() as samples:
+            first = list(islice(samples, cut))
+            states = [samples.state_dict()]
+        slow.odd = 1 - slow.odd
+        if ranks == 1:  # again, once before the next sample; then in the ordered form
+            for ordered, count in ((False, 0), (False, 3), (True, 2)):
+                with pipeline(ordered=ordered).iter(state_dict=states) as samples:
+                    first += islice(samples, count)
+                    states = [samples.state_dict()]
+        rest = [s for rank in range(ranks) for s in pipeline(rank=rank, world=ranks).iter(state_dict=states)]
+        assert sorted(sample["id"] for sample in first + rest) == list(range(N))
+
+
+def test_a_state_of_tokenize_of_an_earlier_version_is_read():
+    dataset = SOURCE.map(lambda s: {**s, "text": "a"}).tokenize(lambda text: {"input_ids": [1]})
+    with dataset.iter() as samples:
+        expected = list(samples)[7:]
+    with dataset.iter() as samples:
+        list(islice(samples, 7))
+        state = samples.state_dict()
+    assert state["position"].pop("carried") == []
+    assert list(dataset.iter(state_dict=state)) == expected
+
+
 def test_a_state_fits_other_workers_and_the_ordered_form():
     with SOURCE.parallel_map(uneven, 4, 4, ordered=False).iter() as samples:
         first = list(islice(samples, 20))

@@ -57,7 +57,8 @@ class _Batch:
 
 
 class _Place(NamedTuple):
-    """Number of a sample, the source's position before it, and the samples from it on that are from a state."""
+    """Number of a sample, the source's position before it, and the samples from it on that are from a state. If the
+    source has no fixed order, there is no position, and all samples of the group are kept."""
 
     first: int
     position: State
@@ -70,7 +71,8 @@ class _ParallelIterator(StreamIterator[Any]):
     def __init__(self, transform: "ParallelCall", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._transform = transform
-        self._buffer = ReadAheadBuffer(source, spaced=transform.sources[0].has_fixed_order())
+        self._fixed_order = transform.sources[0].has_fixed_order()
+        self._buffer = ReadAheadBuffer(source, fixed_order=self._fixed_order, spaced=True)
         self._ahead = self._read_ahead(transform.room)
         self._workers: Workers | None = None
         self._first = saved.integer("done", high=MAX_SKIPPED) if saved else 0  # all samples before it are returned
@@ -97,7 +99,7 @@ class _ParallelIterator(StreamIterator[Any]):
 
     def state(self) -> State:
         self._note()
-        place = self._places[0] if self._places else _Place(0, self._buffer.position(), self._carried)
+        place = self._place()
         return {
             "source": place.position,
             "done": self._first - place.first,
@@ -112,6 +114,14 @@ class _ParallelIterator(StreamIterator[Any]):
         if self._workers is not None:
             self._workers.close()
         super().close()
+
+    def _place(self) -> _Place:
+        """The place from which a resume reads."""
+        if self._fixed_order:
+            return self._places[0] if self._places else _Place(0, self._buffer.position(), self._carried)
+        read = [sample for place in self._places for sample in place.carried]
+        first = self._places[0].first if self._places else 0
+        return _Place(first, self.source.state(), [*read, *self._carried, *self._buffer.held])
 
     def _computed_batch(self) -> _Batch | None:
         """The batch in use, or the next one; None at the end."""
@@ -166,9 +176,10 @@ class _ParallelIterator(StreamIterator[Any]):
 
     def _next_group(self) -> SampleGroup | None:
         carried, self._carried = self._carried, []
-        group = SampleGroup(self._buffer.position(), 0, carried) if carried else self._buffer.group(self._size)
+        position = self._buffer.position() if carried and self._fixed_order else {}
+        group = SampleGroup(position, 0, carried) if carried else self._buffer.group(self._size)
         if group and not group.before:
-            self._places.append(_Place(self._pulled, group.position, carried))
+            self._places.append(_Place(self._pulled, group.position, carried if self._fixed_order else group.samples))
         return group
 
     def _note(self) -> None:

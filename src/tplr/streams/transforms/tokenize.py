@@ -15,7 +15,7 @@ from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, WorkerDied, Workers
 from tplr.errors import DataError
 from tplr.sharding import Share
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform, divided_items
 from tplr.streams.read_ahead import MAX_SKIPPED, ReadAheadBuffer
 from tplr.streams.state import StateReader
 
@@ -102,14 +102,16 @@ class _Batch:
     """Samples that are tokenized together.
 
     Attributes:
-        position: the source's position before the first sample.
+        position: the source's position before the first sample, or behind samples from a state.
         done: number of samples that were returned; their texts are not encoded.
+        carried: whether the samples are from a state.
         columns: columns of each sample; None if the batch failed, so that each text is encoded alone.
     """
 
     position: State
     samples: list[Any]
     done: int
+    carried: bool
     columns: list[Any] | None = None
 
     def left(self) -> Iterator[tuple[Any, Any]]:
@@ -121,11 +123,12 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
     def __init__(self, transform: "Tokenize", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._transform = transform
-        self._buffer = ReadAheadBuffer(source, map(self._checked, source))
+        self._fixed_order = transform.sources[0].has_fixed_order()
+        self._buffer = ReadAheadBuffer(source, map(self._checked, source), fixed_order=self._fixed_order)
         self._ahead = self._read_ahead()
-        self._skip = (
-            saved.integer("done", high=MAX_SKIPPED) if saved else 0
-        )  # samples returned before the state: read, but not encoded
+        # Samples that are read before the source, and number of samples that were returned before the state: they are
+        # read, but not encoded.
+        self._carried, self._skip = _carried(saved) if saved else ([], 0)
         self._characters = FIRST_CHARACTERS
         self._batch: _Batch | None = None  # in use
         self._workers: Workers | None = None
@@ -146,10 +149,19 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
                 yield {**sample, **columns}
 
     def state(self) -> State:
-        batch = self._batch or next((batch for batch, _ in self._ahead.pending), None)
-        if batch is None:
-            return {"source": self._buffer.position(), "done": self._skip}
-        return {"source": batch.position, "done": batch.done}
+        batches = [batch for batch, _ in self._ahead.pending]
+        if self._batch:
+            batches.insert(0, self._batch)
+        if not self._fixed_order:
+            left = [sample for batch in batches for sample in batch.samples[batch.done :]]
+            carried = [*left, *self._carried, *self._buffer.held]
+            return {"source": self.source.state(), "done": self._skip, "carried": carried}
+        if not batches:
+            return {"source": self._buffer.position(), "done": self._skip, "carried": self._carried}
+        batch = batches[0]
+        if batch.carried:
+            return {"source": batch.position, "done": 0, "carried": batch.samples[batch.done :]}
+        return {"source": batch.position, "done": batch.done, "carried": []}
 
     def copied_values(self) -> int:
         return 0  # it returns the position of a batch
@@ -186,6 +198,11 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         if self._workers is None and self._transform.workers:
             self._workers = Workers(self._transform.encode, self._transform.workers, self._transform.executor_type)
             self._workers.submit([])  # builds the encoder while the first texts are read
+        if carried := self._carried:
+            position = self._buffer.position() if self._fixed_order else {}
+            batch = _Batch(position, [*map(self._checked, carried)], done=0, carried=True)
+            self._carried = []
+            return batch
         column = self._transform.column
         group = self._buffer.group(
             self._characters, at_least=self._skip + 1, weigh=lambda sample: len(sample[column]) + TEXT_WEIGHT
@@ -194,7 +211,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
             return None
         self._characters = min(2 * self._characters, MAX_CHARACTERS)
         done, self._skip = self._skip, 0
-        return _Batch(group.position, group.samples, done)
+        return _Batch(group.position, group.samples, done, carried=False)
 
     def _submit(self, batch: _Batch) -> "Future[list[Any]]":
         texts = [sample[self._transform.column] for sample in batch.samples]
@@ -262,19 +279,27 @@ class Tokenize(Transform):
 
     def without_read_ahead(self, context: PipelineContext, state: State) -> State:
         saved = StateReader(self.describe(pinned=False), state)
+        carried, skip = _carried(saved)
         source = self.sources[0].open(context, saved.child())
         try:
-            for _ in range(saved.integer("done", high=MAX_SKIPPED)):
+            for _ in range(skip):
                 next(source)
             position = source.state()
         except StopIteration:
             raise saved.wrong("done", "a number of samples that the source has") from None
         finally:
             source.close()
-        return {"source": self.sources[0].without_read_ahead(context, position), "done": 0}
+        return {"source": self.sources[0].without_read_ahead(context, position), "done": 0, "carried": carried}
 
     def divide_held(self, saved: list[StateReader], share: Share) -> State:
-        return {"done": 0}
+        return {"done": 0, "carried": divided_items(saved, "carried", share)}
 
     def describe(self, *, pinned: bool) -> str:
         return f"tokenize({self.column}, {self.encode.describe()})"
+
+
+def _carried(saved: StateReader) -> tuple[list[Any], int]:
+    """Return the samples of a state that are left, and the number of samples of the source to skip."""
+    done = saved.integer("done", high=MAX_SKIPPED)
+    carried = saved.items("carried") if saved.has("carried") else []  # states of earlier versions lack it
+    return carried[done:], max(0, done - len(carried))
