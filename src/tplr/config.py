@@ -22,6 +22,7 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -372,15 +373,8 @@ class Environment:
 
     def node_buckets(self) -> "NodeBuckets":
         """Return the buckets that a node opens; one ConfigError lists the problems of all of them."""
-        problems: list[str] = []
-        for kind in ("gradients", "aggregator", "checkpoints"):
-            try:
-                if kind in MUST_WRITE or self.configured(kind):
-                    self.record(kind)
-            except ConfigError as error:
-                problems += error.problems
-        if problems:
-            raise ConfigError(problems)
+        kinds: tuple[Kind, ...] = ("gradients", "aggregator", "checkpoints")
+        check_all(*(partial(self.record, kind) for kind in kinds if kind in MUST_WRITE or self.configured(kind)))
         return NodeBuckets(
             self.bucket("gradients", "write"), self.optional_bucket("aggregator"), self.optional_bucket("checkpoints")
         )
@@ -455,6 +449,18 @@ def load_bucket_secrets(variables: Mapping[str, str] | None = None) -> BucketSec
 
 
 BUCKET_SECRETS = load_bucket_secrets()
+
+
+def check_all(*checks: Callable[[], object]) -> None:
+    """Call all of ``checks``; one ConfigError lists the problems of those that raise it."""
+    problems: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
 
 
 def checked_endpoint(value: str, name: str) -> str:

@@ -73,9 +73,13 @@ async def test_all_that_is_wrong_with_the_environment_is_said_at_once(
     monkeypatch.delenv("R2_GRADIENTS_READ_ACCESS_KEY_ID")
     monkeypatch.setenv("R2_AGGREGATOR_BUCKET_NAME", "x")
     monkeypatch.setenv("R2_CHECKPOINTS_ACCOUNT_ID", "a/b")
+    monkeypatch.setenv("TPLR_S3_REGION", "no region")
+    monkeypatch.setenv("HTTPS_PROXY", "foo://host")
+    monkeypatch.setenv("TPLR_TRANSFERS", "many")
     wallet = Wallet("owner", "alice", str(alone.parent / "wallets"))
     with pytest.raises(ConfigError) as caught:
         async with Comms.from_env(hparams, wallet=wallet, netuid=7, network=f"local:{alone}"):
             raise AssertionError
-    for name in ("R2_GRADIENTS_READ_ACCESS_KEY_ID", "R2_AGGREGATOR_BUCKET_NAME", "R2_CHECKPOINTS_ACCOUNT_ID"):
-        assert name in str(caught.value)
+    buckets = ("R2_GRADIENTS_READ_ACCESS_KEY_ID", "R2_AGGREGATOR_BUCKET_NAME", "R2_CHECKPOINTS_ACCOUNT_ID")
+    for name in (*buckets, "TPLR_S3_REGION", "HTTPS_PROXY", "TPLR_TRANSFERS"):
+        assert str(caught.value).count(name) == 1

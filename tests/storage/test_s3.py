@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tplr.config import Environment
 from tplr.errors import AccessDenied, ConfigError, ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections, S3Store, TransferLimits, endpoint_url, s3_errors, s3_store
@@ -41,6 +42,15 @@ def bucket(**changes: str) -> Bucket:
 
 
 READER = bucket(access_key_id=READ_KEY_ID, secret_access_key=READ_SECRET)
+
+
+def test_wrong_endpoint_region_and_tls_settings_are_told_at_once() -> None:
+    wrong = {"TPLR_S3_ENDPOINT": "x", "TPLR_S3_REGION": "no region"}
+    wrong |= {"AWS_CA_BUNDLE": "/nofile", "HTTPS_PROXY": "foo://host"}
+    for region, names in ((None, sorted(wrong)), ("auto", sorted(wrong.keys() - {"TPLR_S3_REGION"}))):
+        with pytest.raises(ConfigError) as error:
+            S3Connections.of(Environment(wrong), region=region)
+        assert sorted(re.split("[ :]", problem)[0] for problem in error.value.problems) == names
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tplr.comms.peers import PeerLists
 from tplr.comms.reports import ReportExchange
 from tplr.comms.states import StateExchange
 from tplr.comms.updates import UpdateExchange
-from tplr.config import Environment
+from tplr.config import Environment, check_all
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.resources import LocalMachine, Resources
@@ -66,8 +66,14 @@ class Comms(UpdateExchange, IncludedUpdates, CheckpointExchange, StateExchange, 
             ChainError: the chain can't be reached.
         """
         environment = Environment.read()
-        buckets = environment.node_buckets()
         machine = LocalMachine.here()
+        check_all(
+            environment.node_buckets,
+            lambda: S3Connections.of(environment),
+            lambda: Resources.choose(machine, environment.variables),
+            lambda: environment.states_folder(netuid),
+        )
+        buckets = environment.node_buckets()
         resources = Resources.choose(machine, environment.variables)
         logger.info("%s", resources.describe(machine))
         opening = open_chain(

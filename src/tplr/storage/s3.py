@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Self
 
-from tplr.config import Environment, HttpsSettings, S3Bucket, checked_endpoint
+from tplr.config import Environment, HttpsSettings, S3Bucket, check_all, checked_endpoint
 from tplr.errors import ConfigError
 from tplr.schemas import Bucket
 from tplr.storage.s3_client import S3Client
@@ -55,7 +55,16 @@ class S3Connections(ConnectionPool):
 
     @classmethod
     def of(cls, environment: Environment, *, region: str | None = None) -> Self:
-        """Create connections for the environment's server, and its region unless one is given. Raises ConfigError."""
+        """Create connections for the environment's server, and its region unless one is given.
+
+        Raises:
+            ConfigError: lists all problems of endpoint, region and HTTPS settings.
+        """
+        check_all(
+            lambda: environment.endpoint,
+            lambda: region or environment.region,
+            lambda: environment.https,
+        )
         return cls(environment.endpoint, region=region or environment.region, https=environment.https)
 
     def store(self, bucket: Bucket, renew: Callable[[], Bucket] | None = None) -> S3Store:
