@@ -165,6 +165,15 @@ async def test_a_dry_run_shows_the_costs_and_writes_nothing(world: World, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_dry_run_fails_if_the_link_is_too_slow(world: World, tmp_path: Path) -> None:
+    for role, needed in (("validator", "use a link of at least"), ("miner", "use a faster link")):
+        slow = ("--folder", tmp_path, "--role", role, "--up", 0.001, "--down", 0.001)
+        status, said = await world.join(*slow, command=DRY_RUN)
+        assert status == 1
+        assert "does not fit: " in said
+        assert needed in said
+
+
 async def test_an_aggregator_needs_no_gpu(world: World, tmp_path: Path) -> None:
     asked = ("--folder", tmp_path, "--role", "aggregator", "--device", "cuda")
     status, said = await world.join(*asked, command=DRY_RUN)

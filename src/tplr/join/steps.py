@@ -118,7 +118,11 @@ def join(path: Path, answers: Answers, questions: Questions, process: Mapping[st
 
 
 def _show_costs(run: RunDescription, path: Path, answers: Answers, folder: Path, console: Console) -> bool:
-    """Print a node's needs and costs on this machine; return whether it fits."""
+    """Print a node's needs and costs on this machine; return whether it fits.
+
+    A dry run also fails for a link that is too slow. A join does not: the rates of ``--down`` and ``--up`` may be the
+    defaults, and a node on a slow link starts.
+    """
     hparams = load_hparams(path.parent / run.hparams.file)
     if answers.role == "aggregator":
         console.print("An aggregator has no model; its requirements are in docs/costs.md.")
@@ -132,7 +136,7 @@ def _show_costs(run: RunDescription, path: Path, answers: Answers, folder: Path,
     settings = _parsed(answers.role, ["--device", answers.device, *answers.node_options]).device_settings
     plan = make_plan(hparams, here, role=role, settings=settings)
     console.print(show_costs(plan))
-    return not plan.memory_problems
+    return not (plan.problems if answers.dry_run else plan.memory_problems)
 
 
 def _node_options(run: RunDescription, path: Path, answers: Answers, folder: Path, questions: Questions) -> list[str]:
