@@ -2,12 +2,13 @@
 
 import hashlib
 import time
+from typing import Any
 
 import pytest
 from included import included_set
 from safetensors import safe_open
 
-from tplr.errors import PayloadError, StoreUnavailable
+from tplr.errors import AccessDenied, ObjectNotFound, PayloadError, StoreError, StoreUnavailable
 from tplr.exchange.aggregates import (
     Included,
     IncludedSet,
@@ -63,6 +64,34 @@ async def test_the_first_aggregate_that_is_right_is_taken() -> None:
         await find_aggregate(stores, SET, SourceSpeeds())
     await right.put(KEY, body)
     assert await find_aggregate(stores, SET, SourceSpeeds()) == list(BODIES.values())
+
+
+@pytest.mark.parametrize("error", [ObjectNotFound, AccessDenied, None], ids=["missing", "denied", "false bytes"])
+async def test_who_answers_only_head_is_asked_last_from_then_on(error: type[StoreError] | None) -> None:
+    """Also a source that has sent aggregates before."""
+    asked: list[str] = []
+
+    class Noted(MemoryStore):
+        lies = False
+
+        async def get(self, key: str, **more: Any) -> bytes:
+            asked.append(self.name)
+            if self.lies and error:
+                raise error("no GET", bucket=self.name, key=key)
+            body = await super().get(key, **more)
+            return body[:-1] + b"x" if self.lies else body
+
+    liar, right, speeds = Noted("liar"), Noted("right"), SourceSpeeds()
+    for store in (liar, right):
+        await store.put(KEY, assemble(SET, list(BODIES.values())))
+    for sent_before in (False, True):
+        if sent_before:
+            speeds.note("liar", size=10**12, seconds=1.0)
+        liar.lies = True
+        asked.clear()
+        for _ in range(3):
+            assert await find_aggregate({"liar": liar, "right": right}, SET, speeds) == list(BODIES.values())
+        assert asked == ["liar", "right", "right", "right"]
 
 
 @pytest.mark.parametrize(("method", "hanging"), [("HEAD", 3), ("GET", 1)])

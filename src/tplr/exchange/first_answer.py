@@ -129,8 +129,8 @@ class _Search(Generic[T]):
         except (StoreError, PayloadError) as error:
             self._note_problem(owner, error, began)
             return None
-        if found is not None:
-            self._speeds.note(owner, size=info.size, seconds=self._clock() - began)
+        # A source that describes an object and has none counts as failed: else it would be asked first every time.
+        self._speeds.note(owner, size=0 if found is None else info.size, seconds=self._clock() - began)
         return found
 
     async def end(self) -> None:
