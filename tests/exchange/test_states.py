@@ -4,16 +4,21 @@ import json
 import pickle
 import random
 import struct
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from tplr.errors import PayloadError
+from tplr.exchange import states
 from tplr.exchange.state_objects import put_state
 from tplr.exchange.states import (
+    MAX_CONTAINERS,
     MAX_HEADER_BYTES,
     MAX_VALUES,
     decode_state,
@@ -23,6 +28,7 @@ from tplr.exchange.states import (
     write_state,
 )
 from tplr.storage import MemoryStore
+from tplr.untrusted import load_json
 
 TOTALKS = {"layer.weight": 4096, "norm": 2}
 TOPK = 3
@@ -171,6 +177,71 @@ def of(**state: Any) -> dict[str, Any]:
 def test_strangers_bytes_are_refused_with_one_error(body: bytes) -> None:
     with pytest.raises(PayloadError):
         decode_state(body)
+
+
+def test_other_tensors_are_refused_before_any_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header of 1 MiB may name 19,000 tensors, whose creation takes ten times as long as reading the header."""
+    valid, other = encode_state(sparse(), 5), encode_state(sparse() | {"other": torch.zeros(1)}, 5)
+    loaded: list[bytes] = []
+
+    def noted(body: bytes) -> dict[str, torch.Tensor]:
+        loaded.append(body)
+        return load(body)
+
+    monkeypatch.setattr(states, "load", noted)
+    with pytest.raises(PayloadError, match="1 tensors are missing or unknown"):
+        parse_sparse(other, TOTALKS, topk=TOPK, device="cpu")
+    assert not loaded
+    assert_sparse(parse_sparse(valid, TOTALKS, topk=TOPK, device="cpu").state_dict)
+    assert loaded == [valid]
+
+
+def test_headers_of_lists_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300,000 lists took a third of a second to parse, and the garbage collector again as long, several times."""
+    parsed: list[int] = []
+
+    def noted(text: Any) -> Any:
+        parsed.append(len(text))
+        return load_json(text)
+
+    allowed = encode_state({"a": [[]] * (MAX_CONTAINERS - 3)}, 5)  # two objects and a list have them
+    monkeypatch.setattr(states, "load_json", noted)
+    assert len(decode_state(allowed).state_dict["a"]) == MAX_CONTAINERS - 3
+    with pytest.raises(ValueError, match="10001 lists and objects"):
+        encode_state({"a": [[]] * (MAX_CONTAINERS - 2)}, 5)
+    lists, escaped = "[],", "\\u005b\\u005d,"
+    for many in (lists * 300_000 + "[]", escaped * (MAX_CONTAINERS + 1) + "[]"):
+        parsed.clear()
+        values = b'{"global_step":1,"values":{"a":[%s]}}' % many.encode()
+        header = b'{"__metadata__":{"state":"%s"}}' % values.replace(b'"', b'\\"')
+        with pytest.raises(PayloadError, match="lists and objects, at most"):
+            decode_state(spelt(header))
+        assert parsed in ([], [len(header)])
+    parsed.clear()
+    few = spelt({"__metadata__": META | {"more": "[" * (MAX_CONTAINERS + 20)}})
+    with pytest.raises(PayloadError, match="lists and objects, at most"):
+        parse_sparse(few, TOTALKS, topk=TOPK, device="cpu")  # a header of any names may have more
+    assert parsed == []
+
+
+def test_one_header_is_parsed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsers hold the interpreter's lock: ten of them, each in a thread, would stop the event loop together."""
+    running, most = 0, 0
+
+    def slow(text: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.02)
+        running -= 1
+        return load_json(text)
+
+    monkeypatch.setattr(states, "load_json", slow)
+    bodies = [encode_state(sparse(), step) for step in range(10)]
+    most = 0
+    with ThreadPoolExecutor(10) as threads:
+        assert [state.global_step for state in threads.map(parse_state, bodies)] == [*range(10)]
+    assert most == 1
 
 
 def test_mutants_are_refused_or_sparse() -> None:

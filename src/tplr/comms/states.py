@@ -56,7 +56,8 @@ class StateExchange(NodeBuckets):
         time may be that of the upload's start.
 
         Args:
-            state_dict: tensors, and up to ``states.MAX_VALUES`` plain JSON values.
+            state_dict: tensors, and up to ``states.MAX_VALUES`` plain JSON values with up to ``MAX_CONTAINERS`` lists
+                and objects.
             uid: the owner; None for this node.
 
         Returns:

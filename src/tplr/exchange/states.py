@@ -1,7 +1,8 @@
 """Converts a state dict to and from one safetensors object; non-tensors are JSON in the header. Pickle is not used."""
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,10 @@ MAX_DIMENSIONS = 8  # torch can't read all tensors of more than 64
 MAX_STEP = 2**53 - 1  # largest integer that every JSON parser reads exactly
 # A gather keeps a list over all peers for each name that any peer sends.
 MAX_VALUES = 1024
+# Lists and objects, which the garbage collector visits again and again: a header has room for 350,000.
+MAX_CONTAINERS = 10_000
+# A header has room for this many tensors, each with an object and two lists.
+_MOST_TENSORS = MAX_HEADER_BYTES // 50
 # Added to a norm before the division, as in documented networks, so that values of 0 stay 0.
 NORM_EPSILON = 1e-8
 _STORABLE = (
@@ -25,6 +30,9 @@ _STORABLE = (
 )
 # Errors of the safetensors library and of torch for a well-formed header with invalid content.
 _UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError)
+# The parsers hold the interpreter's lock, for tenths of a second for a hostile header. The event loop would wait for
+# all threads that parse at the same time, so that there is only one.
+_parsing = threading.Lock()
 
 
 class State(NamedTuple):
@@ -39,12 +47,12 @@ def encode_state(state_dict: Mapping[str, Any], global_step: int) -> bytes:
 
     Raises:
         ValueError: ``decode_state`` would refuse it: a name is not a string or is reserved, a value is neither a tensor
-            that safetensors can hold nor JSON, there are too many or too large JSON values, a tensor has more than 8
-            dimensions, or the step is out of range.
+            that safetensors can hold nor JSON, there are too many or too large JSON values, or too many lists and
+            objects in them, a tensor has more than 8 dimensions, or the step is out of range.
     """
     tensors, metadata = _split(state_dict, global_step)
     body = save(tensors, metadata)
-    _check_header(body[:8])
+    _check_header(body[: 8 + MAX_HEADER_BYTES])
     return body
 
 
@@ -53,7 +61,7 @@ def write_state(path: Path, state_dict: Mapping[str, Any], global_step: int) -> 
     tensors, metadata = _split(state_dict, global_step)
     save_file(tensors, path, metadata)
     with path.open("rb") as file:
-        _check_header(file.read(8))
+        _check_header(file.read(8 + MAX_HEADER_BYTES))
 
 
 def state_bytes(state_dict: Mapping[str, Any]) -> int:
@@ -108,14 +116,34 @@ def _is_step(step: object) -> bool:
 
 
 def _check_header(head: bytes) -> None:
-    if _header_bytes(head) > MAX_HEADER_BYTES:
-        raise ValueError(
-            f"state dict: names and plain values take {_header_bytes(head)} bytes, at most 1 MiB is allowed"
-        )
+    """Raise ValueError if ``decode_state`` would not parse the header of the state that begins with ``head``."""
+    if (size := _header_bytes(head)) > MAX_HEADER_BYTES:
+        raise ValueError(f"state dict: names and plain values take {size} bytes, at most 1 MiB is allowed")
+    text = head[8 : 8 + size]
+    for part, most in ((text, _most_containers(None)), (json.loads(text)["__metadata__"]["state"], MAX_CONTAINERS)):
+        if (found := _containers(part)) > most:
+            raise ValueError(
+                f"state dict: names and plain values hold {found} lists and objects (each [ and {{ counts), at most "
+                f"{most} are allowed: store numbers in tensors"
+            )
 
 
-def decode_state(body: bytes) -> State:
+def _containers(text: str | bytes) -> int:
+    """Return the number of ``[`` and ``{`` of a JSON text, which has no more lists and objects."""
+    return text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+
+
+def _most_containers(names: Set[str] | None) -> int:
+    """Return how many ``_containers`` a header with tensors of these ``names`` may have; None: of any names."""
+    tensors = _MOST_TENSORS if names is None else len(names)
+    return 2 + 3 * tensors + sum(map(_containers, names or ())) + MAX_CONTAINERS
+
+
+def decode_state(body: bytes, names: Set[str] | None = None) -> State:
     """Parse a state from untrusted bytes; it takes no more memory than the bytes.
+
+    Args:
+        names: of all its tensors. Others are refused before any tensor is created, which takes longest. None: any.
 
     Raises:
         PayloadError: the bytes are not a state.
@@ -123,10 +151,17 @@ def decode_state(body: bytes) -> State:
     if not 0 < (size := _header_bytes(body)) <= min(MAX_HEADER_BYTES, len(body) - 8):
         raise PayloadError(f"header: {size} of {len(body)} bytes, at most 1 MiB is allowed")
     try:
-        header = load_json(body[8 : 8 + size])
-        state = load_json(header["__metadata__"]["state"])
+        with _parsing:
+            _refuse_containers(body[8 : 8 + size], _most_containers(names))
+            header = load_json(body[8 : 8 + size])
+            values_text = header["__metadata__"]["state"]
+            found = header.keys() - {"__metadata__"}
+            if names is not None and found != names:
+                raise PayloadError(f"{len(found ^ names)} tensors are missing or unknown")
+            _refuse_containers(values_text, MAX_CONTAINERS)
+            state = load_json(values_text)
+            tensors = load(body)
         step, values = state["global_step"], state["values"]
-        tensors = load(body)
         if large := [name for name, tensor in tensors.items() if tensor.dim() > MAX_DIMENSIONS]:
             raise ValueError(f"{large[0][:80]}: more than {MAX_DIMENSIONS} dimensions")
     except RecursionError as error:
@@ -140,13 +175,18 @@ def decode_state(body: bytes) -> State:
     return State({**values, **tensors}, step)
 
 
+def _refuse_containers(text: object, most: int) -> None:
+    if isinstance(text, str | bytes) and (found := _containers(text)) > most:
+        raise PayloadError(f"header: {found} lists and objects, at most {most} are allowed")
+
+
 def _header_bytes(body: bytes) -> int:
     return int.from_bytes(body[:8], "little")
 
 
-def parse_state(body: bytes) -> State:
-    """Parse a state with finite tensors from untrusted bytes. Raises PayloadError for anything else."""
-    state = decode_state(body)
+def parse_state(body: bytes, names: Set[str] | None = None) -> State:
+    """Parse a state with finite tensors as ``decode_state``. Raises PayloadError for anything else."""
+    state = decode_state(body, names)
     for name, tensor in _tensors(state).items():
         # torch lacks isfinite for some 8-bit floats.
         numbers = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
@@ -169,12 +209,10 @@ def parse_sparse(body: bytes, totalks: Mapping[str, int] | None, *, topk: int, d
     Raises:
         PayloadError: anything else.
     """
-    state = parse_state(body)
+    names = None if totalks is None else {f"{name}{part}" for name in totalks for part in ("idxs", "vals")}
+    state = parse_state(body, names)
     tensors = _tensors(state)
     if totalks is not None:
-        wanted = {f"{parameter}{part}" for parameter in totalks for part in ("idxs", "vals")}
-        if tensors.keys() != wanted:
-            raise PayloadError(f"{len(tensors.keys() ^ wanted)} tensors are missing or unknown")
         for parameter, totalk in totalks.items():
             _check_pair(parameter, tensors[f"{parameter}idxs"], tensors[f"{parameter}vals"], totalk, topk)
     tensors |= {name: _unit_norm(values) for name, values in _values(tensors).items()}
