@@ -25,6 +25,27 @@ def test_parameters_are_those_of_the_model(sparseloco, sized, tied):
     assert load.matmul_parameters == load.parameters - vectors - (0 if tied else head)
 
 
+@pytest.mark.parametrize(
+    ("given", "experts", "used"),
+    [
+        ({"num_experts": 16, "num_experts_per_tok": 4}, 16, 4),
+        ({"num_experts": 16}, 16, 8),
+        ({"num_experts_per_tok": 4}, 128, 4),
+        ({}, 128, 8),
+    ],
+    ids=["given", "default used", "default number", "defaults"],
+)
+def test_a_token_is_multiplied_by_its_experts_only(sparseloco, sized, given, experts, used):
+    """The defaults of ``transformers`` are 128 experts, of which a token uses 8."""
+    moe = {"model_type": "qwen3_moe", "tie_word_embeddings": True, "moe_intermediate_size": 32}
+    load = Workload.of(sized(sparseloco, **TOY, **moe, **given))
+    one = 3 * TOY["num_hidden_layers"] * TOY["hidden_size"] * 32  # gate, up and down projection
+    of_experts = sum(size for name, size in load.tensors.items() if ".experts." in name)
+    assert of_experts == experts * one
+    norms = TOY["num_hidden_layers"] * 2 * (TOY["hidden_size"] + 16) + TOY["hidden_size"]  # 16: of a head
+    assert load.matmul_parameters == load.parameters - norms - of_experts + used * one
+
+
 def test_flops_of_the_shipped_model(sparseloco):
     """By hand: 6 * 1.139e9 matrix parameters + 12 * 16 layers * 2048 * 2048 positions."""
     load = Workload.of(sparseloco)

@@ -49,10 +49,10 @@ class Workload:
         matmul = sum(tensors[name] for name, one in spec.tensors.items() if one.grid.rows > 1)
         # A tied embedding also multiplies activations, as the head; an untied one is only looked up.
         matmul -= 0 if model.tie_word_embeddings else table
-        more = model.model_extra or {}
-        if experts := more.get("num_experts"):  # a token uses only some of them
-            of_experts = sum(size for name, size in tensors.items() if ".experts." in name)
-            matmul -= of_experts - of_experts * more["num_experts_per_tok"] // experts
+        of_experts = sum(size for name, size in tensors.items() if ".experts." in name)
+        if of_experts:  # a token uses only some of them; the numbers may be those of transformers
+            config = hparams.model_config_for_transformers()
+            matmul -= of_experts - of_experts * config.num_experts_per_tok // config.num_experts
         queries = model.num_attention_heads * model.head_size
         attention = 12 * model.num_hidden_layers * queries * hparams.sequence_length
         muon = _muon_shapes(hparams, {name: one.grid.shape for name, one in spec.tensors.items()})
