@@ -505,7 +505,12 @@ async def test_a_page_follows_its_run(staged, caplog) -> None:
             history = out.with_name("run.jsonl")
             command = from_guide("docs/page.md", "tplr page --follow --history run.jsonl", {"run.jsonl": history})
             network = words[words.index("--netuid") :]
-            request = request_of(command, "--out", out, "--json", out.with_suffix(".json"), *network)
+            events = out.with_name("events.jsonl")
+            later = [out.with_name(name) for name in ("audits", "results", "more")]
+            out.parent.mkdir()
+            events.touch()
+            inputs = ("--audits", later[0], "--results", later[1], "--read-events", events, later[2])
+            request = request_of(command, "--out", out, "--json", out.with_suffix(".json"), *inputs, *network)
 
             @contextlib.asynccontextmanager
             async def surroundings() -> AsyncIterator[Environment]:
@@ -532,7 +537,11 @@ async def test_a_page_follows_its_run(staged, caplog) -> None:
                 await shows(2)
             assert outage.left == 0
             assert "page not updated" in caplog.text
+            for name, path in zip(("--audits", "--results", "--read-events"), later, strict=True):
+                assert caplog.text.count(f"{name} {path} does not exist: the page lacks it until it is created") == 1
+            assert f"{events} does not exist" not in caplog.text
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await following
-            assert sorted(path.name for path in out.parent.iterdir()) == ["page.html", "page.json", "run.jsonl"]
+            names = sorted(path.name for path in out.parent.iterdir())
+            assert names == ["events.jsonl", "page.html", "page.json", "run.jsonl"]

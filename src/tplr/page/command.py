@@ -84,6 +84,8 @@ async def make_page(request: PageRequest, surroundings: Surroundings) -> None:
     """
     outputs = {"--out": request.out, "--json": request.json, "--history": request.history}
     await asyncio.to_thread(check_outputs, outputs)
+    if request.follow:
+        await asyncio.to_thread(_warn_of_missing_inputs, request)
     async with AsyncExitStack() as stack:
         environment = await stack.enter_async_context(surroundings())
         network = await stack.enter_async_context(open_network(request.network, environment))
@@ -96,6 +98,15 @@ async def make_page(request: PageRequest, surroundings: Surroundings) -> None:
                 await maker.write()
             except (ChainError, StoreError) as error:
                 logger.warning("page not updated: %s", error)
+
+
+def _warn_of_missing_inputs(request: PageRequest) -> None:
+    """Name each input that does not exist yet: its path may be mistyped."""
+    inputs = [("--read-events", path) for path in request.events]
+    inputs += [("--audits", request.audits), ("--results", request.results)]
+    for name, path in inputs:
+        if path and not path.exists():
+            logger.warning("%s %s does not exist: the page lacks it until it is created; check the path", name, path)
 
 
 class PageMaker:
