@@ -25,6 +25,10 @@ class Decisions(NodeBuckets):
         """By window: the decided value, or the reader that looks for it."""
         return {}
 
+    @cached_property
+    def _left_out(self) -> set[Path]:
+        return set()
+
     async def get_included(self, window: int) -> IncludedSet | None:
         """Return the decided set of a window; None if it is not decided (yet), or its electors do not answer.
 
@@ -97,4 +101,5 @@ class Decisions(NodeBuckets):
             stores={uid: store for uid in others if (store := self.store_of(uid))},
             folder=folder,
             seconds=max(self._hparams.relay_seconds, 2.0),
+            left_out=self._left_out,
         )

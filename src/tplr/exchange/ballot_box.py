@@ -53,6 +53,7 @@ class BallotBox:
         stores: the other electors' buckets by uid.
         folder: keeps the ballots that this node has signed, so that it does not sign different ones after a restart.
         seconds: time limit for writing a ballot; R2 accepts one write per second for a key.
+        left_out: files that ``restore`` has logged; shared by all boxes of a folder, so that each is logged once.
     """
 
     subject: int | None
@@ -62,6 +63,7 @@ class BallotBox:
     stores: Mapping[int, ObjectStore]
     folder: Path
     seconds: float
+    left_out: set[Path] = field(default_factory=set, repr=False)
     _refused: set[Wanted] = field(default_factory=set, init=False, repr=False)
 
     # Others' ballots
@@ -144,10 +146,12 @@ class BallotBox:
             own = Wanted(kind, self.signer.uid, int(slot))
             try:
                 raw = await asyncio.to_thread(path.read_bytes)
-                await asyncio.to_thread(self._open, raw, own)
-                ballot = await self._publish_once(own, path, raw)
+                ballot = await asyncio.to_thread(self._open, raw, own)
+                ballot = await self._publish_once(own, path, raw, ballot)
             except (OSError, PayloadError) as error:
-                logger.warning("%s not restored: %s", path, error)
+                if path not in self.left_out:
+                    logger.warning("%s not restored: %s", path, error)
+                    self.left_out.add(path)
                 continue
             record_ballot(election, ballot, restored=True)
             voted |= kind == "vote"
@@ -221,28 +225,33 @@ class BallotBox:
             again: replace an existing ballot.
         """
         path = self.folder / f"{wanted.kind}-{wanted.slot}"
-        raw = None if again else await asyncio.to_thread(self._stored, path, wanted)
-        if raw is None:
-            raw = await asyncio.to_thread(make)
-            await asyncio.to_thread(atomic_write, path, raw)
+        stored = None if again else await asyncio.to_thread(self._stored, path, wanted)
+        if stored:
+            return await self._publish_once(wanted, path, *stored)
+        raw = await asyncio.to_thread(make)
+        await asyncio.to_thread(atomic_write, path, raw)
         return await self._publish_once(wanted, path, raw, again=again)
 
-    def _stored(self, path: Path, wanted: Wanted) -> bytes | None:
+    def _stored(self, path: Path, wanted: Wanted) -> tuple[bytes, Ballot] | None:
         """Return the stored ballot, or None if there is none; a damaged one, or one of another run, binds nobody."""
         try:
             raw = path.read_bytes()
-            self._open(raw, wanted)
+            return raw, self._open(raw, wanted)
         except FileNotFoundError:
             return None
         except (OSError, PayloadError) as error:
             logger.warning("%s is replaced: %s", path, error)
             return None
-        return raw
 
-    async def _publish_once(self, wanted: Wanted, path: Path, raw: bytes, *, again: bool = False) -> Ballot:
+    async def _publish_once(
+        self, wanted: Wanted, path: Path, raw: bytes, ballot: Ballot | None = None, *, again: bool = False
+    ) -> Ballot:
         """Publish a ballot that is stored at ``path``; one that is already published is used instead, and stored.
 
         An object that is no ballot of this election binds nobody, because no elector accepts it, and is replaced.
+
+        Args:
+            ballot: of ``raw``, if it is known: to check a large one takes a tenth of a second.
         """
         key = self._key(wanted)
         try:
@@ -253,15 +262,17 @@ class BallotBox:
                 there = await with_retry(
                     lambda: self.own.get(key, max_bytes=envelope_cap(SIZES[wanted.kind])), deadline_seconds=self.seconds
                 )
-                ballot = await asyncio.to_thread(self._open, there, wanted)
+                if there == raw and ballot:
+                    return ballot
+                published = await asyncio.to_thread(self._open, there, wanted)
             except (ObjectTooLarge, PayloadError) as error:
                 logger.warning("%s in this node's bucket is replaced: %s", key, error)
                 await self._put(key, raw, create_only=False)
             else:
                 if there != raw:
                     await asyncio.to_thread(atomic_write, path, there)
-                return ballot
-        return await asyncio.to_thread(self._open, raw, wanted)
+                return published
+        return ballot or await asyncio.to_thread(self._open, raw, wanted)
 
     async def _put(self, key: str, raw: bytes, *, create_only: bool) -> None:
         await with_retry(lambda: self.own.put(key, raw, create_only=create_only), deadline_seconds=self.seconds)
