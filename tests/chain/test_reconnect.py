@@ -154,14 +154,14 @@ async def test_blocks_that_still_arrive_from_a_gateway_that_limits_requests_are_
     await chain.close()
 
 
-async def test_a_gateway_that_refuses_to_be_dialled_is_not_dialled_again_before_its_time(world):
-    dials = 0
+async def test_a_gateway_that_refuses_to_be_dialled_is_not_dialled_again_before_its_time(world, caplog):
+    dials, seconds = 0, "30"  # the seconds of its pause
 
     def refuse(connection, request):
         nonlocal dials
         dials += 1
         answer = connection.respond(429, "too many connections")
-        answer.headers["Retry-After"] = "30"
+        answer.headers["Retry-After"] = seconds
         return answer
 
     async with serve(lambda _: None, "127.0.0.1", 0, process_request=refuse) as gateway:
@@ -174,7 +174,35 @@ async def test_a_gateway_that_refuses_to_be_dialled_is_not_dialled_again_before_
                 await chain.head()
             assert refused.value.retry_after == 0.0  # the other node may answer earlier
         assert dials == 1
+        assert caplog.text.count(f"{world.node.url} can't be reached: ") == 2
+        assert caplog.text.count(f"{limited} can't be reached: ") == 1  # once in a pause
+        chain._pauses._until.clear()  # the pause ends, and the next one begins
+        caplog.clear()
+        for _ in range(3):
+            with pytest.raises(ChainUnavailable):
+                await chain.head()
+        assert dials == 2
+        assert caplog.text.count(f"{limited} can't be reached: ") == 1
+        chain._pauses._until.clear()
+        caplog.clear()
+        seconds = "0"  # without a pause, each failure is logged
+        for _ in range(2):
+            with pytest.raises(ChainUnavailable):
+                await chain.head()
+        assert dials == 4
+        assert caplog.text.count(f"{limited} can't be reached: ") == 2
         await chain.close()
+
+
+async def test_who_recovers_from_a_silence_in_a_pause_logs_it_once(world, impatience, caplog):
+    """The blocks' loop asks a silent endpoint every few seconds whether it lives."""
+    chain = await world.connect("me", world.node.url)
+    await chain.head()
+    world.node.faults.throttle, world.node.faults.retry_after = "too many requests", 30.0
+    for _ in range(3):
+        await chain._recover(1)
+    assert len(re.findall(r"does not answer: |can't be reached: ", caplog.text)) == 1
+    await chain.close()
 
 
 async def test_a_mute_node_costs_the_opening_no_more_than_a_head_start(world, mute_url, monkeypatch):

@@ -307,7 +307,8 @@ class SubtensorChain:
         try:
             head = await newest_block(client)
         except SDK_ERRORS as error:
-            logger.warning("%s does not answer: %s", self._node, translate(error, sent=False))
+            if not self._endpoints or self._pauses.is_news(self._endpoints[0]):
+                logger.warning("%s does not answer: %s", self._node, translate(error, sent=False))
         else:
             if last is None or head > last:
                 return

@@ -188,7 +188,8 @@ async def dial_any(
                 if not isinstance(error, ChainError | UnsupportedRuntime):
                     raise error
                 failed.append(error)
-                logger.warning("%s can't be reached: %s", origin(rotated[0]), error)
+                if pauses.is_news(rotated[0]):
+                    logger.warning("%s can't be reached: %s", origin(rotated[0]), error)
     finally:
         for task in dialling:
             task.cancel()
@@ -219,7 +220,8 @@ async def check_same_chain(endpoints: Sequence[str], genesis: str, pauses: Endpo
                 f"{origin(url)} that with {error.found}: remove the wrong one"
             )
         except (ChainError, UnsupportedRuntime) as error:
-            logger.warning("%s can't be reached: %s", origin(url), error)
+            if pauses.is_news(url):
+                logger.warning("%s can't be reached: %s", origin(url), error)
         return ""
 
     if problems := [said for said in await asyncio.gather(*map(ask, endpoints[1:])) if said]:

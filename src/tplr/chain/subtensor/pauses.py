@@ -26,6 +26,7 @@ class EndpointPauses:
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}  # URL -> seconds of the monotonic clock
+        self._unsaid: set[str] = set()  # URLs whose present pause ``is_news`` has not reported
 
     def guard(self, session: RpcSession) -> None:
         """Make a new session raise EndpointPaused instead of sending or dialling, and note what its endpoint asks."""
@@ -40,16 +41,27 @@ class EndpointPauses:
 
         session._connect, session.request, session.request_batch = guarded(connect), guarded(request), guarded(batch)  # type: ignore[method-assign]
 
+    def is_news(self, url: str) -> bool:
+        """Return whether a failure at ``url`` is to be logged: during a pause only the first one, else each."""
+        if self._left(url) > 0 and url not in self._unsaid:
+            return False
+        self._unsaid.discard(url)
+        return True
+
+    def _left(self, url: str) -> float:
+        return self._until.get(url, 0.0) - time.monotonic()
+
     @contextmanager
     def _kept(self, url: str) -> Iterator[None]:
-        left = self._until.get(url, 0.0) - time.monotonic()
-        if left > 0:
+        if (left := self._left(url)) > 0:
             raise EndpointPaused(f"it asked to be sent nothing for {left:.0f} s more", retry_after=str(left))
         try:
             yield
         except EndpointPaused:
             raise
         except RpcPolicyRejection as error:
+            if self._left(url) <= 0:  # else another call was refused at the same time
+                self._unsaid.add(url)
             self._until[url] = time.monotonic() + retry_seconds(error.retry_after)
             raise
 
