@@ -10,9 +10,6 @@ import pytest
 
 from tplr.errors import ConfigError
 from tplr.hparams import (
-    FIXED_HEAD_DIM,
-    MODEL_TYPES,
-    USUAL_ACTIVATIONS,
     DemoParams,
     HParams,
     LearningRate,
@@ -22,6 +19,7 @@ from tplr.hparams import (
 )
 from tplr.keys import gradient_key, start_window_key
 from tplr.localnet.plan import scheme_constants
+from tplr.model_check import FIXED_HEAD_DIM, MODEL_TYPES, USUAL_ACTIVATIONS
 
 ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "src/tplr/localnet/hparams.json"

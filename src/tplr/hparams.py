@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tplr import migration
 from tplr.errors import ConfigError
 from tplr.keys import RunVersion
+from tplr.model_check import FIXED_HEAD_DIM, MODEL_TYPES, USUAL_ACTIVATIONS, key_problems, refused_values
 from tplr.seeds import Profile
 from tplr.tokenizer_files import pretrained_tokenizer
 from tplr.untrusted import printable, unique_keys
@@ -37,36 +38,6 @@ class _Strict(BaseModel):
         if problems := self._problems():
             raise ValueError(*problems)
         return self
-
-
-# Model types that tests cover (train, pack, apply, evaluate), and the key of each type's activation function.
-MODEL_TYPES = {
-    "gemma3_text": "hidden_activation",
-    "llama": "hidden_act",
-    "mistral": "hidden_act",
-    "olmo2": "hidden_act",
-    "qwen3": "hidden_act",
-    "qwen3_moe": "hidden_act",
-}
-# Types whose heads have ``hidden_size / num_attention_heads`` entries: their configurations have no ``head_dim``.
-FIXED_HEAD_DIM = frozenset({"olmo2", "qwen3_moe"})
-# Activation functions of published models of these types. A model with one of them and no other undeclared key is
-# checked without ``transformers``, whose import takes seconds.
-USUAL_ACTIVATIONS = ("gelu_pytorch_tanh", "silu")
-# Keys of configurations that have no effect in a run or would change its task, which is to predict each token from the
-# earlier ones, without a cache and without an auxiliary loss.
-FIXED_KEYS = frozenset(
-    {
-        "attn_logit_softcapping",
-        "bos_token_id",
-        "eos_token_id",
-        "output_router_logits",
-        "pad_token_id",
-        "router_aux_loss_coef",
-        "use_bidirectional_attention",
-        "use_cache",
-    }
-)
 
 
 class ModelParams(_Strict):
@@ -107,13 +78,15 @@ class ModelParams(_Strict):
         usual = more in ({}, *({activation: one} for one in USUAL_ACTIVATIONS))
         if usual and not self.hidden_size % self.num_attention_heads:  # llama wants this also with head_dim
             return sizes + missing
-        found, passed = self._key_problems()
-        return sizes + missing + found + ([] if sizes else self._refused(passed))
+        found, passed = key_problems(self.model_type, more)
+        if not sizes:
+            found += refused_values(self.model_type, passed, self.for_transformers)
+        return sizes + missing + found
 
     def _size_problems(self) -> list[str]:
         heads, found = self.num_attention_heads, []
         if self.head_dim and self.model_type in FIXED_HEAD_DIM:
-            found.append(_unknown("model.head_dim", f"of {self.model_type}"))
+            found.append(migration.unknown_key("model.head_dim", f"of {self.model_type}"))
         if self.hidden_size % heads and self.head_dim is None:
             found.append(
                 f"model.hidden_size {self.hidden_size} is not a multiple of num_attention_heads {heads}: give head_dim"
@@ -128,48 +101,6 @@ class ModelParams(_Strict):
                 f"model.num_attention_heads {heads} is not a multiple of num_key_value_heads {self.num_key_value_heads}"
             )
         return found
-
-    def _key_problems(self) -> tuple[list[str], dict[str, Any]]:
-        """Return the problems of the undeclared keys, and the values of the others."""
-        from transformers import CONFIG_MAPPING
-        from transformers.activations import ACT2FN
-
-        known = CONFIG_MAPPING[self.model_type].__annotations__.keys() - FIXED_KEYS
-        found, passed = [], {}
-        for key, value in sorted((self.model_extra or {}).items()):
-            if key not in known:
-                found.append(_unknown(printable(f"model.{key}"), f"of {self.model_type}"))
-            elif key == MODEL_TYPES[self.model_type] and value not in [*ACT2FN]:
-                found.append(f"model.{key} is {value!r}; expected one of {', '.join(sorted(ACT2FN))}")
-            elif key.endswith("dropout") and value:
-                found.append(
-                    f"model.{key} is {value!r}: remove it; with dropout, two nodes get different losses from the same "
-                    "batches"
-                )
-            else:
-                passed[key] = value
-        return found, passed
-
-    def _refused(self, more: Mapping[str, Any]) -> list[str]:
-        """Return those of these other keys, or the model itself, with which ``transformers`` can't build the model."""
-        if not (reason := self._build_error(more)):
-            return []
-        alone = {} if self._build_error({}) else {key: self._build_error({key: value}) for key, value in more.items()}
-        return [f"model.{key} is {more[key]!r}: {text}" for key, text in alone.items() if text] or [f"model: {reason}"]
-
-    def _build_error(self, more: Mapping[str, Any]) -> str:
-        """Return why ``transformers`` can't build the model with these other keys; "" if it can."""
-        import torch
-        from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-
-        try:
-            with torch.device("meta"):
-                AutoModelForCausalLM.from_config(self.for_transformers(more))
-        except Exception as error:  # noqa: BLE001 - a wrong value raises an error of any type
-            cause = error.__cause__ or error
-            name = CONFIG_MAPPING[self.model_type].__name__
-            return printable(f"expected as {name} of transformers describes it ({type(cause).__name__}: {cause})")
-        return ""
 
     def for_transformers(self, more: Mapping[str, Any]) -> PreTrainedConfig:
         """Return the type's configuration with these other keys."""
@@ -557,13 +488,7 @@ def _explain(problem: Mapping[str, Any]) -> Sequence[str]:
         return problem["ctx"]["error"].args
     where = printable(".".join(map(str, problem["loc"]))) or "the file"
     if problem["type"] == "extra_forbidden":
-        return [_unknown(where)]
+        return [migration.unknown_key(where)]
     if problem["type"] == "missing":
         return [f"{where} is missing"]
     return [f"{where} is {problem['input']!r}: {problem['msg']}" if problem["loc"] else problem["msg"]]
-
-
-def _unknown(where: str, of: str = "") -> str:
-    if where in migration.HPARAMS:
-        return f"{where} is an old key; write instead: {migration.HPARAMS[where]} ({migration.GUIDE} lists all)"
-    return f"{where} is not a known key{of and f' {of}'}; remove it or correct its spelling"

@@ -47,6 +47,13 @@ ARGUMENTS = {
 }
 
 
+def unknown_key(where: str, of: str = "") -> str:
+    """Return the problem of a key of ``hparams.json`` that is not known, which names the replacement of an old one."""
+    if where in HPARAMS:
+        return f"{where} is an old key; write instead: {HPARAMS[where]} ({GUIDE} lists all)"
+    return f"{where} is not a known key{of and f' {of}'}; remove it or correct its spelling"
+
+
 def argument_hints(unknown: Iterable[str]) -> str:
     """Return a line for each old argument in ``unknown``; "" if there is none."""
     old = [name for name in (one.partition("=")[0] for one in unknown) if name in ARGUMENTS]

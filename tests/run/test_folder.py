@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from tplr.errors import ConfigError, StateError
-from tplr.hparams import MODEL_TYPES, HParams
+from tplr.hparams import HParams
 from tplr.localnet.corpus import EOS
 from tplr.localnet.plan import scheme_constants
+from tplr.model_check import MODEL_TYPES
 from tplr.run.folder import file_hashes, load_model, model_layouts, write_model
 from tplr.training.model import build_model
 

@@ -8,8 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tplr.hparams import MODEL_TYPES, HParams, SparselocoParams
+from tplr.hparams import HParams, SparselocoParams
 from tplr.localnet.plan import Scheme, scheme_constants
+from tplr.model_check import MODEL_TYPES
 
 # The settings in which each type differs from Llama, at toy size.
 MORE = {

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tplr.hparams import MODEL_TYPES
+from tplr.model_check import MODEL_TYPES
 from tplr.training import inner_optimizers
 from tplr.training.inner import InnerLoop
 from tplr.training.inner_optimizers import (

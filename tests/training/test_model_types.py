@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tplr.compress.payload import parse
-from tplr.hparams import MODEL_TYPES
+from tplr.model_check import MODEL_TYPES
 from tplr.training.device import DeviceSettings
 from tplr.training.evaluation import baseline, evaluate, trial_step_applied
 from tplr.training.fingerprint import digest
