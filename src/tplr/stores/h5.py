@@ -43,8 +43,7 @@ class H5Store(TokenStore):
         meta = read_meta(path.parent).keys if described else {}
         parts, keys = {}, {}
         try:
-            # Without HDF5's cache, which keeps up to 1 MiB of each dataset until the file is closed.
-            with import_h5py().File(path, rdcc_nbytes=0) as file:
+            with import_h5py().File(path) as file:
                 for name in map(str, meta if described else file):
                     if name not in file:
                         raise DataError(f"{path} lacks the key {name!r} of its meta.json")
@@ -72,6 +71,7 @@ class H5Store(TokenStore):
         for part, (begin, end) in zip(parts, pairwise(offsets), strict=True):
             if part.size:
                 part.read_direct(whole[begin:end].reshape(part.shape))
+            part.id.close()  # frees its cache of up to 1 MiB, which HDF5 keeps until the file is closed
         return ShardKey([whole], meta.offsets, meta.groups) if meta else ShardKey([whole], offsets)
 
     def _allocated(self, where: str, elements: int, dtype: np.dtype[Any]) -> "InMemory":
@@ -106,8 +106,8 @@ def _check_stored(path: Path, parts: Sequence[Any]) -> None:
     if sum(size // (_MAX_COMPRESSION if filters else 1) for size, filters in sizes) > stored:
         declared = sum(size for size, _ in sizes)
         raise DataError(
-            f"{path} has {stored} bytes, and declares {declared} bytes of numbers in whole chunks: they can't all be "
-            "stored in it; fetch or prepare it again"
+            f"{path} has {stored} bytes, and declares {declared} bytes of numbers, counted as a chunk where that is "
+            "larger: they can't all be stored in it; fetch or prepare it again"
         )
 
 
