@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from tplr.streams.iterator import State, StreamIterator
+from tplr.errors import StateError
+from tplr.streams.iterator import State, StreamIterator, Transform
+from tplr.streams.state import StateReader
 
 MAX_SKIPPED = 1 << 20  # samples that a resume skips, far above the size of any group
 # A position is taken after a thirty-second of the values that it copies, about 4 ns each: so it takes about 0.1 µs a
@@ -17,6 +19,16 @@ class SampleGroup(NamedTuple):
     position: State
     before: int
     samples: list[Any]
+
+
+def check_order(source: Transform, skipped: int, saved: StateReader) -> None:
+    """Raise StateError if a resume would skip other samples than those that were read before, because ``source`` has
+    no fixed order and had one when the state was saved."""
+    if skipped and not source.has_fixed_order():
+        raise StateError(
+            f"the state of {saved.stage} counts {skipped} samples of steps with ordered=True before it: use "
+            "ordered=True there, as when it was saved"
+        )
 
 
 class ReadAheadBuffer:
@@ -63,7 +75,7 @@ class ReadAheadBuffer:
         ``at_least`` samples. After an error there is no further group until ``raise_error`` raised it. After an
         interrupt the next call continues."""
         if self._position is None:
-            self._position = self._source.state() if self._fixed_order else {}
+            self._position = self.position()
             if self._fixed_order and self._spaced:
                 self._spacing = min(self._source.copied_values() // _COPIED_PER_SAMPLE, MAX_SKIPPED // 2)
         weight = sum(map(weigh, self.held))
@@ -94,7 +106,10 @@ class ReadAheadBuffer:
             raise error
 
     def position(self) -> State:
-        """The source's position at the beginning of the next group, if that one is to have its own."""
+        """The source's position at the beginning of the next group, if that one is to have its own; empty without a
+        fixed order."""
+        if not self._fixed_order:
+            return {}
         return self._source.state() if self._position is None else self._position
 
     def _forget_position(self) -> None:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from tplr.concurrency.workers import WorkerDied, Workers
 from tplr.data import CheckpointableDataset
+from tplr.errors import StateError
 from tplr.streams.transforms import parallel
 from tplr.streams.transforms.shuffle import Shuffle
 
@@ -86,8 +87,56 @@ def test_steps_that_read_ahead_lose_and_double_nothing_behind_an_unordered_one(s
                 with pipeline(ordered=ordered).iter(state_dict=states) as samples:
                     first += islice(samples, count)
                     states = [samples.state_dict()]
-        rest = [s for rank in range(ranks) for s in pipeline(rank=rank, world=ranks).iter(state_dict=states)]
+        ordered = ranks == 1
+        parts = [pipeline(ordered=ordered, rank=rank, world=ranks).iter(state_dict=states) for rank in range(ranks)]
+        rest = [sample for part in parts for sample in part]
         assert sorted(sample["id"] for sample in first + rest) == list(range(N))
+
+
+@pytest.mark.parametrize("step", ["parallel_map", "tokenize"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_state_that_counts_samples_of_an_ordered_step_is_refused_behind_an_unordered_one(step, ranks):
+    """The unordered step returns others first, so a resume would skip the wrong ones."""
+    slow, refused = Slow(), 0
+
+    def pipeline(*, ordered, rank=0, world=1):
+        dataset = SOURCE.parallel_map(slow, 3, 2, ordered=ordered).map(lambda s: {**s, "text": "a"})
+        if step == "tokenize":
+            return dataset.tokenize(lambda text: {"input_ids": [1]}).shard_by_rank(rank, world)
+        return dataset.parallel_map(dict, 2, 4).shard_by_rank(rank, world)
+
+    for cut in range(1, N, 7):
+        with pipeline(ordered=True).iter() as samples:
+            first = list(islice(samples, cut))
+            states = [samples.state_dict()]
+        try:
+            parts = [pipeline(ordered=False, rank=rank, world=ranks).iter(state_dict=states) for rank in range(ranks)]
+            rest = [sample for part in parts for sample in part]
+        except StateError as error:
+            assert "use ordered=True there" in str(error)  # noqa: PT017 - some cuts are between two batches
+            refused += 1
+        else:
+            assert sorted(sample["id"] for sample in first + rest) == list(range(N))
+    assert refused
+
+
+def test_one_slow_sample_does_not_keep_the_samples_behind_it():
+    """Neither in memory nor in states."""
+    ends = threading.Event()
+
+    def blocked(sample):
+        if sample["id"] == 0:
+            ends.wait(60)
+        return sample
+
+    dataset = SOURCE.parallel_map(dict, 2, 4, ordered=False).parallel_map(blocked, 2, 4, ordered=False)
+    with dataset.iter() as samples:
+        first = list(islice(samples, 50))
+        state = samples.state_dict()
+        ends.set()
+    assert len(state["position"]["carried"]) <= N - 50
+    rest = list(dataset.iter(state_dict=state))
+    assert sorted(sample["id"] for sample in first + rest) == list(range(N))
 
 
 def test_a_state_of_tokenize_of_an_earlier_version_is_read():

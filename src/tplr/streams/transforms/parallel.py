@@ -10,7 +10,7 @@ from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Failed, Job, Portable, Workers, worker_count
 from tplr.sharding import Share
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform, divided_items
-from tplr.streams.read_ahead import MAX_SKIPPED, ReadAheadBuffer, SampleGroup
+from tplr.streams.read_ahead import MAX_SKIPPED, ReadAheadBuffer, SampleGroup, check_order
 from tplr.streams.state import StateReader
 from tplr.streams.transforms.calls import CallKind, fail, outcome
 
@@ -57,32 +57,62 @@ class _Batch:
 
 
 class _Place(NamedTuple):
-    """Number of a sample, the source's position before it, and the samples from it on that are from a state. If the
-    source has no fixed order, there is no position, and all samples of the group are kept."""
+    """Number of a sample, the source's position before it, and the samples from it on that are from a state."""
 
     first: int
     position: State
     carried: list[Any]
 
 
+class _Held(NamedTuple):
+    """What a state says of samples behind its position in the source.
+
+    Attributes:
+        done: number of samples that were all returned.
+        also: numbers of later samples that were returned.
+        carried: the first samples; the others are read from the source.
+    """
+
+    done: int
+    also: set[int]
+    carried: list[Any]
+
+    @classmethod
+    def read(cls, saved: StateReader) -> "_Held":
+        return cls(saved.integer("done", high=MAX_SKIPPED), set(saved.integers("also")), saved.items("carried"))
+
+    def skipped(self) -> int:
+        """Return how many samples of the source a resume reads until it has passed all that were returned."""
+        return max(0, max(self.also, default=self.done - 1) + 1 - len(self.carried))
+
+    def left(self) -> list[Any]:
+        """Return the carried samples that were not returned."""
+        return [sample for number, sample in enumerate(self.carried) if number >= self.done and number not in self.also]
+
+
 class _ParallelIterator(StreamIterator[Any]):
-    """Numbers samples from the beginning, or from the position at which it resumed."""
+    """Numbers samples from the beginning, or from the position at which it resumed. If the source has no fixed order,
+    a state has no such numbers: it carries the samples that were read and not returned."""
 
     def __init__(self, transform: "ParallelCall", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._transform = transform
         self._fixed_order = transform.sources[0].has_fixed_order()
+        held = _Held.read(saved) if saved else _Held(0, set(), [])
+        if saved and not self._fixed_order:
+            check_order(transform.sources[0], held.skipped(), saved)
+            held = _Held(0, set(), held.left())
         self._buffer = ReadAheadBuffer(source, fixed_order=self._fixed_order, spaced=True)
         self._ahead = self._read_ahead(transform.room)
         self._workers: Workers | None = None
-        self._first = saved.integer("done", high=MAX_SKIPPED) if saved else 0  # all samples before it are returned
-        self._also = set(saved.integers("also")) if saved else set[int]()  # returned before an earlier one
+        self._first = held.done  # all samples before it are returned
+        self._also = held.also  # returned before an earlier one
         self._places: deque[_Place] = deque()
         self._pulled = 0
         self._size = 1  # samples of the next batch
         self._batch: _Batch | None = None  # in use
         self._failed: BaseException | None = None  # error of a whole batch, because a worker died
-        self._carried: list[Any] = saved.items("carried") if saved else []  # read before the source
+        self._carried = held.carried  # read before the source
 
     def items(self) -> Iterator[Any]:
         kind = self._transform.kind
@@ -98,8 +128,13 @@ class _ParallelIterator(StreamIterator[Any]):
                     yield result
 
     def state(self) -> State:
+        if not self._fixed_order:
+            batches = [*([self._batch] if self._batch else []), *(batch for batch, _ in self._ahead.pending)]
+            left = [sample for batch in batches for sample in batch.samples[batch.done :]]
+            carried = [*left, *self._carried, *self._buffer.held]
+            return {"source": self.source.state(), "done": 0, "also": [], "carried": carried}
         self._note()
-        place = self._place()
+        place = self._places[0] if self._places else _Place(0, self._buffer.position(), self._carried)
         return {
             "source": place.position,
             "done": self._first - place.first,
@@ -115,14 +150,6 @@ class _ParallelIterator(StreamIterator[Any]):
             self._workers.close()
         super().close()
 
-    def _place(self) -> _Place:
-        """The place from which a resume reads."""
-        if self._fixed_order:
-            return self._places[0] if self._places else _Place(0, self._buffer.position(), self._carried)
-        read = [sample for place in self._places for sample in place.carried]
-        first = self._places[0].first if self._places else 0
-        return _Place(first, self.source.state(), [*read, *self._carried, *self._buffer.held])
-
     def _computed_batch(self) -> _Batch | None:
         """The batch in use, or the next one; None at the end."""
         if self._failed:
@@ -135,7 +162,7 @@ class _ParallelIterator(StreamIterator[Any]):
             # The sample at fault is unknown, so the position stays before the whole batch.
             if error := batch.job.exception():
                 error.add_note(f"it had {len(batch.samples)} samples, of which the first is {batch.samples[0]!r:.200}")
-                self._failed = error
+                self._batch, self._failed = batch, error
                 raise error
             self._resize(batch.job.seconds / len(batch.samples))
             self._batch = batch
@@ -176,10 +203,9 @@ class _ParallelIterator(StreamIterator[Any]):
 
     def _next_group(self) -> SampleGroup | None:
         carried, self._carried = self._carried, []
-        position = self._buffer.position() if carried and self._fixed_order else {}
-        group = SampleGroup(position, 0, carried) if carried else self._buffer.group(self._size)
+        group = SampleGroup(self._buffer.position(), 0, carried) if carried else self._buffer.group(self._size)
         if group and not group.before:
-            self._places.append(_Place(self._pulled, group.position, carried if self._fixed_order else group.samples))
+            self._places.append(_Place(self._pulled, group.position, carried))
         return group
 
     def _note(self) -> None:
@@ -230,22 +256,19 @@ class ParallelCall(Transform):
     def without_read_ahead(self, context: PipelineContext, state: State) -> State:
         """See ``Transform``. The state carries the samples that were not returned although later ones were."""
         saved = StateReader(self.describe(pinned=False), state)
-        done, also, carried = (
-            saved.integer("done", high=MAX_SKIPPED),
-            set(saved.integers("also")),
-            saved.items("carried"),
-        )
+        held = _Held.read(saved)
+        check_order(self.sources[0], held.skipped(), saved)
         source = self.sources[0].open(context, saved.child())
         try:
-            while len(carried) < max(also, default=done - 1) + 1:
-                carried.append(next(source))
+            for _ in range(held.skipped()):
+                held.carried.append(next(source))
             position = source.state()
         except StopIteration:
             raise saved.wrong("done", "a number of samples that the source has") from None
         finally:
             source.close()
-        left = [sample for number, sample in enumerate(carried) if number >= done and number not in also]
-        return {"source": self.sources[0].without_read_ahead(context, position), "done": 0, "also": [], "carried": left}
+        position = self.sources[0].without_read_ahead(context, position)
+        return {"source": position, "done": 0, "also": [], "carried": held.left()}
 
     def divide_held(self, saved: list[StateReader], share: Share) -> State:
         return {"done": 0, "also": [], "carried": divided_items(saved, "carried", share)}
@@ -254,4 +277,4 @@ class ParallelCall(Transform):
         return self.ordered and super().has_fixed_order()
 
     def describe(self, *, pinned: bool) -> str:
-        return f"parallel_{self.kind}"  # a state fits any number of workers, either order
+        return f"parallel_{self.kind}"  # a state fits any number of workers, and either order

@@ -16,7 +16,7 @@ from tplr.concurrency.workers import ExecutorType, WorkerDied, Workers
 from tplr.errors import DataError
 from tplr.sharding import Share
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform, divided_items
-from tplr.streams.read_ahead import MAX_SKIPPED, ReadAheadBuffer
+from tplr.streams.read_ahead import MAX_SKIPPED, ReadAheadBuffer, check_order
 from tplr.streams.state import StateReader
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         self._ahead = self._read_ahead()
         # Samples that are read before the source, and number of samples that were returned before the state: they are
         # read, but not encoded.
-        self._carried, self._skip = _carried(saved) if saved else ([], 0)
+        self._carried, self._skip = transform.held(saved) if saved else ([], 0)
         self._characters = FIRST_CHARACTERS
         self._batch: _Batch | None = None  # in use
         self._workers: Workers | None = None
@@ -199,8 +199,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
             self._workers = Workers(self._transform.encode, self._transform.workers, self._transform.executor_type)
             self._workers.submit([])  # builds the encoder while the first texts are read
         if carried := self._carried:
-            position = self._buffer.position() if self._fixed_order else {}
-            batch = _Batch(position, [*map(self._checked, carried)], done=0, carried=True)
+            batch = _Batch(self._buffer.position(), [*map(self._checked, carried)], done=0, carried=True)
             self._carried = []
             return batch
         column = self._transform.column
@@ -277,9 +276,17 @@ class Tokenize(Transform):
         self.workers, self.room = workers, max(1, workers * prefetch_factor)
         self.executor_type: ExecutorType = executor_type
 
+    def held(self, saved: StateReader) -> tuple[list[Any], int]:
+        """Return the samples of a state that are left, and the number of samples of the source to skip."""
+        done = saved.integer("done", high=MAX_SKIPPED)
+        carried = saved.items("carried") if saved.has("carried") else []  # states of earlier versions lack it
+        skip = max(0, done - len(carried))
+        check_order(self.sources[0], skip, saved)
+        return carried[done:], skip
+
     def without_read_ahead(self, context: PipelineContext, state: State) -> State:
         saved = StateReader(self.describe(pinned=False), state)
-        carried, skip = _carried(saved)
+        carried, skip = self.held(saved)
         source = self.sources[0].open(context, saved.child())
         try:
             for _ in range(skip):
@@ -296,10 +303,3 @@ class Tokenize(Transform):
 
     def describe(self, *, pinned: bool) -> str:
         return f"tokenize({self.column}, {self.encode.describe()})"
-
-
-def _carried(saved: StateReader) -> tuple[list[Any], int]:
-    """Return the samples of a state that are left, and the number of samples of the source to skip."""
-    done = saved.integer("done", high=MAX_SKIPPED)
-    carried = saved.items("carried") if saved.has("carried") else []  # states of earlier versions lack it
-    return carried[done:], max(0, done - len(carried))
