@@ -196,6 +196,12 @@ def test_other_tensors_are_refused_before_any_is_created(monkeypatch: pytest.Mon
     assert loaded == [valid]
 
 
+def test_an_own_state_does_not_wait_until_those_of_others_are_parsed() -> None:
+    with ThreadPoolExecutor(1) as pool, states._parsing:
+        body = pool.submit(encode_state, {"tensor": torch.ones(2), "value": [1]}, 5).result(timeout=30)
+    assert decode_state(body).state_dict["value"] == [1]
+
+
 def test_headers_of_lists_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """300,000 lists took a third of a second to parse, and the garbage collector again as long, several times."""
     parsed: list[int] = []

@@ -25,7 +25,8 @@ _MOST_TENSORS = MAX_HEADER_BYTES // 50
 # Added to a norm before the division, as in documented networks, so that values of 0 stay 0.
 NORM_EPSILON = 1e-8
 _STORABLE = (
-    "JSON with finite numbers and no key twice, or a dense tensor with another name than __metadata__, at most "
+    f"JSON with finite numbers, no key twice and at most {MAX_CONTAINERS} lists and objects (each [ and {{ counts, "
+    "also in strings: store numbers in tensors), or a dense tensor with another name than __metadata__, at most "
     f"{MAX_DIMENSIONS} dimensions, and a type that safetensors.torch.load knows"
 )
 # Errors of the safetensors library and of torch for a well-formed header with invalid content.
@@ -94,7 +95,7 @@ def _check_entry(name: str, value: Any) -> None:
             body = save({name: value.detach().new_empty([0] * max(1, value.dim()))}, _metadata({}, 0))
         else:
             body = save({}, _metadata({name: value}, 0))
-        decode_state(body)
+        _parsed(body)
     except (PayloadError, *_UNREADABLE) as error:
         raise ValueError(
             f"state dict: {name[:80]!r} ({_described(value)}) can't be stored: {str(error)[:200]}; expected {_STORABLE}"
@@ -123,8 +124,8 @@ def _check_header(head: bytes) -> None:
     for part, most in ((text, _most_containers(None)), (json.loads(text)["__metadata__"]["state"], MAX_CONTAINERS)):
         if (found := _containers(part)) > most:
             raise ValueError(
-                f"state dict: names and plain values hold {found} lists and objects (each [ and {{ counts), at most "
-                f"{most} are allowed: store numbers in tensors"
+                f"state dict: names and plain values hold {found} lists and objects (each [ and {{ counts, also in "
+                f"strings), at most {most} are allowed: store numbers in tensors"
             )
 
 
@@ -148,19 +149,24 @@ def decode_state(body: bytes, names: Set[str] | None = None) -> State:
     Raises:
         PayloadError: the bytes are not a state.
     """
+    with _parsing:
+        return _parsed(body, names)
+
+
+def _parsed(body: bytes, names: Set[str] | None = None) -> State:
+    """Do the work of ``decode_state``, without waiting for other threads: a node's own state need not."""
     if not 0 < (size := _header_bytes(body)) <= min(MAX_HEADER_BYTES, len(body) - 8):
         raise PayloadError(f"header: {size} of {len(body)} bytes, at most 1 MiB is allowed")
     try:
-        with _parsing:
-            _refuse_containers(body[8 : 8 + size], _most_containers(names))
-            header = load_json(body[8 : 8 + size])
-            values_text = header["__metadata__"]["state"]
-            found = header.keys() - {"__metadata__"}
-            if names is not None and found != names:
-                raise PayloadError(f"{len(found ^ names)} tensors are missing or unknown")
-            _refuse_containers(values_text, MAX_CONTAINERS)
-            state = load_json(values_text)
-            tensors = load(body)
+        _refuse_containers(body[8 : 8 + size], _most_containers(names))
+        header = load_json(body[8 : 8 + size])
+        values_text = header["__metadata__"]["state"]
+        found = header.keys() - {"__metadata__"}
+        if names is not None and found != names:
+            raise PayloadError(f"{len(found ^ names)} tensors are missing or unknown")
+        _refuse_containers(values_text, MAX_CONTAINERS)
+        state = load_json(values_text)
+        tensors = load(body)
         step, values = state["global_step"], state["values"]
         if large := [name for name, tensor in tensors.items() if tensor.dim() > MAX_DIMENSIONS]:
             raise ValueError(f"{large[0][:80]}: more than {MAX_DIMENSIONS} dimensions")
