@@ -84,18 +84,26 @@ GRIDS = {
         muon_sparse=tuple((k, bits) for k in (32, 64, 88, 128, 256) for bits in (1, 2)),
     ),
 }  # fmt: skip
-# Twice and four times the batch, and the tokens; nothing else changes. Four methods have trials of their own.
+# Twice and four times the batch, and the tokens; nothing else changes. The averages have the rates of 4 peers.
 GRIDS["reduced-8"] = replace(
     GRIDS["reduced"],
     peers=8,
     sparse=((256, 1),),
-    muon_sparse=((88, 1), (256, 1)),
+    muon_sparse=((256, 1),),
     tuned="reduced",
     rates={
         "adamw": TRIALS["adamw"],
         "diloco": TRIALS["diloco"],
         GROUPED: [*TRIALS[GROUPED], *(EXPECTED | {"outer": outer} for outer in (2.8, 4.0))],
         "muon": [{"lr": lr} for lr in (8e-3, 1.6e-2)],
+        "sparseloco": [
+            {"lr": lr, "outer": outer, "decay": 0.95}
+            for lr, outer in ((8e-3, 1.0), (8e-3, 1.4), (8e-3, 2.0), (4e-3, 2.0), (8e-3, 2.8), (8e-3, 4.0))
+        ],
+        "muon-sparseloco": [
+            {"lr": 1.6e-2, "outer": outer, "decay": 0.95, "momentum": 0.9} for outer in (1.0, 1.4, 2.0, 2.8)
+        ],
+        "demo": [{"lr": lr, "decay": 0.99} for lr in (4e-3, 2e-3, 8e-3)],
     },
 )
 GRIDS["reduced-16"] = replace(
@@ -109,6 +117,12 @@ GRIDS["reduced-16"] = replace(
             *({"lr": 1.6e-2, "outer": outer, "decay": 0.95, "momentum": 0.9} for outer in (1.4, 2.0)),
             *(EXPECTED | {"outer": outer} for outer in (2.0, 2.8, 4.0, 5.6)),
         ],
+        "muon": [{"lr": lr} for lr in (1.6e-2, 3.2e-2, 6.4e-2)],
+        "sparseloco": [{"lr": 8e-3, "outer": outer, "decay": 0.95} for outer in (2.0, 2.8, 4.0)],
+        "muon-sparseloco": [
+            {"lr": 1.6e-2, "outer": outer, "decay": 0.95, "momentum": 0.9} for outer in (2.0, 2.8, 4.0)
+        ],
+        "demo": [{"lr": lr, "decay": 0.99} for lr in (4e-3, 8e-3)],
     },
 )
 # The best outer rate of many peers in a long run: 500 short rounds of a smaller model, in which a peer sends each entry
@@ -174,7 +188,7 @@ GRIDS["larger"] = replace(
     rates={
         "adamw": [{"lr": lr} for lr in (8e-3, 4e-3, 2e-3)],
         "muon": [{"lr": lr} for lr in (1.6e-2, 8e-3)],
-        "sparseloco": [{"lr": 4e-3, "outer": 1.0, "decay": 0.95}],
+        "sparseloco": [{"lr": 4e-3, "outer": outer, "decay": 0.95} for outer in (1.0, 1.4, 2.0, 2.8, 4.0)],
         "demo": [{"lr": lr, "decay": 0.99} for lr in (2e-3, 4e-3, 1e-3)],
         "diloco": [
             {"lr": lr, "outer": outer}
@@ -193,13 +207,6 @@ GRIDS["larger"] = replace(
             for change in ({"outer": 4.0}, {"outer": 2.0}, {"momentum": 0.95}, {"lr": 6e-3}, {"lr": 4e-3})
         ],
     },
-)
-# SparseLoCo's own trials there, made after its final cells of the grid above.
-GRIDS["larger-sparseloco"] = replace(
-    GRIDS["larger"],
-    tuned="",
-    muon_sparse=(),
-    rates={"sparseloco": [{"lr": 4e-3, "outer": outer, "decay": 0.95} for outer in (1.0, 1.4)]},
 )
 # The default with the rates of the localnet and of ``hparams.json``, and the larger model's own learning rate.
 GRIDS["outer-2-larger"] = default_with("larger", lr=6e-3)
