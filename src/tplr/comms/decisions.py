@@ -27,6 +27,7 @@ class Decisions(NodeBuckets):
 
     @cached_property
     def _left_out(self) -> set[Path]:
+        """Ballot files of earlier runs that were logged (``BallotBox.left_out``)."""
         return set()
 
     async def get_included(self, window: int) -> IncludedSet | None:

@@ -42,7 +42,7 @@ class EndpointPauses:
         session._connect, session.request, session.request_batch = guarded(connect), guarded(request), guarded(batch)  # type: ignore[method-assign]
 
     def is_news(self, url: str) -> bool:
-        """Return whether a failure at ``url`` is to be logged: during a pause only the first one, else each."""
+        """Return whether to log a failure at ``url``, in a pause only the first one, and note that it was asked."""
         if self._left(url) > 0 and url not in self._unsaid:
             return False
         self._unsaid.discard(url)

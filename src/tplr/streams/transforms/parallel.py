@@ -204,13 +204,13 @@ class _ParallelIterator(StreamIterator[Any]):
     def _next_group(self) -> SampleGroup | None:
         carried, self._carried = self._carried, []
         group = SampleGroup(self._buffer.position(), 0, carried) if carried else self._buffer.group(self._size)
-        if group and not group.before:
+        if group and not group.before and self._fixed_order:
             self._places.append(_Place(self._pulled, group.position, carried))
         return group
 
     def _note(self) -> None:
-        """Update the position with the returned samples of the batch in use."""
-        if batch := self._batch:
+        """Update the position with the returned samples of the batch in use; without a fixed order there is none."""
+        if self._fixed_order and (batch := self._batch):
             self._also.update(batch.numbers[batch.noted : batch.done])
             batch.noted = batch.done
             while self._first in self._also:

@@ -155,7 +155,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         if not self._fixed_order:
             left = [sample for batch in batches for sample in batch.samples[batch.done :]]
             carried = [*left, *self._carried, *self._buffer.held]
-            return {"source": self.source.state(), "done": self._skip, "carried": carried}
+            return {"source": self.source.state(), "done": 0, "carried": carried}
         if not batches:
             return {"source": self._buffer.position(), "done": self._skip, "carried": self._carried}
         batch = batches[0]
