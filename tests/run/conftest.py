@@ -22,7 +22,7 @@ from tplr.exchange.envelope import Run, Signer
 from tplr.hparams import HParams
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
 from tplr.localnet.network import HOTKEY, NETUID, Network, NodeSetup, create_chain, lay_out
-from tplr.localnet.plan import make_plan
+from tplr.localnet.plan import Scheme, make_plan
 from tplr.schemas import Alignment, Bucket, Evaluation, LossChange, PeerObservation, PeerScore, ScoreReport
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.many import list_objects
@@ -131,15 +131,19 @@ def score_report(window: int, uid: int, loss: float, hotkeys: Mapping[int, str])
     ).sealed()
 
 
-async def record(folder: Path, void: Collection[int] = ()) -> FinishedRun:
+async def record(
+    folder: Path, void: Collection[int] = (), *, scheme: Scheme = "demo", outer_delay: int = 0
+) -> FinishedRun:
     """``void``: windows in which nothing is applied."""
-    plan = make_plan(scheme="demo", windows=8, miners=2, vocab_size=512, run_dir=folder, cache=CACHE)
+    plan = make_plan(scheme=scheme, windows=8, miners=2, vocab_size=512, run_dir=folder, cache=CACHE)
     corpus = await asyncio.to_thread(prepared_corpus, plan.cache, plan.corpus, plan.vocab_size)
     network = lay_out(plan, corpus)
     model = network.hparams.model.model_copy(update=TINY)
-    changes = {"model": model, "pages_per_window": 1, "sealed_scores": False, "peer_list_window_margin": 1}
+    changes = {"model": model, "outer_delay": outer_delay, "pages_per_window": 1}
+    changes |= {"sealed_scores": False, "peer_list_window_margin": 1}
     hparams = network.hparams.model_copy(update=changes)
-    (folder / "hparams.json").write_text(hparams.model_dump_json(exclude={"sparseloco", "store"}))
+    absent = {"demo", "sparseloco", "store"} - {hparams.outer}
+    (folder / "hparams.json").write_text(hparams.model_dump_json(exclude=absent))
     clock = ManualClock(time.time() - 3600)  # the chain has advanced when the run is reopened
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(serve(network.storage, network.keys))
@@ -203,6 +207,12 @@ def newest(recorded: FinishedRun, tmp_path: Path) -> FinishedRun:
 def with_void_window(tmp_path: Path) -> FinishedRun:
     """A run with a void second window."""
     return asyncio.run(record(tmp_path / "void" / "run", void=(START + 1,)))
+
+
+@pytest.fixture
+def overlapping(tmp_path: Path) -> FinishedRun:
+    """A run whose miners train while a set is applied."""
+    return asyncio.run(record(tmp_path / "overlap" / "run", scheme="muon", outer_delay=1))
 
 
 @pytest.fixture

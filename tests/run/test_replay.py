@@ -57,8 +57,11 @@ def test_without_a_uid_the_model_is_another(newest, tplr, capsys, measured):
     assert CAVEAT in out
 
 
-def test_the_usual_side_is_the_run_and_no_step_is_taken_without_updates(recorded, tplr, monkeypatch):
+@pytest.mark.parametrize("outer_delay", [0, 1])
+def test_the_usual_side_is_the_run_and_no_step_is_taken_without_updates(outer_delay, request, tplr, monkeypatch):
     """Replayed from the first weights or from a checkpoint, the model is the network's."""
+    run = request.getfixturevalue("overlapping" if outer_delay else "recorded")
+    assert run.hparams.outer_delay == outer_delay
     seen = []
     compare = replay._compare
 
@@ -69,10 +72,10 @@ def test_the_usual_side_is_the_run_and_no_step_is_taken_without_updates(recorded
 
     monkeypatch.setattr(replay, "_compare", spied)
     everybody = ("--without-uid", "1", "--without-uid", "2")
-    assert tplr("replay", "--local", recorded.folder, "--from", "4", *everybody) == 0
-    assert tplr("replay", "--local", recorded.folder, "--from", "7", *everybody) == 0
-    assert [one[0] for one in seen] == [recorded.digests[recorded.last]] * 2
-    assert [one[1:] for one in seen] == [(recorded.digests[3], 1), (recorded.digests[6], 4)]
+    assert tplr("replay", "--local", run.folder, "--from", "4", *everybody) == 0
+    assert tplr("replay", "--local", run.folder, "--from", "7", *everybody) == 0
+    assert [one[0] for one in seen] == [run.digests[run.last]] * 2
+    assert [one[1:] for one in seen] == [(run.digests[3], 1), (run.digests[6], 4)]
 
 
 @pytest.mark.long
