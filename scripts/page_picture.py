@@ -4,7 +4,7 @@
     python scripts/page_picture.py docs/images/page-dark.png --theme dark --window 80 --uid 5
 
 Without ``--page`` the run is a synthetic one of 20 miners, and the picture begins at the miners. Needs Chromium, and
-the extra ``test``.
+the extra ``test``; without them it says how to install them.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "page" / "support"))
 
+import pytest
 from browser import open_browser
 from synthetic_run import synthetic_document
 
@@ -48,4 +49,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except pytest.skip.Exception as missing:  # of tests that need a browser
+        sys.exit(str(missing))

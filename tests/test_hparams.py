@@ -221,6 +221,18 @@ def test_model_config_takes_every_field() -> None:
             {"hidden_size": 66, "head_dim": 16},
             "model: expected as LlamaConfig of transformers describes it (ValueError",
         ),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 4},
+            "model.num_experts is 4: num_experts_per_tok is 8; expected from 1 to num_experts, 4",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 32},
+            "model: num_experts_per_tok is 32; expected from 1 to num_experts, 16",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_experts_per_tok": 0},
+            "model.num_experts_per_tok is 0: num_experts_per_tok is 0; expected from 1 to num_experts, 128",
+        ),
     ],
 )
 def test_model_keys_are_those_of_the_type(tmp_path: Path, changes: dict[str, object], message: str) -> None:

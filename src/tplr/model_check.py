@@ -87,10 +87,19 @@ def _build_error(
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     try:
+        config = configure(more)
         with torch.device("meta"):
-            AutoModelForCausalLM.from_config(configure(more))
+            AutoModelForCausalLM.from_config(config)
     except Exception as error:  # noqa: BLE001 - a wrong value raises an error of any type
         cause = error.__cause__ or error
         name = CONFIG_MAPPING[model_type].__name__
         return printable(f"expected as {name} of transformers describes it ({type(cause).__name__}: {cause})")
-    return ""
+    return _routing_problem(config)
+
+
+def _routing_problem(config: PreTrainedConfig) -> str:
+    """Return why a mixture of experts can't route a token; ``transformers`` builds it all the same."""
+    experts, chosen = getattr(config, "num_experts", 0), getattr(config, "num_experts_per_tok", 0)
+    if not experts or 1 <= chosen <= experts:
+        return ""
+    return f"num_experts_per_tok is {chosen}; expected from 1 to num_experts, {experts}"
