@@ -7,31 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_stores import column, write
 from torch.utils.data import DataLoader
 
 from tplr.errors import DataError
 from tplr.stores.datasets import DatasetFactory, window_count
 from tplr.stores.factory import StoreFactory
 from tplr.stores.sampler import ResumableDistributedSampler
-from tplr.stores.writer import Column, write_shard
 
 FORMATS = ("bin", "h5", "jsonl")
 
 
-def column(lists, dtype: str, groups=None) -> Column:
-    offsets = np.cumsum([0, *map(len, lists)])
-    return Column(np.array([x for part in lists for x in part], dtype), offsets, groups and np.array(groups))
-
-
-def save(folder: Path, storage_format: str, *shards: dict[str, Column]) -> Path:
-    for number, columns in enumerate(shards):
-        write_shard(folder / f"shard_{number:04d}", columns, storage_format, number=number, tokens=0)
-    return folder
-
-
 def sft_store(folder: Path, storage_format: str) -> Path:
     rows = [[*range(10, 17)], [*range(30, 45)]]
-    return save(folder, storage_format, *(
+    return write(folder, storage_format, *(
         {
             "sequence": column([row], "int32"),
             "loss_mask": column([[x % 3 == 0 for x in row]], "bool"),
@@ -43,7 +32,7 @@ def sft_store(folder: Path, storage_format: str) -> Path:
 
 def dpo_store(folder: Path, storage_format: str) -> Path:
     chosen, rejected = [[1, 2, 3], [4], [5, 6]], [[7], [8, 9, 10, 11], [12]]
-    return save(folder, storage_format, {
+    return write(folder, storage_format, {
         "chosen": column(chosen, "int32"),
         "chosen_mask": column([[x % 2 for x in row] for row in chosen], "bool"),
         "rejected": column(rejected, "int32"),
@@ -53,7 +42,7 @@ def dpo_store(folder: Path, storage_format: str) -> Path:
 
 def grpo_store(folder: Path, storage_format: str) -> Path:
     responses = [[1, 2], [3], [4, 5, 6], [7]]
-    return save(folder, storage_format, {
+    return write(folder, storage_format, {
         "prompts": column([[9], [9, 8, 7]], "int32"),
         "responses": column(responses, "int32", [0, 2, 4]),
         "masks": column([[1] * len(row) for row in responses], "bool", [0, 2, 4]),
@@ -66,7 +55,7 @@ STORES = {"seq": sft_store, "sft": sft_store, "dpo": dpo_store, "grpo": grpo_sto
 
 def test_windows_of_every_small_stream(tmp_path: Path) -> None:
     for total in range(1, 9):
-        folder = save(tmp_path / str(total), "bin", {"sequence": column([[*range(100, 100 + total)]], "uint16")})
+        folder = write(tmp_path / str(total), "bin", {"sequence": column([[*range(100, 100 + total)]], "uint16")})
         for window in range(1, 9):
             for stride in range(1, 9):
                 dataset = DatasetFactory.load("seq", folder, window, stride)
@@ -109,7 +98,7 @@ def test_numbers_that_a_conversion_would_change_are_refused(
             others["rewards"] = column([[1.0], [1.0]], "float32")
         for number in (1, wrong):
             changed = replace(others[key], values=np.array([0, 1, number, 1, 1, 1], dtype))
-            path = save(tmp_path / f"{kind}-{number}", storage_format, {**others, key: changed})
+            path = write(tmp_path / f"{kind}-{number}", storage_format, {**others, key: changed})
             dataset = DatasetFactory.load(kind, path, 2, storage_type=storage_format)
             if number == 1:
                 values = dataset[0][key.replace("sequence", "input_ids")]
@@ -224,7 +213,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     uneven = {"chosen": column([[1, 2]], "int32"), "chosen_mask": column([[1]], "bool")}
     uneven |= {"rejected": column([[1, 2]], "int32"), "rejected_mask": column([[1, 1]], "bool")}
     with pytest.raises(DataError, match=r"record 0: chosen has lengths \[2\], chosen_mask \[1\]"):
-        DatasetFactory.load("dpo", save(tmp_path / "uneven", "bin", uneven), 4)[0]
+        DatasetFactory.load("dpo", write(tmp_path / "uneven", "bin", uneven), 4)[0]
 
 
 def test_a_loaded_store_goes_before_any_path(tmp_path: Path) -> None:
