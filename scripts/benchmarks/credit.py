@@ -131,7 +131,9 @@ def scores_of(one: Alignment, hparams: HParams) -> tuple[float, float]:
                 )
                 for uid in one.uids
             },
-            alignment=PublishedAlignment(uids=one.uids, products=products, norms=one.norms, gram=published(one.gram)),
+            alignment=PublishedAlignment(
+                uids=one.uids, products=products, norms=one.norms, gram=published(one.gram), unit=one.unit
+            ),
         )
 
     for window in range(WINDOWS - 1):

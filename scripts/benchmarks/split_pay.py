@@ -116,11 +116,16 @@ def drawn(random: np.random.Generator, count: int, entries: int) -> np.ndarray:
     return np.hstack([random.standard_normal((count, 1)), below]) / math.sqrt(entries)
 
 
+def whole_norm(case: Case) -> float:
+    """Return the norm of an update of a whole's sequences, but for chance."""
+    return factor(case.step, case.snr, WHOLE) * math.hypot(case.snr, 1.0)
+
+
 def caps(case: Case, norms: np.ndarray) -> list[float]:
     """Return the norm cap of each window by the nodes' code, from the norms of all updates [windows, miners]."""
     if case.cap == "none" or case.step == "unit":
         return [math.inf] * len(norms)
-    bound = factor(case.step, case.snr, WHOLE) * math.hypot(case.snr, 1.0) / OF_BOUND
+    bound = whole_norm(case) / OF_BOUND
     before = [norms[0, : case.others]] * WINDOWS if case.cap == "honest" else []
     history, found = no_history(), []
     for step, row in enumerate((*before, *norms)):
@@ -148,8 +153,9 @@ def measured_windows(case: Case, seed: int) -> list[MeasuredWindow]:
     for window, cap in enumerate(caps(case, norms)):
         step = steps[window] * np.array(clip(norms[window].tolist(), cap))[:, None]
         g = gradients[window]
-        flat = np.concatenate([[g @ g], norms[window] ** 2, step @ g, (step @ step.T).ravel()])
-        aligned = _normalised(uids, _Sums(flat, len(uids)), applied=uids)
+        longest = cap if math.isfinite(cap) else whole_norm(case)
+        flat = np.concatenate([[g @ g, longest**2], norms[window] ** 2, step @ g, (step @ step.T).ravel()])
+        aligned = _normalised(uids, _Sums(flat, len(uids)))
         evidence = Evidence(
             window=window,
             observations={str(uid): observed(uid, tested=window == 0) for uid in uids},
@@ -158,6 +164,7 @@ def measured_windows(case: Case, seed: int) -> list[MeasuredWindow]:
                 products=published(aligned.products),
                 norms=aligned.norms,
                 gram=published(aligned.gram),
+                unit=aligned.unit,
             ),
         )
         found.append(MeasuredWindow(evidence, SAME_LENGTHS if case.step == "unit" else HPARAMS))

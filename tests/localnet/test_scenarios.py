@@ -191,6 +191,18 @@ def test_honest_miners_are_gathered_and_paid_alike(world: World) -> None:
 
 
 @pytest.mark.long
+def test_a_majority_that_is_short_in_one_window_takes_nothing_from_the_others() -> None:
+    """If its lengths set the scale of the window, the honest ones would be paid next to nothing for its whole time."""
+    once = LAUNCH + 6
+    crew = [Scaled("short once", EFFORT, 1 / 30, only=once) for _ in range(5)]
+    world = live(short([*(Honest(EFFORT) for _ in range(3)), *crew]), once + 2)
+    before, *after = (
+        sum(record.weights.get(uid, 0.0) for uid in (1, 2, 3)) for record in world.records if record.window >= once - 1
+    )
+    assert {uid for record in world.records if record.window == once for uid in record.peers} == {*range(1, 9)}
+    assert min(after) > max(0.3, 0.95 * before)
+
+
 def test_turncoats_lose_places_and_pay_before_the_model_does() -> None:
     """If only the mean over all paid windows was judged, they would harm in nine windows."""
     turn = LAUNCH + 8

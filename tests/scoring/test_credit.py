@@ -314,6 +314,9 @@ def test_scales_are_bounded_and_1_where_nothing_is_known():
     assert even_scales([[], [], []]).tolist() == [1.0, 1.0, 1.0]
     assert even_scales([[-0.1], [-0.2]]).tolist() == [1.0, 1.0]  # no update helps, so there is nothing to scale
     assert even_scales([[], [0.1], []]).tolist() == [1.0, 1.0, 1.0]
+    start = even_scales([[], [], *[[0.5]] * 9, *[[0.1]] * 9])
+    assert start[:3].tolist() == [start[2]] * 3  # before the first list: as in the nearest window with a list
+    assert start[2] == pytest.approx(start[-1] / 5)
     far = even_scales([[1e-9]] * 10 + [[1.0]] * 10 + [[1e9]] * 10)
     assert far.min() == 1 / MOST_EVEN
     assert far.max() == MOST_EVEN

@@ -63,12 +63,13 @@ def test_a_window_pays_by_all_gradients_and_calibrates_by_that_of_the_measured_p
     constants, observation, evaluation
 ):
     seen = seen_by(observation, evaluation, uid_3=(0.4, 0.9, 0.5), uid_5=(0.3, 0.1, 0.9))
-    window = MeasuredWindow(Evidence(window=1, observations=seen, alignment=alignment(0.1, 0.2, 0.3)), constants())
+    aligned = alignment(0.1, 0.2, 0.3).model_copy(update={"unit": 2.0})
+    window = MeasuredWindow(Evidence(window=1, observations=seen, alignment=aligned), constants())
     hotkey = seen["2"].hotkey
     assert window.predicted(2, hotkey) == pytest.approx(0.3)
     assert window.measured.products == pytest.approx((0.3, 0.15, 0.4))
     assert window.included_gains == pytest.approx([0.3, 0.15, 0.4])
-    assert window.evaluated(2, hotkey) == (seen["2"].evaluation, 0.1, True)
+    assert window.evaluated(2, hotkey) == (seen["2"].evaluation, 0.1 * 2.0 / 5.0, True)  # of a loss of 5
     assert window.evaluated(3, seen["3"].hotkey) is None
     assert window.held_out_and_gain(2, hotkey) == pytest.approx((0.1, 0.3))
 

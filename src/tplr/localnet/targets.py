@@ -8,7 +8,7 @@ from tplr.localnet.attackers import HalfAbsent, Timed
 from tplr.localnet.scenarios import Figures
 from tplr.localnet.scenarios.base import EFFORT
 from tplr.localnet.scenarios.crowds import cheats
-from tplr.localnet.scenarios.harm import TENFOLD
+from tplr.localnet.scenarios.harm import SHORT_ONCE, TENFOLD
 from tplr.localnet.scenarios.owners import IN_TURNS
 from tplr.localnet.scenarios.pages import (
     CROWDERS,
@@ -84,6 +84,8 @@ TARGETS = [
     *(Target(f"{crew}: gathered after probation", 0.0, 0.0) for crew in CREWS),
     *(Target(f"{crew}: loss", 1.02, 1.02) for crew in (*CREWS, *PAID_CREWS)),
     *(Target(f"{crew}: over the least honest", 0.1, 0.3) for crew in TENFOLD),
+    # They work in all windows but one.
+    *(Target(f"{crew}: over an honest miner", 1.3, 1.6) for crew in SHORT_ONCE),
     Target("three equal miners, largest over smallest", 1.3, 1.6),
     Target("seven equal miners, largest over smallest", 1.3, 1.6),
     # A declared norm brings no more than the chance that separates equal miners.

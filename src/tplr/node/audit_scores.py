@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tplr.comms import Comms
 from tplr.compress.payload import Update
-from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError
+from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError, ScoresSealed
 from tplr.exchange.ballots import VOID_WITHIN
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
@@ -25,6 +27,7 @@ from tplr.node.observer import NO_PROBATION, sample_batches
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
 from tplr.schemas import PRODUCT_DECIMALS, VALID, DebugReport, LossChange, Reason, ScoreReport
+from tplr.scoring.credit import gram_of
 from tplr.scoring.profiles import score_board
 from tplr.seeds import evaluation_seed
 from tplr.training.evaluation import Baseline
@@ -33,8 +36,8 @@ from tplr.training.loss import Precision
 # Largest accepted difference between mean losses, in nats: other processors or numbers of threads give other last bits.
 # The value for bfloat16 is half a standard error of 64 sequences.
 TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-3}
-# The same for products of updates with gradients and with each other, relative to the larger of 1 and the product; and
-# for norms, relative to the norm, so that a false one can't make an update outsized.
+# The same for products of updates with gradients and with each other, as a share of the product of the vectors'
+# lengths; and for norms, as a share of the norm, so that a false one can't make an update outsized.
 PRODUCT_TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-2}
 SCORE_TOLERANCE = 1e-7
 
@@ -245,7 +248,7 @@ class ScoreClaims:
         same("held-out pages", report.held_out_pages, held_out.digest)
         gone = sorted({*measured}.difference(one.uid for one in updates))
         if gone and self._hparams.sparseloco and included.keys().isdisjoint(measured):
-            # Norm caps and scale follow from the included updates, or from all if there are none.
+            # Norm caps follow from the included updates, or from all if there are none.
             self._leave_open(f"products and losses not verified: they depend on the updates of uids {gone}")
             return
         batches = sample_batches(held_out, seed, self._hparams)
@@ -254,28 +257,42 @@ class ScoreClaims:
             before, found = await asyncio.to_thread(self._train_state.align, updates, batches, seed, len(measured))
             there = _there(report, updates)
             pairs = [one and other for i, one in enumerate(there) for other in there[i:]]
-            for name, known in (("products", there), ("norms", there), ("gram", pairs)):
+            lengths = np.sqrt(np.clip(np.diag(gram_of(found)), 0.0, None))
+            of_pairs = np.outer(lengths, lengths)[np.triu_indices(len(lengths))]
+            for name, known, sizes in (("products", there, lengths), ("norms", there, None), ("gram", pairs, of_pairs)):
                 published = itertools.compress(getattr(report.alignment, name), known)
-                self._near(name, tuple(published), getattr(found, name), relative=name == "norms")
+                self._near(name, tuple(published), getattr(found, name), sizes)
+            self._near("unit of products", (report.alignment.unit,), (found.unit,))
             self._compare_largest_norm(report.alignment.largest_norm, found.largest_norm)
             self._compare_loss("held-out loss", report.alignment.loss, before.loss)
         else:
-            before = await asyncio.to_thread(self._train_state.baseline, batches)
+            before, lengths = await asyncio.to_thread(self._train_state.baseline, batches), np.zeros(0)  # no products
         for key, seen in sorted(report.observations.items(), key=lambda item: int(item[0])):
             if seen.assigned_products or seen.evaluation:
-                await self._check_evaluation(int(key), report, updates, before, seed)
+                await self._check_evaluation(int(key), report, updates, before, lengths=lengths, seed=seed)
 
     async def _check_evaluation(
-        self, uid: int, report: ScoreReport, updates: Sequence[Update], before: Baseline, seed: int
+        self,
+        uid: int,
+        report: ScoreReport,
+        updates: Sequence[Update],
+        before: Baseline,
+        *,
+        lengths: np.ndarray,
+        seed: int,
     ) -> None:
-        """Compare the own-pages test and the losses of one miner."""
+        """Compare the own-pages test and the losses of one miner.
+
+        Args:
+            lengths: of the updates' steps, float64 [updates].
+        """
         seen = report.observations[str(uid)]
         assigned = sample_batches(await self._data_loader.assigned(uid, report.window), seed, self._hparams)
         if seen.assigned_products:
             there = _there(report, updates)
             products = await asyncio.to_thread(self._train_state.own_alignment, updates, assigned, seed, len(there))
             published = tuple(itertools.compress(seen.assigned_products, there))
-            self._near(f"products on the pages of uid {uid}", published, products)
+            self._near(f"products on the pages of uid {uid}", published, products, lengths)
         update = next((one for one in updates if one.uid == uid), None)
         if seen.evaluation and update:
             pages = assigned if seen.evaluation.assigned else None
@@ -292,8 +309,8 @@ class ScoreClaims:
     async def _updates_of(self, uids: Iterable[int], included: Mapping[int, Update], window: int) -> list[Update]:
         """Return the updates of these uids, ascending; those outside the included set are read from their buckets.
 
-        Deleted or replaced updates are left out. Other miners' products depend on them only if no included one is
-        measured.
+        Deleted or replaced updates are left out. With SparseLoCo, other miners' products depend on them if no included
+        one is measured.
         """
         missing = [uid for uid in uids if uid not in included]
         more = await self._comms.gather_updates(missing, window, self._train_state.outer.spec, patient=True)
@@ -315,18 +332,25 @@ class ScoreClaims:
         if published is None or found is None:
             same("largest honest norm", published, found)
         else:
-            self._near("largest honest norm", (published,), (found,), relative=True)
+            self._near("largest honest norm", (published,), (found,))
 
-    def _near(self, what: str, published: Sequence[float], found: Sequence[float], *, relative: bool = False) -> None:
-        """Compare products, which are 1 for a step of the usual size along the gradient.
+    def _near(
+        self,
+        what: str,
+        published: Sequence[float],
+        found: Sequence[float],
+        sizes: Sequence[float] | np.ndarray | None = None,
+    ) -> None:
+        """Compare numbers up to ``PRODUCT_TOLERANCE`` of their sizes.
 
         Args:
-            relative: they are norms, which have no usual size.
+            sizes: largest magnitude of each product of vectors, which is their lengths' product: rounding errors are in
+                proportion to it. None: the numbers' own magnitudes.
         """
         same(f"number of {what}", len(published), len(found))
         tolerance, least = PRODUCT_TOLERANCE[self._hparams.precision], 10.0**-PRODUCT_DECIMALS
-        for one, other in zip(published, found, strict=True):
-            if abs(one - other) > max(tolerance * (abs(other) if relative else max(1.0, abs(other))), least):
+        for one, other, size in zip(published, found, map(abs, found) if sizes is None else sizes, strict=True):
+            if abs(one - other) > max(tolerance * size, least):
                 raise Mismatch(what, one, other)
 
     async def _check_peer_scores(self, report: ScoreReport) -> None:
@@ -357,16 +381,22 @@ class ScoreClaims:
     async def _earlier_reports(self, report: ScoreReport) -> list[ScoreReport] | None:
         """Return the reports that the scores follow from, ascending; None if one is deleted or not published.
 
-        All published reports of the last windows are included, because scores must use all published evidence.
+        All published reports of the last windows are included, because scores must use all published evidence. Windows
+        without one are listed: a validator could leave out those in which a miner was absent.
         """
         oldest = max(self._train_state.start_window, report.window - self._hparams.gradient_retention_windows)
         if self._hparams.profile == "hardened":
             oldest = max(oldest, report.window - self._hparams.pay_windows + 1)
         found: dict[int, ScoreReport] = {}
+        sealed, absent = list[int](), list[int]()
         for window in range(report.window - 1, oldest - 1, -1):
             try:
                 found[window] = await self._comms.get_scores(self._validator, window)
+            except ScoresSealed:
+                sealed.insert(0, window)
+                continue
             except ObjectNotFound:
+                absent.insert(0, window)
                 continue
             except PayloadError as error:
                 raise Mismatch(f"the scores of window {window}", "some", error) from error
@@ -376,6 +406,12 @@ class ScoreClaims:
         if unread:
             self._leave_open(f"peer scores not verified: no report of windows {unread}")
             return None
+        if absent:
+            self._leave_open(f"no scores of windows {absent}: they count for no miner")
+        if sealed:  # validators publish reports in their order
+            self._leave_open(
+                f"scores of windows {sealed} stayed sealed, a later report did not: they count for no miner"
+            )
         return [found[window] for window in sorted(found)]
 
 

@@ -100,6 +100,7 @@ class Observer:
                     products=published(found.products),
                     norms=tuple(round(one, PRODUCT_DECIMALS) for one in found.norms),
                     gram=published(found.gram),
+                    unit=found.unit,
                     largest_norm=found.largest_norm,
                     loss=before.loss,
                 )

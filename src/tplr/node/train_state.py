@@ -114,7 +114,6 @@ class TrainState:
         self.global_step = 0
         self.ending = False
         self.loads = 0
-        self._applied: tuple[int, ...] = ()  # uids of the updates that are about to be applied; see ``set_caps``
         self.snapshots = StateFolder(folder)
         self._hparams = hparams
         self._settings = settings
@@ -218,7 +217,6 @@ class TrainState:
         self._kept = None
         self.outer.apply(updates, step=self.global_step)
         self.global_step += bool(updates)
-        self._applied = ()
         if self._own and window is not None and self._own.window <= window:
             self._own = None
         release_freed_memory()
@@ -227,10 +225,9 @@ class TrainState:
     def set_caps(self, updates: Sequence[Update]) -> None:
         """Set the updates of the window that will be applied next.
 
-        Until ``apply``, trial steps are clipped as that step will be, and these updates set the scale of ``align``.
+        Until ``apply``, trial steps are clipped as that step will be, and ``align`` uses its caps.
         """
         self.outer.set_caps(updates, step=self.global_step)
-        self._applied = tuple(update.uid for update in updates)
 
     @command
     def fingerprint(self, seed: int) -> str:
@@ -306,7 +303,6 @@ class TrainState:
             updates,
             step=self.global_step,
             seed=seed,
-            applied=self._applied,
             parallel=self._parallel,
             pairs=pairs,
             together=together,

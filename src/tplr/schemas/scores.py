@@ -84,14 +84,15 @@ UNREAD = -2  # counts as OUT_OF_SYNC
 class Alignment(Wire):
     """Products of all measured updates with the validator's gradient g on held-out pages, and with each other.
 
-    d is the step of an update as it is applied. ``scale`` is common to the window: it makes the median of ``<d, d>``
-    over the included updates 1 (``training/alignment.py``). Numbers are rounded by ``published``.
+    d is the step of an update as it is applied, and ``scale`` the length of the longest step that any update could
+    make in the window (``training/alignment.py``). Products are rounded by ``published``.
 
     Attributes:
         uids: ascending.
         products: ``<g, d_i> / (|g| * scale)`` by uid. Predicted gains follow from these and from those of the tests.
         norms: L2 norm of all values sent by the uid.
         gram: ``<d_i, d_j> / scale**2``, upper triangle with diagonal, row by row.
+        unit: ``|g| * scale``; 1 in reports of earlier versions, which an audit refuses.
         largest_norm: the largest norm that honest training can have at this step; None if the scheme has no bound.
         loss: mean loss on the held-out pages without any update, nats per token; None in reports of earlier versions,
             which an audit refuses.
@@ -101,6 +102,7 @@ class Alignment(Wire):
     products: Items[Product] = Field(max_length=4096)
     norms: Items[float] = Field(max_length=4096)
     gram: Items[Product]
+    unit: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     largest_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     loss: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 

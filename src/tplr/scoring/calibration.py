@@ -35,7 +35,7 @@ class EvaluatedUpdate(NamedTuple):
     """A miner's update whose effect on the loss was measured.
 
     Attributes:
-        predicted: gain by the held-out gradient.
+        predicted: gain by the held-out gradient, as a share of the loss: ``<g, d> / loss``.
         included: whether the window's included set contains it.
     """
 
@@ -153,7 +153,7 @@ def by_length(
 
     Args:
         gains: predicted gains, scaled by ``even_scales``, float64 [windows, miners], NaN where there is none.
-        lengths: of the steps, float64 [windows, miners], above 0; the usual one is 1 in each window.
+        lengths: of the steps, float64 [windows, miners], above 0 and at most 1.
         scales: ``even_scales``, float64 [windows, 1].
         included: whether the window's included set contains the update, bool [windows, miners].
         weights: credit times the own-pages factor, float64 [miners], at least 0.

@@ -48,7 +48,7 @@ CHANCE = 2.0
 PRIOR_WINDOWS = 3.0
 # Correlation of useless similarity up to which two updates are independent, and from which on they are the same.
 APART, ALIKE = 0.15, 0.4
-# Smallest ``<d, d>``, for a hundredth of the usual length: published numbers of shorter steps have too few digits.
+# Smallest ``<d, d>``, for a hundredth of the longest step: published numbers of shorter steps have too few digits.
 SHORTEST = 1e-4
 # Added to the diagonals, as a share of them.
 RIDGE = 0.02
@@ -100,7 +100,8 @@ def even_scales(gains: Sequence[Sequence[float]]) -> np.ndarray:
     uncertain as the gradient that measured it, so the median of the surrounding windows is used.
 
     Args:
-        gains: of the included updates of each window, oldest first; a window without one gets a factor of 1.
+        gains: of the included updates of each window, oldest first. A window without one, as before a run's first peer
+            list, gets the factor of the nearest window with one, or 1: without a step the model hardly changes.
 
     Returns:
         float64 [windows], between ``1 / MOST_EVEN`` and ``MOST_EVEN``.
@@ -108,8 +109,12 @@ def even_scales(gains: Sequence[Sequence[float]]) -> np.ndarray:
     usual = [float(np.median(one)) if len(one) else math.nan for one in gains]
     around = np.array([_median(usual[max(0, i - AROUND) : i + AROUND + 1]) for i in range(len(usual))])
     around[np.isnan(usual) | (around <= 0)] = math.nan
-    factors = _median(around) / around
-    return np.nan_to_num(np.clip(factors, 1 / MOST_EVEN, MOST_EVEN), nan=1.0)
+    factors = np.clip(_median(around) / around, 1 / MOST_EVEN, MOST_EVEN)
+    (known,) = np.nonzero(np.isfinite(factors))
+    if not len(known):
+        return np.ones(len(gains))
+    nearest = np.abs(np.arange(len(gains))[:, None] - known).argmin(axis=1)
+    return factors[known[nearest]]
 
 
 def _median(values: Sequence[float] | np.ndarray) -> float:

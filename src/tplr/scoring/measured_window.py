@@ -34,12 +34,12 @@ class MeasuredWindow:
         self.chosen_lengths = hparams.outer == "sparseloco"
         self.struck = strikes(evidence, max_behind=hparams.sync_max_steps_behind)
         alignment = evidence.alignment or NOTHING
+        self._unit = alignment.unit
         self._held_out = dict(zip(alignment.uids, alignment.products, strict=True))
         self.gains = predicted_gains(alignment, predicting_tests(evidence))
         self.measured = alignment.model_copy(update={"products": tuple(self.gains.values())})
         squares = np.clip(np.diag(gram_of(alignment)), 0.0, None)  # a false report may have negative ones
         self._lengths = dict(zip(alignment.uids, np.sqrt(squares).tolist(), strict=True))
-        self._shortest = SHORTEST * max([1.0, *(length**2 for length in self._lengths.values())])
         self.included_gains = [
             self.gains[int(uid)]
             for uid, seen in evidence.observations.items()
@@ -83,7 +83,8 @@ class MeasuredWindow:
         seen = self.seen(uid, hotkey)
         if seen is None or seen.evaluation is None or not self._compared(uid, hotkey):
             return None
-        return EvaluatedUpdate(seen.evaluation, self._held_out[uid], seen.included)
+        predicted = self._held_out[uid] * self._unit / seen.evaluation.held_out.before
+        return EvaluatedUpdate(seen.evaluation, predicted, seen.included)
 
     def held_out_and_gain(self, uid: int, hotkey: str) -> tuple[float, float]:
         """Return its gain by the held-out gradient, and its predicted gain; NaN where ``_compared`` is false."""
@@ -106,13 +107,12 @@ class MeasuredWindow:
         return None if self.predicted(uid, hotkey) is None else self._per_length(uid, self._held_out[uid])
 
     def _per_length(self, uid: int, gain: float) -> float:
-        """Return 0 for a step that is far shorter than the usual one or the longest one: it helps nobody.
+        """Return 0 for a step that is far shorter than the longest one: it helps nobody.
 
-        Its published numbers have too few digits, and if most steps are short, the usual one is, too. Steps are clipped
-        to the norm caps, so the longest one is of the order of honest ones.
+        Its published numbers have too few digits. Norm caps are of the order of honest norms.
         """
         length = self._lengths[uid]
-        return max(-1.0, min(1.0, gain / length)) if length**2 > self._shortest else 0.0
+        return max(-1.0, min(1.0, gain / length)) if length**2 > SHORTEST else 0.0
 
     def cosine(self, uid: int, hotkey: str) -> float | None:
         """Return ``predicted`` over the length of the step, so that the window's scale, set by others, cancels."""

@@ -10,7 +10,7 @@ First order: Pruthi et al., "Estimating Training Data Influence by Tracing Gradi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -34,12 +34,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TINY = 1e-30
-# Lower bound of the squared scale, as a share of the largest ``<d, d>``. Otherwise a majority of tiny steps could make
-# a window count like many.
-SMALLEST = 1e-4
-# Longest step, in units of the scale. If all applied updates are tiny, the others are far longer, and published numbers
-# are limited (``schemas.published``), which would change the angles between their steps.
-LONGEST = 1e4
 
 
 class Alignment(NamedTuple):
@@ -47,11 +41,13 @@ class Alignment(NamedTuple):
 
     Attributes:
         uids: ascending.
-        products: ``<g, d> / (|g| * scale)`` of each update. ``scale`` is the root of the median ``<d, d>`` of the
-            applied updates, so a product is about the cosine. Updates that are only measured do not affect the scale,
-            because anybody can send any number of them. A step d longer than ``LONGEST`` times it is shortened to that.
+        products: ``<g, d> / (|g| * scale)`` of each update. ``scale`` is the length of the longest step that any update
+            could make in this window (``OuterScheme.longest_step``). Most honest steps are nearly as long, so a product
+            is about the cosine. If the scale were that of the window's own updates, a majority of short ones would make
+            the window count like many.
         norms: L2 norm of all values of each update, as sent.
         gram: ``<d_i, d_j> / scale**2``: the upper triangle with the diagonal, row by row.
+        unit: ``|g| * scale``: a product times it is ``<g, d>``, which can be compared between windows.
         largest_norm: of an honest update at this step; see ``OuterScheme.largest_norm``.
     """
 
@@ -59,6 +55,7 @@ class Alignment(NamedTuple):
     products: tuple[float, ...]
     norms: tuple[float, ...]
     gram: tuple[float, ...]
+    unit: float = 1.0
     largest_norm: float | None = None
 
 
@@ -109,7 +106,6 @@ def align(
     *,
     step: int,
     seed: int,
-    applied: Collection[int] = (),
     parallel: ParallelContext = SINGLE_PROCESS,
     pairs: bool = True,
     together: int = 0,
@@ -121,7 +117,6 @@ def align(
         gradient: by parameter name; over several ranks, shards.
         updates: of one window.
         seed: selects the sampled chunks of a large model; unknown to the senders.
-        applied: uids of the updates that set the scale; all updates set it if none of these was applied.
         together: number of updates that were aligned together, if some of them are missing now: in a large model it
             determines the number of sampled chunks.
         stop: called before each group of tensors; if True on any rank, all ranks end.
@@ -136,6 +131,7 @@ def align(
         chunks = sample[tensor.name]
         # A CPU's float32 sum of squares is a fifth too small for half a billion entries.
         sums.gradient += float(torch.linalg.vector_norm(whole, dtype=torch.float64)) ** 2
+        sums.longest += outer.longest_step(tensor.name, step=step) ** 2
         if not updates:
             continue
         lengths = [update.norm(tensor.name) for update in updates]
@@ -145,7 +141,7 @@ def align(
         part = tensor.grid.chunks / len(chunks)
         sums.products += part * factors * products
         sums.gram += part * factors[:, None] * factors * gram
-    found = _normalised([update.uid for update in updates], sums.over_ranks(parallel), applied)
+    found = _normalised([update.uid for update in updates], sums.over_ranks(parallel))
     return found._replace(largest_norm=outer.largest_norm(step))
 
 
@@ -154,22 +150,23 @@ class _Sums:
 
     Attributes:
         gradient: squared norm of the gradient.
+        longest: squared length of the longest step.
         norms: squared norms of the updates as sent.
         products, gram: inner products of the steps.
     """
 
     def __init__(self, flat: np.ndarray, count: int) -> None:
-        self.gradient = float(flat[0])
-        self.norms, self.products, rest = np.split(flat[1:], [count, 2 * count])
+        self.gradient, self.longest = float(flat[0]), float(flat[1])
+        self.norms, self.products, rest = np.split(flat[2:], [count, 2 * count])
         self.gram = rest.reshape(count, count)
 
     @classmethod
     def zeros(cls, count: int) -> _Sums:
-        return cls(np.zeros(1 + 2 * count + count * count), count)
+        return cls(np.zeros(2 + 2 * count + count * count), count)
 
     def over_ranks(self, parallel: ParallelContext) -> _Sums:
         """Return the sums over all ranks, added in rank order."""
-        mine = np.concatenate([[self.gradient], self.norms, self.products, self.gram.ravel()])
+        mine = np.concatenate([[self.gradient, self.longest], self.norms, self.products, self.gram.ravel()])
         every = [np.frombuffer(one) for one in parallel.gather_bytes(mine.tobytes())]
         return _Sums(sum(every[1:], every[0]), len(self.norms))
 
@@ -204,18 +201,16 @@ def _cut(tensor: torch.Tensor, grid: ChunkGrid, chunks: np.ndarray) -> torch.Ten
     return blocks[numbers // across, numbers % across].flatten(1)
 
 
-def _normalised(uids: Sequence[int], sums: _Sums, applied: Collection[int]) -> Alignment:
+def _normalised(uids: Sequence[int], sums: _Sums) -> Alignment:
     if not math.isfinite(sums.gradient):
         raise TrainingError("the gradient is not finite: no update can be measured against it")
-    squares = np.diag(sums.gram)
-    usual = squares[np.isin(uids, list(applied)) & (squares > 0)]
-    usual = usual if len(usual) else squares[squares > 0]
-    scale = math.sqrt(max(np.median(usual), SMALLEST * usual.max())) if len(usual) else 1.0
-    factors = 1 / np.maximum(scale, np.sqrt(squares) / LONGEST)
+    scale = max(math.sqrt(sums.longest), TINY)
+    unit = max(math.sqrt(sums.gradient), TINY) * scale
     upper = np.triu_indices(len(uids))
     return Alignment(
-        tuple(uids),
-        tuple((sums.products / max(math.sqrt(sums.gradient), TINY) * factors).tolist()),
-        tuple(np.sqrt(sums.norms).tolist()),
-        tuple((sums.gram * factors[:, None] * factors)[upper].tolist()),
+        uids=tuple(uids),
+        products=tuple((sums.products / unit).tolist()),
+        norms=tuple(np.sqrt(sums.norms).tolist()),
+        gram=tuple((sums.gram[upper] / scale**2).tolist()),
+        unit=unit,
     )

@@ -53,13 +53,14 @@ def noise_like(update: Update, scale: float, seed: int) -> dict[str, Coefficient
 class Scaled(Cheat):
     """Sends an honest update multiplied by ``scale``: it multiplies the codebooks, so nothing else changes.
 
-    Its first window is ``begin``.
+    Its first window is ``begin``. If ``only`` is given, it sends honest updates in all other windows.
     """
 
-    def __init__(self, name: str, effort: int, scale: float, *, begin: int = 0) -> None:
+    def __init__(self, name: str, effort: int, scale: float, *, begin: int = 0, only: int | None = None) -> None:
         super().__init__(name, effort)
         self._scale = scale
         self._begin = begin
+        self._only = only
 
     def body(self, world: World, window: int) -> bytes | None:
         """Return the scaled honest update."""
@@ -67,6 +68,8 @@ class Scaled(Cheat):
             return None
         honest = super().body(world, window)
         assert honest is not None
+        if self._only not in (None, window):
+            return honest
         update = world.parse(honest, window, self.uid)
         kept = {}
         for name in update.spec.tensors:

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from tplr.localnet.scenarios.base import Figures, Setting
 from tplr.localnet.scenarios.copiers import score_copiers
 from tplr.localnet.scenarios.crowds import crowd
-from tplr.localnet.scenarios.harm import dormants, giants, periodic_turncoats, shrunk, turncoats, wreckers
+from tplr.localnet.scenarios.harm import (
+    dormants,
+    giants,
+    periodic_turncoats,
+    short_once,
+    shrunk,
+    turncoats,
+    wreckers,
+)
 from tplr.localnet.scenarios.honest import losses, norms
 from tplr.localnet.scenarios.owners import SPLIT, dealt, in_turns, split, tenfold_parts, twins
 from tplr.localnet.scenarios.pages import crowders, listed_crowders, readers, siblings
@@ -45,6 +53,7 @@ SCENARIOS: dict[str, Scenario] = {
     "wreckers": Scenario(wreckers, 38.0),
     "giants": Scenario(giants, 65.0),
     "shrunk": Scenario(shrunk, 40.0),
+    "short once": Scenario(short_once, 30.0),
     "losses": Scenario(losses, 10.0),
     "turncoats": Scenario(turncoats, 10.0),
     "periodic turncoats": Scenario(periodic_turncoats, 22.0),

@@ -76,6 +76,24 @@ def shrunk(setting: Setting) -> Figures:
     return found
 
 
+SHORT_ONCE = {"5 miners short in one window": 5, "12 miners short in one window": 12}
+SHORT_WINDOW = LAUNCH + 8
+
+
+def short_once(setting: Setting) -> Figures:
+    """Simulate three honest miners, and majorities that send a thirtieth of an honest update in one window.
+
+    If the lengths of a window's updates set the scale of its measures, it would count like many windows.
+    """
+    found: Figures = {}
+    for name, count in SHORT_ONCE.items():
+        crew = [Scaled("short once", EFFORT, 1 / 30, only=SHORT_WINDOW) for _ in range(count)]
+        world = beside_honest(setting, crew, LAUNCH + PAID_WINDOWS)
+        of_crew, of_honest = pay(world, range(4, 4 + count)), pay(world, (1, 2, 3))
+        found[f"{name}: over an honest miner"] = ratio(mean(of_crew), mean(of_honest))
+    return found
+
+
 LATE = LAUNCH + 2  # first window of late giants
 TENFOLD = {"5 miners of tenfold norm": 5, "12 miners of tenfold norm": 12}
 

@@ -216,6 +216,13 @@ class OuterScheme(ABC):
             lengths: L2 norms of the tensor's values in each update.
         """
 
+    @abstractmethod
+    def longest_step(self, name: str, *, step: int) -> float:
+        """Return the largest L2 norm of one tensor's values times ``step_factors``, whatever an update contains.
+
+        No single window's updates move it far, so lengths in this unit can be compared between windows.
+        """
+
     def largest_norm(self, step: int) -> float | None:
         """Return the largest L2 norm of all values of an honest update; None if this scheme's have no bound."""
         return None

@@ -43,6 +43,10 @@ class DemoOuter(OuterScheme):
         """See ``OuterScheme``: unit norm, before the sign."""
         return (1 / _divisors(torch.tensor(lengths, dtype=torch.float64)).double()).tolist()
 
+    def longest_step(self, name: str, *, step: int) -> float:
+        """See ``OuterScheme``: every update has unit norm."""
+        return 1.0
+
     def expected_step(self, sign: int, own: Update | None, *, step: int) -> None:
         """See ``OuterScheme``: gradients are those of the agreed weights."""
 

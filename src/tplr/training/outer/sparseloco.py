@@ -103,6 +103,11 @@ class SparselocoOuter(OuterScheme):
         cap, lengthening = self._clipping_of(name, step)
         return [lengthening * factor for factor in clip(lengths, cap)]
 
+    def longest_step(self, name: str, *, step: int) -> float:
+        """See ``OuterScheme``: that of a clipped update."""
+        cap, lengthening = self._clipping_of(name, step)
+        return lengthening * cap
+
     def _rate(self, step: int) -> float:
         return outer_learning_rate(step, self._constants)
 
