@@ -119,7 +119,10 @@ class Recorded:
         return np.arange(len(self.products))[1::2]
 
     def alignment(self, window: int, uids: Sequence[int]) -> Alignment:
-        """Return the alignment that a validator would have published for only these miners."""
+        """Return the alignment that a validator would have published for only these miners.
+
+        The unit is the median length of their steps; the recordings do not have that of nodes.
+        """
         rows = np.array(uids) - 1
         gram, upper = self.gram[window][np.ix_(rows, rows)], np.triu_indices(len(rows))
         squares = np.diag(gram)[np.diag(gram) > 0]

@@ -154,8 +154,8 @@ def measured_windows(case: Case, seed: int) -> list[MeasuredWindow]:
         step = steps[window] * np.array(clip(norms[window].tolist(), cap))[:, None]
         g = gradients[window]
         longest = cap if math.isfinite(cap) else whole_norm(case)
-        flat = np.concatenate([[g @ g, longest**2], norms[window] ** 2, step @ g, (step @ step.T).ravel()])
-        aligned = _normalised(uids, _Sums(flat, len(uids)))
+        flat = np.concatenate([[g @ g, longest**2, longest**2], norms[window] ** 2, step @ g, (step @ step.T).ravel()])
+        aligned = _normalised(uids, _Sums(flat, len(uids)), rate=1.0)
         evidence = Evidence(
             window=window,
             observations={str(uid): observed(uid, tested=window == 0) for uid in uids},

@@ -190,7 +190,6 @@ def test_honest_miners_are_gathered_and_paid_alike(world: World) -> None:
     assert sum(pay(world, HONEST)) > 0.5
 
 
-@pytest.mark.long
 def test_a_majority_that_is_short_in_one_window_takes_nothing_from_the_others() -> None:
     """If its lengths set the scale of the window, the honest ones would be paid next to nothing for its whole time."""
     once = LAUNCH + 6
@@ -203,6 +202,7 @@ def test_a_majority_that_is_short_in_one_window_takes_nothing_from_the_others() 
     assert min(after) > max(0.3, 0.95 * before)
 
 
+@pytest.mark.long
 def test_turncoats_lose_places_and_pay_before_the_model_does() -> None:
     """If only the mean over all paid windows was judged, they would harm in nine windows."""
     turn = LAUNCH + 8

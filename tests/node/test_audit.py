@@ -19,6 +19,7 @@ from tplr.localnet.simulation import START_WINDOW, VALIDATOR, World, profile, sm
 from tplr.node.audit import Auditor
 from tplr.node.train_state import TrainState
 from tplr.schemas import ObjectInfo, Reason, ScoreReport
+from tplr.scoring.profiles import score_board
 from tplr.storage import MemoryStore
 from tplr.training.model import build_model
 
@@ -294,6 +295,7 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
         "products": aligned(products=tuple(x + 0.01 for x in report.alignment.products)),
         "norms": aligned(norms=tuple(1.001 * x + 2e-6 for x in report.alignment.norms)),
         "gram": aligned(gram=tuple(x + 0.01 for x in report.alignment.gram)),
+        "unit of products": aligned(unit=1.001 * report.alignment.unit),
         "largest honest norm": aligned(largest_norm=9.0),  # DeMo's scheme has none
         "held-out loss": aligned(loss=(report.alignment.loss or 0.0) - 5e-4),
         f"pages of uid {other}": observed(other, assigned_pages=False),
@@ -359,6 +361,21 @@ async def test_a_valid_update_on_probation_that_is_said_to_be_refused_is_found_o
     assert found is not None
     assert (found.window, found.what, found.published) == (LAST, "verdict on uid 3", "missing")
     world.bucket._objects.update(held)
+
+
+async def test_windows_that_a_validator_leaves_out_are_listed(tmp_path: Path, caplog) -> None:
+    """It could leave out those in which a miner was absent: its scores follow from what it published."""
+    world = await asyncio.to_thread(build, uids_per_window=8)
+    report = await world.comms.get_scores(VALIDATOR, LAST)
+    board = score_board(world.hparams)
+    outcome = board.see(report.evidence)
+    scores = {str(uid): one for uid, one in outcome.peer_scores.items()}
+    weights = {str(uid): one for uid, one in board.weights.items()}
+    changes = {"follows_from": (), "peer_scores": scores, "weights": weights}
+    await seal(world, report.model_copy(update=changes))
+    world.bucket._objects.pop(scores_key(LAST - 1, VALIDATOR, world.hparams.version))
+    assert await audit(world, tmp_path, scores_from=LAST) is None
+    assert f"no scores of windows [{LAST - 1}]: they count for no miner" in caplog.text
 
 
 async def test_scores_whose_evidence_is_gone_are_not_verified(world: World, tmp_path: Path, caplog) -> None:

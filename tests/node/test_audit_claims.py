@@ -253,7 +253,7 @@ async def test_an_update_that_is_deleted_makes_nobody_a_liar(world: World, audit
 
 @pytest.mark.long
 async def test_so_does_one_that_set_the_norm_caps_of_a_run_s_first_windows(tmp_path: Path) -> None:
-    """While no update is included, caps and scale follow from all updates, so products are not verified without one."""
+    """While no update is included, caps follow from all updates, so products are not verified without one."""
     hparams = small(profile("sparseloco"), pages_per_window=1, evaluation_sequences=8, uids_per_window=2)
     world = World(
         hparams.model_copy(update={"probation_windows": 50}), [Honest(n) for n in (1, 2, 4, 8, 8)], measures_loss=False

@@ -81,7 +81,7 @@ def test_nothing_earned_is_frozen(observation, evidence) -> None:
 
 
 def test_a_window_of_another_scale_before_anybody_is_listed_changes_little(observation, evidence) -> None:
-    """Tiny steps of a majority make all products of a window at a run's start a hundred times as large."""
+    """A validator could report all products of a window at a run's start a hundred times as large."""
     start = {uid: observation(uid, listed=False, included=False, probation=True) for uid in UIDS}
     board, plain = Board(HPARAMS), Board(HPARAMS)
     for window in range(8):
@@ -262,8 +262,21 @@ def test_a_negative_squared_length_of_a_false_report_is_the_shortest_one(observa
     assert all(math.isfinite(one.calibration) for one in paid(windows).values())
 
 
+@pytest.mark.parametrize("included", [True, False])
+def test_a_run_whose_steps_are_all_far_below_the_norm_caps_proves_its_miners(included, observation, evidence) -> None:
+    """Caps fall only once updates are included; a step is short beside the longest one, not beside the cap."""
+    board = Board(HPARAMS)
+    for window in range(PROVING):
+        seen = evidence(window, {uid: observation(uid, included=included) for uid in UIDS})
+        assert seen.alignment
+        few = {"products": tuple(0.008 * one for one in seen.alignment.products)}
+        few["gram"] = tuple(0.008**2 * one for one in seen.alignment.gram)
+        board.see(seen.model_copy(update={"alignment": seen.alignment.model_copy(update=few)}))
+    assert {board.proven(uid) for uid in UIDS} == {True}
+
+
 def test_a_multiplied_step_is_paid_for_its_work_alone_where_lengths_are_chosen(observation, evidence) -> None:
-    """Uid 1 sends a step of twice the usual length, for a third more gain; DeMo gives all steps the same length."""
+    """Uid 1 sends a step of twice the others' length, for a third more gain; DeMo gives all steps the same length."""
 
     windows = [
         with_squared_length(evidence(window, good(observation), uid_1=0.4), squared=2.0**2) for window in range(4)

@@ -258,6 +258,19 @@ def test_lengths_of_miners_on_probation_are_compared_and_set_nothing() -> None:
     assert found[-1] == pytest.approx(1 / 2.5 / EXPLAINED)
 
 
+def test_who_comes_while_lengths_grow_is_compared_in_its_own_windows() -> None:
+    """Gains have equal scales in all windows, and lengths do not: they grow while norm caps are far above them."""
+    lengths = np.linspace(0.1, 0.8, 20)[:, None] * np.ones(6)
+    gains, scales = np.full((20, 6), 0.2), np.ones((20, 1))
+    gains[:12, 5] = np.nan
+    known = np.isfinite(gains)
+    assert by_length(gains, lengths, scales=scales, included=known, weights=np.ones(6)).tolist() == [1.0] * 6
+    lengths[:, 5] *= 2.0  # multiplied, with a gain of its work alone
+    found = by_length(gains, lengths, scales=scales, included=known, weights=np.ones(6))
+    assert found[:5] == pytest.approx([1.0] * 5)
+    assert 0.25 / EXPLAINED <= found[5] < 0.4
+
+
 def test_no_length_is_compared_without_a_gain_a_credit_or_a_second_window() -> None:
     ones = np.ones((20, 5))
     long = ones * [1, 1, 1, 1, 9]

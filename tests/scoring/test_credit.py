@@ -317,6 +317,8 @@ def test_scales_are_bounded_and_1_where_nothing_is_known():
     start = even_scales([[], [], *[[0.5]] * 9, *[[0.1]] * 9])
     assert start[:3].tolist() == [start[2]] * 3  # before the first list: as in the nearest window with a list
     assert start[2] == pytest.approx(start[-1] / 5)
+    harmed = even_scales([[1.0]] * 12 + [[0.05]] * 4 + [[-0.2]] * 4)
+    assert harmed[-1] == 1.0  # windows around it have no usual gain
     far = even_scales([[1e-9]] * 10 + [[1.0]] * 10 + [[1e9]] * 10)
     assert far.min() == 1 / MOST_EVEN
     assert far.max() == MOST_EVEN

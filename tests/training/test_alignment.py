@@ -95,11 +95,12 @@ def test_products_are_those_of_whole_tensors(model, outer, updates, batches):
     d = steps(outer, updates)
     chunks = [(one.grid, gradient[name]) for name, one in outer.spec.tensors.items()]
     g = torch.cat([outer.in_basis(grid.cut(grid.view(one)), grid).flatten() for grid, one in chunks]).double().numpy()
-    scale = np.linalg.norm([outer.longest_step(name, step=1) for name in outer.spec.tensors])
+    caps = {name: outer.norm_cap(name, step=1) for name in outer.spec.tensors}
+    scale = np.linalg.norm([cap * outer.step_factors(name, [cap], step=1)[0] for name, cap in caps.items()])
     assert found.uids == (2, 4, 7, 9)
     np.testing.assert_allclose(found.products, d @ g / (np.linalg.norm(g) * scale), rtol=1e-5)
     np.testing.assert_allclose(found.gram, (d @ d.T)[np.triu_indices(4)] / scale**2, rtol=1e-6, atol=1e-8)
-    assert found.unit == pytest.approx(np.linalg.norm(g) * scale, rel=1e-6)
+    assert found.unit == pytest.approx(outer.rate(1) * np.linalg.norm(g) * np.linalg.norm([*caps.values()]), rel=1e-6)
     plain = align(outer, gradient, updates, step=1, seed=0, pairs=False)
     np.testing.assert_allclose(plain.products, found.products, rtol=1e-12)
     sent = [decode_all(updates, [tensor])[1].flatten(1).double() for tensor in outer.spec.tensors.values()]

@@ -112,7 +112,7 @@ def test_inner_products_of_several_ranks_are_those_of_one_but_for_rounding(schem
         assert found[size]["uids"] == alone["uids"] == [0, 1, 2]
         for what in ("gram", "norms"):  # these contain no gradient
             np.testing.assert_allclose(found[size][what], alone[what], rtol=1e-12)
-        for what in ("losses", "products", "own"):
+        for what in ("losses", "products", "own", "unit"):
             np.testing.assert_allclose(found[size][what], alone[what], atol=1e-5)
 
 

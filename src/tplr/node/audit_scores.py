@@ -247,7 +247,7 @@ class ScoreClaims:
         held_out = await self._data_loader.held_out(report.window, hotkey, sampled)
         same("held-out pages", report.held_out_pages, held_out.digest)
         gone = sorted({*measured}.difference(one.uid for one in updates))
-        if gone and self._hparams.sparseloco and included.keys().isdisjoint(measured):
+        if gone and self._hparams.sparseloco and not included:
             # Norm caps follow from the included updates, or from all if there are none.
             self._leave_open(f"products and losses not verified: they depend on the updates of uids {gone}")
             return
@@ -262,7 +262,7 @@ class ScoreClaims:
             for name, known, sizes in (("products", there, lengths), ("norms", there, None), ("gram", pairs, of_pairs)):
                 published = itertools.compress(getattr(report.alignment, name), known)
                 self._near(name, tuple(published), getattr(found, name), sizes)
-            self._near("unit of products", (report.alignment.unit,), (found.unit,))
+            self._near_number("unit of products", report.alignment.unit, found.unit)
             self._compare_largest_norm(report.alignment.largest_norm, found.largest_norm)
             self._compare_loss("held-out loss", report.alignment.loss, before.loss)
         else:
@@ -309,8 +309,8 @@ class ScoreClaims:
     async def _updates_of(self, uids: Iterable[int], included: Mapping[int, Update], window: int) -> list[Update]:
         """Return the updates of these uids, ascending; those outside the included set are read from their buckets.
 
-        Deleted or replaced updates are left out. With SparseLoCo, other miners' products depend on them if no included
-        one is measured.
+        Deleted or replaced updates are left out. With SparseLoCo, other miners' products depend on them if no update is
+        included.
         """
         missing = [uid for uid in uids if uid not in included]
         more = await self._comms.gather_updates(missing, window, self._train_state.outer.spec, patient=True)
@@ -332,7 +332,12 @@ class ScoreClaims:
         if published is None or found is None:
             same("largest honest norm", published, found)
         else:
-            self._near("largest honest norm", (published,), (found,))
+            self._near_number("largest honest norm", published, found)
+
+    def _near_number(self, what: str, published: float, found: float) -> None:
+        """Compare numbers that are not rounded."""
+        if abs(published - found) > PRODUCT_TOLERANCE[self._hparams.precision] * abs(found):
+            raise Mismatch(what, published, found)
 
     def _near(
         self,
@@ -341,7 +346,7 @@ class ScoreClaims:
         found: Sequence[float],
         sizes: Sequence[float] | np.ndarray | None = None,
     ) -> None:
-        """Compare numbers up to ``PRODUCT_TOLERANCE`` of their sizes.
+        """Compare rounded numbers up to ``PRODUCT_TOLERANCE`` of their sizes.
 
         Args:
             sizes: largest magnitude of each product of vectors, which is their lengths' product: rounding errors are in

@@ -35,7 +35,7 @@ class EvaluatedUpdate(NamedTuple):
     """A miner's update whose effect on the loss was measured.
 
     Attributes:
-        predicted: gain by the held-out gradient, as a share of the loss: ``<g, d> / loss``.
+        predicted: gain by the held-out gradient, as a share of the loss: that of the whole step, taken alone.
         included: whether the window's included set contains it.
     """
 
@@ -133,7 +133,10 @@ def by_gradient(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, in
     spread = _spread(np.where(included & tested, (held_out - usual * gains) / lengths, np.nan))
     if usual <= 0 or spread is None:
         return np.ones(gains.shape[1])
-    return _smaller_factors(held_out, gains, share=usual, errors=spread * lengths, gains=gains, included=included)
+    errors = spread * lengths
+    return _smaller(
+        _factors(held_out, gains, share=usual, errors=errors, gains=gains, where=where) for where in (known, included)
+    )
 
 
 def by_length(
@@ -145,56 +148,77 @@ def by_length(
     an honest update's gain then grows with the square of its length; multiplying an update multiplies its gain only
     once. A factor is ``(gain + SIGNIFICANT * error) / (EXPLAINED * usual * length**2)``, clipped, with sums over a
     miner's windows, and the smaller one of two as in ``by_gradient``. ``usual`` is the lower quartile of ``gain /
-    length**2`` over the miners' included updates, weighted by their credits: this ratio is large for short steps, and
-    only miners with three quarters of all credit could lower the factors of honest ones. Uids that send the same update
-    share one credit, so their number changes nothing. As in ``by_gradient``, ``error`` is ``_spread`` times the root of
-    the sum of squared lengths, scaled as the gains are. A factor is 1 without a positive predicted gain, if nobody has
-    credit, or before any miner has two windows in succession.
+    length**2`` over the miners' included updates in the same windows, because lengths may grow during a run, weighted
+    by their credits: this ratio is large for short steps, and only miners with three quarters of all credit could lower
+    the factors of honest ones. Uids that send the same update share one credit, so their number changes nothing. As in
+    ``by_gradient``, ``error`` is ``_spread`` times the root of the sum of squared lengths, scaled as the gains are. A
+    factor is 1 without a positive predicted gain, if nobody has credit, or before any miner has two windows in
+    succession.
 
     Args:
         gains: predicted gains, scaled by ``even_scales``, float64 [windows, miners], NaN where there is none.
-        lengths: of the steps, float64 [windows, miners], above 0 and at most 1.
+        lengths: of the steps, float64 [windows, miners], above 0 and at most about 1.
         scales: ``even_scales``, float64 [windows, 1].
         included: whether the window's included set contains the update, bool [windows, miners].
         weights: credit times the own-pages factor, float64 [miners], at least 0.
     """
     squares, noise = np.square(lengths), lengths * scales
-    sums = _sums(gains, included)
-    sets = (sums > 0) & (weights > 0)
-    unlimited = np.ones(gains.shape[1])
-    if not sets.any():
-        return unlimited
-    usual = _lower_quartile(sums[sets] / _sums(squares, included)[sets], weights=weights[sets])
-    spread = _spread(np.where(included, (gains - usual * squares) / noise, np.nan))
-    if spread is None:
-        return unlimited
-    share = EXPLAINED * usual
-    return _smaller_factors(gains, squares, share=share, errors=spread * noise, gains=gains, included=included)
+
+    def factors(where: np.ndarray) -> np.ndarray:
+        usual = _usual_ratios(np.where(included, gains, 0.0), np.where(included, squares, 0.0), where, weights)
+        spread = _spread(np.where(included, (gains - usual * squares) / noise, np.nan))
+        if spread is None:
+            return np.ones(len(usual))
+        return _factors(gains, squares, share=EXPLAINED * usual, errors=spread * noise, gains=gains, where=where)
+
+    return _smaller(factors(where) for where in (np.isfinite(gains), included))
 
 
-def _smaller_factors(
+def _usual_ratios(gains: np.ndarray, squares: np.ndarray, where: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return for each miner the lower quartile of all miners' gain over squared length in its windows; NaN without one.
+
+    Args:
+        gains, squares: of included updates, else 0; float64 [windows, miners].
+        where: a miner's windows, bool [windows, miners].
+        weights: of the miners in the quartile, float64 [miners].
+    """
+    sums, sizes = where.T.astype(np.float64) @ gains, where.T.astype(np.float64) @ squares
+    found = np.full(len(weights), np.nan)
+    for i, (mine, size) in enumerate(zip(sums, sizes, strict=True)):
+        sets = (mine > 0) & (weights > 0)
+        if sets.any():
+            found[i] = _lower_quartile(mine[sets] / size[sets], weights=weights[sets])
+    return found
+
+
+def _smaller(factors: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the smaller factor of each miner."""
+    return np.minimum.reduce([*factors])
+
+
+def _factors(
     found: np.ndarray,
     base: np.ndarray,
     *,
-    share: float,
+    share: float | np.ndarray,
     errors: np.ndarray,
     gains: np.ndarray,
-    included: np.ndarray,
+    where: np.ndarray,
 ) -> np.ndarray:
     """Return ``(found + SIGNIFICANT * error) / (share * base)`` of each miner, clipped to [0, 1], over sums of windows.
 
-    It is the smaller factor of all measured and of the included updates; 1 without a positive predicted gain.
+    It is 1 without a positive predicted gain or share.
 
     Args:
-        found, base, gains, included: [windows, miners]; ``gains`` are the predicted ones.
+        found, base, gains: [windows, miners]; ``gains`` are the predicted ones.
+        share: of each miner; NaN if it is unknown.
         errors: standard errors of ``found``.
+        where: the windows that count, bool [windows, miners].
     """
-    factors = np.ones(gains.shape[1])
-    for where in (np.isfinite(gains), included):
-        upper = _sums(found, where) + SIGNIFICANT * np.sqrt(_sums(np.square(errors), where))
-        helps = _sums(gains, where) > 0
-        factors[helps] = np.minimum(factors[helps], upper[helps] / (share * _sums(base, where)[helps]))
-    return np.maximum(factors, 0.0)
+    upper = _sums(found, where) + SIGNIFICANT * np.sqrt(_sums(np.square(errors), where))
+    limit = share * _sums(base, where)
+    limited = (_sums(gains, where) > 0) & (limit > 0)
+    return np.clip(np.divide(upper, limit, out=np.ones(len(upper)), where=limited), 0.0, 1.0)
 
 
 def _lower_quartile(values: np.ndarray, *, weights: np.ndarray) -> float:

@@ -101,7 +101,7 @@ def even_scales(gains: Sequence[Sequence[float]]) -> np.ndarray:
 
     Args:
         gains: of the included updates of each window, oldest first. A window without one, as before a run's first peer
-            list, gets the factor of the nearest window with one, or 1: without a step the model hardly changes.
+            list, gets the factor of the nearest window with one: without a step the model hardly changes.
 
     Returns:
         float64 [windows], between ``1 / MOST_EVEN`` and ``MOST_EVEN``.
@@ -109,10 +109,10 @@ def even_scales(gains: Sequence[Sequence[float]]) -> np.ndarray:
     usual = [float(np.median(one)) if len(one) else math.nan for one in gains]
     around = np.array([_median(usual[max(0, i - AROUND) : i + AROUND + 1]) for i in range(len(usual))])
     around[np.isnan(usual) | (around <= 0)] = math.nan
-    factors = np.clip(_median(around) / around, 1 / MOST_EVEN, MOST_EVEN)
-    (known,) = np.nonzero(np.isfinite(factors))
+    factors = np.nan_to_num(np.clip(_median(around) / around, 1 / MOST_EVEN, MOST_EVEN), nan=1.0)
+    (known,) = np.nonzero(np.isfinite(usual))
     if not len(known):
-        return np.ones(len(gains))
+        return factors
     nearest = np.abs(np.arange(len(gains))[:, None] - known).argmin(axis=1)
     return factors[known[nearest]]
 

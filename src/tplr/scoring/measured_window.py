@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from tplr.hparams import HParams
-from tplr.schemas import VALID, Alignment, Evidence, PeerObservation
+from tplr.schemas import PRODUCT_DECIMALS, VALID, Alignment, Evidence, PeerObservation
 from tplr.scoring.calibration import EvaluatedUpdate
 from tplr.scoring.credit import SHORTEST, gram_of
 from tplr.scoring.gain import own_pages_products, predicted_gains, predicting_tests
@@ -13,6 +13,8 @@ from tplr.scoring.own_pages import deviations
 from tplr.scoring.penalties import strikes
 
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
+# Smallest square of a length whose published digits are enough for a cosine.
+FEW_DIGITS = 10.0 * 10.0**-PRODUCT_DECIMALS
 # If more than this share of the included updates harm in a window, that is nobody's fault in particular.
 SHOCK = 0.75
 
@@ -40,11 +42,14 @@ class MeasuredWindow:
         self.measured = alignment.model_copy(update={"products": tuple(self.gains.values())})
         squares = np.clip(np.diag(gram_of(alignment)), 0.0, None)  # a false report may have negative ones
         self._lengths = dict(zip(alignment.uids, np.sqrt(squares).tolist(), strict=True))
-        self.included_gains = [
-            self.gains[int(uid)]
+        included = [
+            int(uid)
             for uid, seen in evidence.observations.items()
             if seen.included and int(uid) in self.gains and int(uid) not in self.struck
         ]
+        self.included_gains = [self.gains[uid] for uid in included]
+        longest = max((self._lengths[uid] for uid in included or self._lengths), default=0.0)
+        self._shortest = max(SHORTEST * longest**2, FEW_DIGITS)
         self.shock = sum(gain < 0 for gain in self.included_gains) > SHOCK * len(self.included_gains)
         self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
         self.hotkeys = {uid: self._seen[uid].hotkey for uid in sorted(self._seen)}
@@ -93,7 +98,7 @@ class MeasuredWindow:
     def _compared(self, uid: int, hotkey: str) -> bool:
         """Return whether a calibration compares its update.
 
-        Not in windows without a measured included update, because any miner could set the scale of their gains.
+        Not in windows without a measured included update: nobody is paid for these.
         """
         there = uid in self.gains and uid not in self.struck and self.seen(uid, hotkey) is not None
         return there and bool(self.included_gains)
@@ -107,15 +112,15 @@ class MeasuredWindow:
         return None if self.predicted(uid, hotkey) is None else self._per_length(uid, self._held_out[uid])
 
     def _per_length(self, uid: int, gain: float) -> float:
-        """Return 0 for a step that is far shorter than the longest one: it helps nobody.
+        """Return 0 for a step that is far shorter than the longest included one, or than all: it helps nobody.
 
-        Its published numbers have too few digits. Norm caps are of the order of honest norms.
+        Steps are clipped to the norm caps, so the longest one is of the order of honest ones.
         """
         length = self._lengths[uid]
-        return max(-1.0, min(1.0, gain / length)) if length**2 > SHORTEST else 0.0
+        return max(-1.0, min(1.0, gain / length)) if length**2 > self._shortest else 0.0
 
     def cosine(self, uid: int, hotkey: str) -> float | None:
-        """Return ``predicted`` over the length of the step, so that the window's scale, set by others, cancels."""
+        """Return ``predicted`` over the length of the step: comparable between windows of different norm caps."""
         found = self.predicted(uid, hotkey)
         return None if found is None else self._per_length(uid, found)
 

@@ -42,12 +42,13 @@ class Alignment(NamedTuple):
     Attributes:
         uids: ascending.
         products: ``<g, d> / (|g| * scale)`` of each update. ``scale`` is the length of the longest step that any update
-            could make in this window (``OuterScheme.longest_step``). Most honest steps are nearly as long, so a product
-            is about the cosine. If the scale were that of the window's own updates, a majority of short ones would make
-            the window count like many.
+            could make in this window: of one that has the norm cap in every tensor. Most honest steps are nearly as
+            long, so a product is about the cosine. If the scale were that of the window's own updates, a majority of
+            short ones would make the window count like many.
         norms: L2 norm of all values of each update, as sent.
         gram: ``<d_i, d_j> / scale**2``: the upper triangle with the diagonal, row by row.
-        unit: ``|g| * scale``: a product times it is ``<g, d>``, which can be compared between windows.
+        unit: learning rate times ``|g|`` times the root of the sum of squared norm caps. A product times it is about
+            the loss, in nats, that the step gains if it is taken alone (``OuterScheme.trial_step``).
         largest_norm: of an honest update at this step; see ``OuterScheme.largest_norm``.
     """
 
@@ -131,7 +132,10 @@ def align(
         chunks = sample[tensor.name]
         # A CPU's float32 sum of squares is a fifth too small for half a billion entries.
         sums.gradient += float(torch.linalg.vector_norm(whole, dtype=torch.float64)) ** 2
-        sums.longest += outer.longest_step(tensor.name, step=step) ** 2
+        cap = outer.norm_cap(tensor.name, step=step)
+        (factor,) = outer.step_factors(tensor.name, [cap], step=step)
+        sums.longest += (factor * cap) ** 2
+        sums.caps += cap**2
         if not updates:
             continue
         lengths = [update.norm(tensor.name) for update in updates]
@@ -141,7 +145,7 @@ def align(
         part = tensor.grid.chunks / len(chunks)
         sums.products += part * factors * products
         sums.gram += part * factors[:, None] * factors * gram
-    found = _normalised([update.uid for update in updates], sums.over_ranks(parallel))
+    found = _normalised([update.uid for update in updates], sums.over_ranks(parallel), outer.rate(step))
     return found._replace(largest_norm=outer.largest_norm(step))
 
 
@@ -151,22 +155,23 @@ class _Sums:
     Attributes:
         gradient: squared norm of the gradient.
         longest: squared length of the longest step.
+        caps: squared norm caps.
         norms: squared norms of the updates as sent.
         products, gram: inner products of the steps.
     """
 
     def __init__(self, flat: np.ndarray, count: int) -> None:
-        self.gradient, self.longest = float(flat[0]), float(flat[1])
-        self.norms, self.products, rest = np.split(flat[2:], [count, 2 * count])
+        self.gradient, self.longest, self.caps = flat[:3].tolist()
+        self.norms, self.products, rest = np.split(flat[3:], [count, 2 * count])
         self.gram = rest.reshape(count, count)
 
     @classmethod
     def zeros(cls, count: int) -> _Sums:
-        return cls(np.zeros(2 + 2 * count + count * count), count)
+        return cls(np.zeros(3 + 2 * count + count * count), count)
 
     def over_ranks(self, parallel: ParallelContext) -> _Sums:
         """Return the sums over all ranks, added in rank order."""
-        mine = np.concatenate([[self.gradient, self.longest], self.norms, self.products, self.gram.ravel()])
+        mine = np.concatenate([[self.gradient, self.longest, self.caps], self.norms, self.products, self.gram.ravel()])
         every = [np.frombuffer(one) for one in parallel.gather_bytes(mine.tobytes())]
         return _Sums(sum(every[1:], every[0]), len(self.norms))
 
@@ -201,16 +206,16 @@ def _cut(tensor: torch.Tensor, grid: ChunkGrid, chunks: np.ndarray) -> torch.Ten
     return blocks[numbers // across, numbers % across].flatten(1)
 
 
-def _normalised(uids: Sequence[int], sums: _Sums) -> Alignment:
+def _normalised(uids: Sequence[int], sums: _Sums, rate: float) -> Alignment:
     if not math.isfinite(sums.gradient):
         raise TrainingError("the gradient is not finite: no update can be measured against it")
     scale = max(math.sqrt(sums.longest), TINY)
-    unit = max(math.sqrt(sums.gradient), TINY) * scale
+    length = max(math.sqrt(sums.gradient), TINY)
     upper = np.triu_indices(len(uids))
     return Alignment(
         uids=tuple(uids),
-        products=tuple((sums.products / unit).tolist()),
+        products=tuple((sums.products / (length * scale)).tolist()),
         norms=tuple(np.sqrt(sums.norms).tolist()),
         gram=tuple((sums.gram[upper] / scale**2).tolist()),
-        unit=unit,
+        unit=rate * length * max(math.sqrt(sums.caps), TINY),
     )

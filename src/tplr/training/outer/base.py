@@ -217,11 +217,15 @@ class OuterScheme(ABC):
         """
 
     @abstractmethod
-    def longest_step(self, name: str, *, step: int) -> float:
-        """Return the largest L2 norm of one tensor's values times ``step_factors``, whatever an update contains.
+    def norm_cap(self, name: str, *, step: int) -> float:
+        """Return the L2 norm beyond which values of one tensor make its step no longer.
 
         No single window's updates move it far, so lengths in this unit can be compared between windows.
         """
+
+    @abstractmethod
+    def rate(self, step: int) -> float:
+        """Return the learning rate of the outer step."""
 
     def largest_norm(self, step: int) -> float | None:
         """Return the largest L2 norm of all values of an honest update; None if this scheme's have no bound."""

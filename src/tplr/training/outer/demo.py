@@ -43,9 +43,13 @@ class DemoOuter(OuterScheme):
         """See ``OuterScheme``: unit norm, before the sign."""
         return (1 / _divisors(torch.tensor(lengths, dtype=torch.float64)).double()).tolist()
 
-    def longest_step(self, name: str, *, step: int) -> float:
-        """See ``OuterScheme``: every update has unit norm."""
+    def norm_cap(self, name: str, *, step: int) -> float:
+        """See ``OuterScheme``: every norm counts as 1."""
         return 1.0
+
+    def rate(self, step: int) -> float:
+        """See ``OuterScheme``."""
+        return learning_rate(step, self._constants.learning_rate)
 
     def expected_step(self, sign: int, own: Update | None, *, step: int) -> None:
         """See ``OuterScheme``: gradients are those of the agreed weights."""
@@ -58,7 +62,7 @@ class DemoOuter(OuterScheme):
         step: int,
     ) -> dict[str, Coefficients]:
         """Compute ``m = decay * m + lr * gradient``; return the largest DCT coefficients of ``m``."""
-        lr = learning_rate(step, self._constants.learning_rate)
+        lr = self.rate(step)
         row_blocks: list[Coefficients] = []
         for bands, _ in group.grid.row_blocks(self._device):
             momenta, gradients = group.band_views(errors, bands), group.band_views(tensors, bands)
@@ -84,7 +88,7 @@ class DemoOuter(OuterScheme):
         Updates are scaled to unit norm for each tensor, so a larger one has no more influence. The common divisor, the
         number of peers, does not change a sign and is left out.
         """
-        lr = learning_rate(step, self._constants.learning_rate)
+        lr = self.rate(step)
         indices, values = decode_all(updates, group.tensors, self._device)
         per_tensor = values.unflatten(1, (len(group.tensors), -1))
         per_tensor /= _divisors(norms(per_tensor))[..., None, None]
@@ -99,7 +103,7 @@ class DemoOuter(OuterScheme):
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int, share: float
     ) -> None:
         """Compute ``p -= lr * share * sign(decode(update))``."""
-        lr = learning_rate(step, self._constants.learning_rate) * share
+        lr = self.rate(step) * share
         for bands, signs in signs_of_sum(decode_all([update], group.tensors, self._device), group.grid):
             group.add(parameters, bands, signs, alpha=-lr)
 

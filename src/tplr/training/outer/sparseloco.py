@@ -103,12 +103,12 @@ class SparselocoOuter(OuterScheme):
         cap, lengthening = self._clipping_of(name, step)
         return [lengthening * factor for factor in clip(lengths, cap)]
 
-    def longest_step(self, name: str, *, step: int) -> float:
-        """See ``OuterScheme``: that of a clipped update."""
-        cap, lengthening = self._clipping_of(name, step)
-        return lengthening * cap
+    def norm_cap(self, name: str, *, step: int) -> float:
+        """See ``OuterScheme``: the cap of ``set_caps``."""
+        return self._clipping_of(name, step).cap
 
-    def _rate(self, step: int) -> float:
+    def rate(self, step: int) -> float:
+        """See ``OuterScheme``."""
         return outer_learning_rate(step, self._constants)
 
     def _clipping_of(self, name: str, step: int) -> Clipping:
@@ -124,7 +124,7 @@ class SparselocoOuter(OuterScheme):
             self.trial_step(own, step=step, share=share)
         if self._error_feedback.empty:
             return
-        lr = self._rate(step) * share
+        lr = self.rate(step) * share
         for group, parameters in self._owners.whole(self._parameters, write_back=True):
             errors = self._error_feedback.copies([one.name for one in group.tensors])
             for name, error in errors.items():
@@ -141,7 +141,7 @@ class SparselocoOuter(OuterScheme):
 
         ``d`` is that of ``_direction``: an update with a norm above the window's cap is scaled down to the cap.
         """
-        c, rate = self._constants, self._rate(step)
+        c, rate = self._constants, self.rate(step)
         for tensor in group.tensors:
             parameter = tensor.grid.view(parameters[tensor.name])
             for bands, new in self._direction(updates, tensor, step):
@@ -163,7 +163,7 @@ class SparselocoOuter(OuterScheme):
             grid, parameter = tensor.grid, tensor.grid.view(parameters[tensor.name])
             indices, values = decode_all([update], [tensor], self._device)
             (factor,) = clip(norms(values).tolist(), self._clipping_of(tensor.name, step).cap)
-            lr = self._rate(step) * share * factor
+            lr = self.rate(step) * share * factor
             for bands, chunks in grid.row_blocks(self._device):
                 zeros = values.new_zeros(chunks.stop - chunks.start, grid.entries)
                 parameter[bands].sub_(grid.join(zeros.scatter_(1, indices[0, chunks], lr * values[0, chunks])))
@@ -191,7 +191,7 @@ class SparselocoOuter(OuterScheme):
     def _cap(self, name: str, lengths: Sequence[float], step: int) -> tuple[float, float]:
         """Return one tensor's cap in a window of updates with these norms: in units of its bound, and as a norm."""
         bound = norm_bound(self.spec.tensors[name], self._constants, step)
-        history = last_caps(self._cap_history[name], first_cap(self._rate(step)))
+        history = last_caps(self._cap_history[name], first_cap(self.rate(step)))
         cap = window_cap([one / bound for one in lengths], history, first=step < HISTORY)
         return cap, cap * bound
 
