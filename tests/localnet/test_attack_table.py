@@ -81,3 +81,6 @@ def test_the_text_counts_the_missed_targets(script: dict[str, Any]) -> None:
         f"With 1024 tokens DeMo misses {missed('demo, 1024')}, of which two are giants of honest direction, and "
         f"SparseLoCo {missed('sparseloco, 1024')}." in text
     )
+    assert f"With single bytes it misses {missed('muon, 256')}: " in text
+    assert missed("demo, 256") == missed("sparseloco, 256")
+    assert f"With single bytes both miss {missed('demo, 256')}, " in text
