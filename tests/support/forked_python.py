@@ -78,7 +78,7 @@ def start(
 
     with Path(os.devnull).open() as nothing:
         streams = [nothing.fileno(), stdout, stdout]
-        return Forked(_requested(path, arguments, env=env, folder=folder, streams=streams))
+        return Forked(requested(path, arguments, env=env, folder=folder, streams=streams))
 
 
 def ask(path: str, arguments: Sequence[str]) -> int:
@@ -86,7 +86,7 @@ def ask(path: str, arguments: Sequence[str]) -> int:
 
     Returns its exit status; if a signal ended it, the same signal ends this process.
     """
-    with _requested(path, arguments, env=os.environ, folder=Path.cwd(), streams=[0, 1, 2]) as answers:
+    with requested(path, arguments, env=os.environ, folder=Path.cwd(), streams=[0, 1, 2]) as answers:
         if not (begun := answers.recv(32)):
             sys.exit("forked_python: the server has ended; it said why on its standard error")
         pid = int(begun)
@@ -100,7 +100,7 @@ def ask(path: str, arguments: Sequence[str]) -> int:
     return status
 
 
-def _requested(
+def requested(
     path: str, arguments: Sequence[str], *, env: Mapping[str, str], folder: Path, streams: Sequence[int]
 ) -> socket.socket:
     """Return a connection on which the server at ``path`` answers with the fork's id, and later with its status."""
@@ -162,7 +162,8 @@ def _attend(client: socket.socket, forks: "ForkServer") -> None:
             for one in streams:
                 os.close(one)
         os.setpriority(os.PRIO_PROCESS, process.pid, request["priority"])
-        client.send(str(process.pid).encode())
+        with contextlib.suppress(OSError):  # the client has ended, which is seen below
+            client.send(str(process.pid).encode())
         ended = os.pidfd_open(process.pid)
         if ended not in select.select([client, ended], [], [])[0]:
             os.kill(process.pid, signal.SIGKILL)
