@@ -98,7 +98,7 @@ def _build_error(
 
 
 def _routing_problem(config: PreTrainedConfig) -> str:
-    """Return why a mixture of experts can't route a token; ``transformers`` builds it all the same."""
+    """Return why a mixture of experts can't route a token; "" if it can. ``transformers`` does not check it."""
     experts, chosen = getattr(config, "num_experts", 0), getattr(config, "num_experts_per_tok", 0)
     if not experts or 1 <= chosen <= experts:
         return ""

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from tplr.errors import StoreUnavailable, WindowLost
+from tplr.errors import ScoresSealed, StoreUnavailable, WindowLost
 from tplr.exchange.aggregates import IncludedSet, reported_set
 from tplr.exchange.documents import put_document
 from tplr.exchange.scores import put_scores
@@ -363,7 +363,8 @@ async def test_a_valid_update_on_probation_that_is_said_to_be_refused_is_found_o
     world.bucket._objects.update(held)
 
 
-async def test_windows_that_a_validator_leaves_out_are_listed(tmp_path: Path, caplog) -> None:
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_windows_that_a_validator_leaves_out_are_listed(sealed, tmp_path: Path, caplog, monkeypatch) -> None:
     """It could leave out those in which a miner was absent: its scores follow from what it published."""
     world = await asyncio.to_thread(build, uids_per_window=8)
     report = await world.comms.get_scores(VALIDATOR, LAST)
@@ -374,8 +375,18 @@ async def test_windows_that_a_validator_leaves_out_are_listed(tmp_path: Path, ca
     changes = {"follows_from": (), "peer_scores": scores, "weights": weights}
     await seal(world, report.model_copy(update=changes))
     world.bucket._objects.pop(scores_key(LAST - 1, VALIDATOR, world.hparams.version))
+    if sealed:  # scores are not sealed in this simulation
+        read = world.comms.get_scores
+
+        async def get_scores(uid: int, window: int) -> ScoreReport:
+            if window == LAST - 1:
+                raise ScoresSealed("only the hash", bucket="scores", key="sealed")
+            return await read(uid, window)
+
+        monkeypatch.setattr(world.comms, "get_scores", get_scores)
     assert await audit(world, tmp_path, scores_from=LAST) is None
-    assert f"no scores of windows [{LAST - 1}]: they count for no miner" in caplog.text
+    unseen = f"scores of windows [{LAST - 1}] stayed sealed" if sealed else f"no scores of windows [{LAST - 1}]"
+    assert unseen in caplog.text
 
 
 async def test_scores_whose_evidence_is_gone_are_not_verified(world: World, tmp_path: Path, caplog) -> None:

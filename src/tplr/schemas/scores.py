@@ -92,8 +92,8 @@ class Alignment(Wire):
         products: ``<g, d_i> / (|g| * scale)`` by uid. Predicted gains follow from these and from those of the tests.
         norms: L2 norm of all values sent by the uid.
         gram: ``<d_i, d_j> / scale**2``, upper triangle with diagonal, row by row.
-        unit: loss in nats that a step with product 1 gains if it is taken alone, to first order; 1 in reports of
-            earlier versions, which an audit refuses.
+        unit: a product times it is in proportion to the loss that the step gains if it is taken alone; with SparseLoCo
+            it is this loss in nats, to first order. 1 in reports of earlier versions, which an audit refuses.
         largest_norm: the largest norm that honest training can have at this step; None if the scheme has no bound.
         loss: mean loss on the held-out pages without any update, nats per token; None in reports of earlier versions,
             which an audit refuses.

@@ -35,7 +35,7 @@ class EvaluatedUpdate(NamedTuple):
     """A miner's update whose effect on the loss was measured.
 
     Attributes:
-        predicted: gain by the held-out gradient, as a share of the loss: that of the whole step, taken alone.
+        predicted: gain of the whole step by the held-out gradient, as a share of the loss (``Alignment.unit``).
         included: whether the window's included set contains it.
     """
 

@@ -104,7 +104,7 @@ def even_scales(gains: Sequence[Sequence[float]]) -> np.ndarray:
             list, gets the factor of the nearest window with one: without a step the model hardly changes.
 
     Returns:
-        float64 [windows], between ``1 / MOST_EVEN`` and ``MOST_EVEN``.
+        float64 [windows], between ``1 / MOST_EVEN`` and ``MOST_EVEN``; 1 where the usual gain is not positive.
     """
     usual = [float(np.median(one)) if len(one) else math.nan for one in gains]
     around = np.array([_median(usual[max(0, i - AROUND) : i + AROUND + 1]) for i in range(len(usual))])

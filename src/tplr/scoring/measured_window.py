@@ -112,15 +112,16 @@ class MeasuredWindow:
         return None if self.predicted(uid, hotkey) is None else self._per_length(uid, self._held_out[uid])
 
     def _per_length(self, uid: int, gain: float) -> float:
-        """Return 0 for a step that is far shorter than the longest included one, or than all: it helps nobody.
+        """Return ``gain`` over the length of the step, or 0 if the step is far shorter than the longest included one.
 
-        Steps are clipped to the norm caps, so the longest one is of the order of honest ones.
+        While none is included, the longest of all counts. So short a step helps nobody. Steps are clipped to the norm
+        caps, so the longest one is of the order of honest ones.
         """
         length = self._lengths[uid]
         return max(-1.0, min(1.0, gain / length)) if length**2 > self._shortest else 0.0
 
     def cosine(self, uid: int, hotkey: str) -> float | None:
-        """Return ``predicted`` over the length of the step: comparable between windows of different norm caps."""
+        """Return ``predicted`` over the length of the step: it can be compared between windows."""
         found = self.predicted(uid, hotkey)
         return None if found is None else self._per_length(uid, found)
 

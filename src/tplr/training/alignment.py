@@ -47,8 +47,9 @@ class Alignment(NamedTuple):
             short ones would make the window count like many.
         norms: L2 norm of all values of each update, as sent.
         gram: ``<d_i, d_j> / scale**2``: the upper triangle with the diagonal, row by row.
-        unit: learning rate times ``|g|`` times the root of the sum of squared norm caps. A product times it is about
-            the loss, in nats, that the step gains if it is taken alone (``OuterScheme.trial_step``).
+        unit: learning rate times ``|g|`` times the root of the sum of squared norm caps. A product times it is, to
+            first order, the loss in nats that the step gains if it is taken alone (``OuterScheme.trial_step``). With
+            DeMo, which takes signs, it is only proportional to that loss.
         largest_norm: of an honest update at this step; see ``OuterScheme.largest_norm``.
     """
 
