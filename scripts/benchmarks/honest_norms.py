@@ -1,4 +1,6 @@
-"""How long honest updates are, as a share of the largest norm that honest training can have (``norm_caps.py``).
+"""How long honest updates are, as a share of the largest norm that honest training can have.
+
+That norm is ``OuterScheme.largest_norm``. With DeMo the first peer's gradient is also the validator's.
 
 An update is ``outsized`` above that norm. Two simulated peers train the model of the reduced grid of
 ``convergence.py``; one of them may be unable to send in most windows, so that its error feedback grows.
@@ -27,7 +29,6 @@ from convergence_text import load_tokens
 
 from tplr.compress.payload import parse
 from tplr.training.model import build_model
-from tplr.training.outer.sparseloco import SparselocoOuter
 from tplr.training.schemes import local_training, outer_scheme
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "honest_norms.csv"
@@ -65,6 +66,10 @@ TRAININGS = (
     Training("sparseloco", 64, 2, 8e-3, sends_every=8),
     Training("sparseloco", 64, 2, 1e-3),
     Training("sparseloco", 64, 2, 1e-3, sends_every=8),
+    Training("demo", 64, 2, 4e-3),
+    Training("demo", 64, 2, 4e-3, batch=1),
+    Training("demo", 64, 2, 4e-3, batch=64, rounds=20),
+    Training("demo", 64, 2, 4e-3, sends_every=8),
 )
 
 
@@ -72,21 +77,22 @@ def shares(training: Training) -> Iterator[float]:
     """Train; yield each window's longest update, over the largest honest norm."""
     grid = replace(GRID, batch=training.batch, rounds=training.rounds)
     expected = 0.1 if training.method == "muon-grouped" else 0.0  # as in the shipped files
-    rates = {"lr": training.learning_rate, "outer": 1.0, "decay": 0.95, "momentum": 0.9, "expected": expected}
+    decay = 0.999 if training.method == "demo" else 0.95
+    rates = {"lr": training.learning_rate, "outer": 1.0, "decay": decay, "momentum": 0.9, "expected": expected}
     hparams = make_hparams(grid, Cell("", "final", training.method, training.k, training.bits, json.dumps(rates), 0))
     model = build_model(hparams, "cpu")
     parameters = dict(model.named_parameters())
     everyone = outer_scheme(parameters, hparams)
-    assert isinstance(everyone, SparselocoOuter)
     peers = [
         (local_training(parameters, hparams), outer_scheme(parameters, hparams), every)
         for every in (1, training.sends_every)
     ]
     _, rounds = batches_of(grid, load_tokens(grid, ()), 0)
     for step, batches in enumerate(rounds):
-        updates = []
+        updates, gradient = [], 0.0
         for uid, ((local, outer, every), own) in enumerate(zip(peers, batches, strict=True)):
             work = local.run(model, own, step=step, expect=partial(outer.expected_step, own=None, step=step))
+            gradient = gradient or math.hypot(*(float(one.norm()) for one in work.tensors.values()))
             body = outer.pack(work.tensors, step=step, window=step, uid=uid, **ABOUT)
             if (step + 1) % every:
                 outer.restore(body, window=step, uid=uid)
@@ -94,7 +100,7 @@ def shares(training: Training) -> Iterator[float]:
                 updates.append(parse(body, everyone.spec, window=step, uid=uid))
         tensors = everyone.spec.tensors
         norms = [math.hypot(*map(update.norm, tensors)) for update in updates]
-        yield max(norms) / everyone.largest_norm(step)
+        yield max(norms) / everyone.largest_norm(step, gradient=gradient)
         everyone.apply(updates, step=step)
 
 

@@ -23,7 +23,7 @@ from tplr.schemas import (
 from tplr.scoring.board import Board, scores
 from tplr.scoring.calibration import EXPLAINED
 from tplr.scoring.credit import SHORTEST, gram_of
-from tplr.scoring.measured_window import MeasuredWindow
+from tplr.scoring.measured_window import MeasuredWindow, own_pages_tests
 from tplr.scoring.places import DISPROVING_TESTS, PROVING_WINDOWS
 
 PROVING = max(PROVING_WINDOWS, HPARAMS.probation_windows)
@@ -203,6 +203,40 @@ def test_own_pages_are_compared_over_all_windows(observation, evidence) -> None:
     assert scores[1].own_pages == scores[3].own_pages == 1.0
     assert max(scores[2].own_pages, scores[4].own_pages) < 0.9
     assert all(scores[uid].own_pages == 0.0 for uid in UIDS[4:])  # never tested
+
+
+@pytest.mark.parametrize("instead", ["nothing", "losses"])
+def test_tests_that_a_validator_leaves_out_as_faults_count_zero(
+    instead: str, observation, evaluation, evidence
+) -> None:
+    """Otherwise it could publish only those that a friend passes by chance, or a test by loss, which all pass."""
+    random, friend = np.random.default_rng(1), UIDS[-1]  # its updates are from other pages
+    windows = []
+    for window in range(PAY_WINDOWS):
+        tests = {uid: 0.3 + 0.02 * random.standard_normal(len(UIDS)) for uid in UIDS}
+        for uid in UIDS[:-1]:
+            tests[uid][UIDS.index(uid)] += 0.2
+        tested = {
+            uid: observation(uid, assigned_products=published(one), evaluation=None) for uid, one in tests.items()
+        }
+        windows.append(
+            evidence(window, tested, **{f"uid_{uid}": 0.3 + 0.02 * random.standard_normal() for uid in UIDS})
+        )
+
+    def left_out(one: Evidence) -> Evidence:
+        losses = evaluation(assigned=0.01, held_out=0.01) if instead == "losses" else None
+        seen = observation(friend, evaluation=losses)
+        return one.model_copy(update={"observations": {**one.observations, str(friend): seen}})
+
+    passed = [own_pages_tests(one)[friend, friend] for one in windows]
+    best = passed.index(max(passed))
+    chosen = [one if i == best else left_out(one) for i, one in enumerate(windows)]
+    only = paid([windows[best]])[friend]
+    assert (only.tests, only.own_pages) == (1, 1.0)
+    for shown in (chosen, [left_out(one) for one in windows]):
+        found = paid(shown)
+        assert (found[friend].tests, found[friend].own_pages, found[friend].final) == (PAY_WINDOWS, 0.0, 0.0)
+        assert [found[uid].own_pages for uid in UIDS[:-1]] == [1.0] * (len(UIDS) - 1)
 
 
 def test_own_pages_decide(observation, evaluation, evidence) -> None:

@@ -150,6 +150,9 @@ def test_one_miner_s_explanation_compares_no_other_s_update(report, monkeypatch)
     gain = "predicted gain    +0.1000 in this window: inner product of its step and the validator's gradient, median"
     assert f"{gain} over those on held-out pages and on the pages of 2 other miners" in text
     assert compared == [2, 2, 2]
+    seen["3"] = seen["3"].model_copy(update={"assigned_products": ()})
+    text = explain(made.model_copy(update={"observations": seen}), 3, power=2.0, shares=None)
+    assert "own-pages test    missing by the validator's own fault: counts 0 if other" in text
 
 
 def test_what_strangers_wrote_commands_no_terminal_and_adds_no_line(report) -> None:

@@ -94,7 +94,8 @@ class Alignment(Wire):
         gram: ``<d_i, d_j> / scale**2``, upper triangle with diagonal, row by row.
         unit: a product times it is in proportion to the loss that the step gains if it is taken alone; with SparseLoCo
             it is this loss in nats, to first order. 1 in reports of earlier versions, which an audit refuses.
-        largest_norm: the largest norm that honest training can have at this step; None if the scheme has no bound.
+        largest_norm: the largest norm that honest training can have at this step; None in DeMo's reports of earlier
+            versions, which an audit refuses.
         loss: mean loss on the held-out pages without any update, nats per token; None in reports of earlier versions,
             which an audit refuses.
     """
@@ -162,7 +163,7 @@ class PeerScore(Wire):
         credit: its gain beyond chance over all windows, times the part of it that is its own (``scoring/credit.py``).
         merit: ``final`` as if every measured update had been included, without windows in which its update was not
             requested. The peer list is ranked by it.
-        tests: number of own-pages tests.
+        tests: number of own-pages tests, with those that are missing by the validator's own fault.
         own_pages: in [0, 1], from the mean of these tests.
         calibration: in [0, 1], the part of its predicted gains that shows on held-out pages and that its work explains,
             compared with the other miners' (``scoring/calibration.py``).

@@ -177,12 +177,19 @@ def _scales(windows: Sequence[MeasuredWindow]) -> np.ndarray:
 
 
 def _own_pages_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> tuple[list[float], list[float]]:
-    """Return the indicators of the own-pages tests, and the indicators by loss."""
+    """Return the indicators of the own-pages tests, and the indicators by loss.
+
+    A test that is missing by the validator's own fault counts 0, as one on other pages in the mean: otherwise a
+    validator could leave out those that a miner does not pass.
+    """
     found = [one.deviations(uid, hotkey) for one in windows]
     on_others = [ahead for one in found for page, ahead in one.items() if page != uid]
-    on_own = [one[uid] for one in found if uid in one] if len(on_others) >= FEWEST_OTHER_PAGES else []
+    tests: list[float] = []
+    if len(on_others) >= FEWEST_OTHER_PAGES:
+        tests += [indicator(one[uid], on_others) for one in found if uid in one]
+        tests += [0.0 for one in windows if one.misses_test(uid, hotkey)]
     by_loss = [loss_test(seen) for one in windows if (seen := one.seen(uid, hotkey))]
-    return [indicator(one, on_others) for one in on_own], [one for one in by_loss if one is not None]
+    return tests, [one for one in by_loss if one is not None]
 
 
 def _trusted(shares: Mapping[int, Credit], own_pages: Mapping[int, float]) -> dict[int, float]:

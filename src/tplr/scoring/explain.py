@@ -20,7 +20,7 @@ from tplr.scoring.calibration import Calibration
 from tplr.scoring.credit import CHANCE, Credit
 from tplr.scoring.documented.explain import explain_score as explain_documented
 from tplr.scoring.gain import predicted_gains, predicting_tests
-from tplr.scoring.measured_window import MeasuredWindow, own_pages_tests
+from tplr.scoring.measured_window import MeasuredWindow, missing_tests, own_pages_tests
 from tplr.scoring.measures import LOSS_HIGH, LOSS_LOW, OWN_PAGES_HIGH, OWN_PAGES_LOW, SIGNIFICANT, gain
 from tplr.scoring.penalties import BY_CODE
 from tplr.scoring.places import Place
@@ -158,7 +158,10 @@ def _products(seen: PeerObservation, uid: int, report: ScoreReport) -> Iterator[
         below = sum(one < ahead[uid] for page, one in ahead.items() if page != uid)
         compared = f"more than on those of {below} of {len(ahead) - 1} other tested miners"
         yield "own-pages test", f"{ahead[uid]:+.2f} deviations ahead of others on its own pages, {compared}"
-    elif (indicator := loss_test(seen)) is not None:
+        return
+    if uid in missing_tests(report.evidence):
+        yield "own-pages test", "missing by the validator's own fault: counts 0 if other miners were tested"
+    if (indicator := loss_test(seen)) is not None:
         yield "own-pages test", f"{indicator:+.3f} of 1: above 0 if its own pages improve more than held-out ones"
 
 

@@ -26,16 +26,21 @@ def own_pages_products(evidence: Evidence) -> dict[int, tuple[float, ...]]:
     return {int(uid): one.assigned_products for uid, one in evidence.observations.items() if one.assigned_products}
 
 
+def due_tests(evidence: Evidence) -> list[int]:
+    """Return the uids that were sampled and measured, ascending: of the tests that a validator without faults makes."""
+    seen = {int(uid): one for uid, one in evidence.observations.items()}
+    measured = evidence.alignment.uids if evidence.alignment else ()
+    return [uid for uid in measured if uid in seen and seen[uid].sampled]
+
+
 def predicting_tests(evidence: Evidence) -> dict[int, tuple[float, ...]]:
     """Return the tests that predict gains; none if the test of a sampled and measured miner is missing.
 
     These are all tests of included miners, and half as many of others, in the order of their uids; all tests while no
     update is included, as before a run's first peer list, because nobody is paid for such a window.
     """
-    found = own_pages_products(evidence)
-    measured = evidence.alignment.uids if evidence.alignment else ()
+    found, due = own_pages_products(evidence), due_tests(evidence)
     seen = {int(uid): one for uid, one in evidence.observations.items()}
-    due = [uid for uid in measured if uid in seen and seen[uid].sampled]
     if any(uid not in found for uid in due):
         return {}
     if not any(one.included for one in seen.values()):

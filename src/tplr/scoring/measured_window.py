@@ -8,8 +8,8 @@ from tplr.hparams import HParams
 from tplr.schemas import PRODUCT_DECIMALS, VALID, Alignment, Evidence, PeerObservation
 from tplr.scoring.calibration import EvaluatedUpdate
 from tplr.scoring.credit import SHORTEST, gram_of
-from tplr.scoring.gain import own_pages_products, predicted_gains, predicting_tests
-from tplr.scoring.own_pages import deviations
+from tplr.scoring.gain import due_tests, own_pages_products, predicted_gains, predicting_tests
+from tplr.scoring.own_pages import FEWEST_OTHERS, deviations
 from tplr.scoring.penalties import strikes
 
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
@@ -56,6 +56,7 @@ class MeasuredWindow:
         self._deviations: dict[int, dict[int, float]] = {}
         for (uid, page), one in own_pages_tests(evidence).items():
             self._deviations.setdefault(uid, {})[page] = one
+        self._missing_tests = missing_tests(evidence)
 
     def seen(self, uid: int, hotkey: str) -> PeerObservation | None:
         """Return the observation of a uid; None if it was absent or had another hotkey."""
@@ -128,6 +129,16 @@ class MeasuredWindow:
     def deviations(self, uid: int, hotkey: str) -> dict[int, float]:
         """Return its update's deviations from the others in all miners' own-pages tests, by the tested uid."""
         return self._deviations.get(uid, {}) if self.seen(uid, hotkey) else {}
+
+    def misses_test(self, uid: int, hotkey: str) -> bool:
+        """Return whether its own-pages test is missing; see ``missing_tests``."""
+        return uid in self._missing_tests and self.seen(uid, hotkey) is not None
+
+
+def missing_tests(evidence: Evidence) -> set[int]:
+    """Return the uids whose own-pages tests are due in a window with enough updates, and missing by a fault."""
+    found, alignment = own_pages_products(evidence), evidence.alignment or NOTHING
+    return set(due_tests(evidence)).difference(found) if len(alignment.uids) > FEWEST_OTHERS + 1 else set()
 
 
 def own_pages_tests(evidence: Evidence, *, only: int | None = None) -> dict[tuple[int, int], float]:

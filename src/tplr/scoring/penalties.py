@@ -5,20 +5,15 @@ struck miner is also removed from the peer list. A miner without a timely update
 counts as absent, like an honest miner that crashed.
 """
 
-import math
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tplr.schemas import OUT_OF_SYNC, UNREAD, VALID, Evidence, PeerObservation, Reason
-
-# Without a bound on honest norms, an update whose norm exceeds this multiple of the usual one is ``outsized``.
-NORM_LIMIT = 30.0
+from tplr.schemas import OUT_OF_SYNC, UNREAD, VALID, Alignment, Evidence, PeerObservation, Reason
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Input of the rules: the observation, and whether the update's norm is above ``norm_limit``."""
+    """Input of the rules: the observation, and whether the update's norm is above the largest honest one."""
 
     observation: PeerObservation
     outsized: bool
@@ -72,37 +67,13 @@ RULES = (
 BY_CODE = {rule.code: rule for rule in RULES}
 
 
-def norm_limit(evidence: Evidence) -> float | None:
-    """Return the norm above which an update is ``outsized``; None if none is known.
-
-    It is the largest norm that honest training can have, so nobody's updates change it. Measured honest norms are in
-    docs/benchmarks/honest_norms.csv.
-
-    A scheme without such a bound scales all norms, so giants do no harm. There it is ``NORM_LIMIT`` times the median of
-    the included updates, or the lower quartile of all if that is larger: a few included updates of tiny norm do not
-    make all others outsized. Updates on probation count no further, because anybody can send any number of them.
-    """
-    if evidence.alignment is None:
-        return None
-    if evidence.alignment.largest_norm is not None:
-        return evidence.alignment.largest_norm
-    norms = norms_of(evidence)
-    included = [norm for uid, norm in norms.items() if (one := evidence.observations.get(str(uid))) and one.included]
-    if not included:
-        return None
-    quartile = sorted(norms.values())[math.ceil(len(norms) / 4) - 1]
-    return NORM_LIMIT * max(statistics.median_low(included), quartile) or None
-
-
 def strikes(evidence: Evidence, *, max_behind: int) -> dict[int, tuple[str, ...]]:
     """Return the codes of the rules that struck in a window, by uid.
 
     Args:
         max_behind: number of steps; a miner that is further behind is out of sync.
     """
-    limit = norm_limit(evidence)
-    above = {uid for uid, norm in norms_of(evidence).items() if limit is not None and norm > limit}
-    found = {}
+    above, found = _outsized_uids(evidence.alignment), {}
     for key, observation in evidence.observations.items():
         seen = Seen(observation, int(key) in above, max_behind)
         if codes := tuple(rule.code for rule in RULES if rule.strikes(seen)):
@@ -110,7 +81,12 @@ def strikes(evidence: Evidence, *, max_behind: int) -> dict[int, tuple[str, ...]
     return dict(sorted(found.items()))
 
 
-def norms_of(evidence: Evidence) -> dict[int, float]:
-    """Return each measured update's norm, by uid."""
-    aligned = evidence.alignment
-    return {} if aligned is None else dict(zip(aligned.uids, aligned.norms, strict=True))
+def _outsized_uids(alignment: Alignment | None) -> set[int]:
+    """Return the uids of updates whose norm is above the largest honest one.
+
+    That norm follows from hparams and the validator's gradient, so nobody's updates change it. Measured honest norms
+    are in docs/benchmarks/honest_norms.csv.
+    """
+    if alignment is None or alignment.largest_norm is None:
+        return set()
+    return {uid for uid, norm in zip(alignment.uids, alignment.norms, strict=True) if norm > alignment.largest_norm}

@@ -42,9 +42,9 @@ class Alignment(NamedTuple):
     Attributes:
         uids: ascending.
         products: ``<g, d> / (|g| * scale)`` of each update. ``scale`` is the length of the longest step that any update
-            could make in this window: of one that has the norm cap in every tensor. Most honest steps are nearly as
-            long, so a product is about the cosine. If the scale were that of the window's own updates, a majority of
-            short ones would make the window count like many.
+            could make in this window: of one that has the norm cap in every tensor (``OuterScheme.step_factors``
+            included). Most honest steps are nearly as long, so a product is about the cosine. If the scale were that of
+            the window's own updates, a majority of short ones would make the window count like many.
         norms: L2 norm of all values of each update, as sent.
         gram: ``<d_i, d_j> / scale**2``: the upper triangle with the diagonal, row by row.
         unit: learning rate times ``|g|`` times the root of the sum of squared norm caps. A product times it is, to
@@ -58,7 +58,7 @@ class Alignment(NamedTuple):
     norms: tuple[float, ...]
     gram: tuple[float, ...]
     unit: float = 1.0
-    largest_norm: float | None = None
+    largest_norm: float = math.inf
 
 
 class Gradient(NamedTuple):
@@ -146,8 +146,9 @@ def align(
         part = tensor.grid.chunks / len(chunks)
         sums.products += part * factors * products
         sums.gram += part * factors[:, None] * factors * gram
-    found = _normalised([update.uid for update in updates], sums.over_ranks(parallel), outer.rate(step))
-    return found._replace(largest_norm=outer.largest_norm(step))
+    sums = sums.over_ranks(parallel)
+    found = _normalised([update.uid for update in updates], sums, outer.rate(step))
+    return found._replace(largest_norm=outer.largest_norm(step, gradient=_length(sums.gradient)))
 
 
 class _Sums:
@@ -210,13 +211,17 @@ def _cut(tensor: torch.Tensor, grid: ChunkGrid, chunks: np.ndarray) -> torch.Ten
 def _normalised(uids: Sequence[int], sums: _Sums, rate: float) -> Alignment:
     if not math.isfinite(sums.gradient):
         raise TrainingError("the gradient is not finite: no update can be measured against it")
-    scale = max(math.sqrt(sums.longest), TINY)
-    length = max(math.sqrt(sums.gradient), TINY)
+    scale, length = _length(sums.longest), _length(sums.gradient)
     upper = np.triu_indices(len(uids))
     return Alignment(
         uids=tuple(uids),
         products=tuple((sums.products / (length * scale)).tolist()),
         norms=tuple(np.sqrt(sums.norms).tolist()),
         gram=tuple((sums.gram[upper] / scale**2).tolist()),
-        unit=rate * length * max(math.sqrt(sums.caps), TINY),
+        unit=rate * length * _length(sums.caps),
     )
+
+
+def _length(squares: float) -> float:
+    """Return the length of a vector with this sum of squares, and more than 0."""
+    return max(math.sqrt(squares), TINY)

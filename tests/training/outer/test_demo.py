@@ -118,6 +118,26 @@ def test_the_momentum_loses_exactly_what_receivers_decode(bits, selection, hpara
             assert torch.equal(scheme.state_dict()["tensors"][name], expected), (step, name)
 
 
+def test_honest_norms_stay_below_the_largest_while_no_update_is_applied(hparams, tensors):
+    """At a run's start all windows only measure; the largest norm depends on the validator's gradient alone."""
+    scheme, gradients = DemoOuter(tensors(0), hparams()), tensors(1)
+    length = math.hypot(*(float(one.norm()) for one in gradients.values()))
+    norms = []
+    for window in range(12):
+        update = packed(scheme, gradients, uid=1, window=window)
+        norms.append(math.hypot(*map(update.norm, scheme.spec.tensors)))
+    assert max(norms) > 1.5 * norms[0]
+    assert 0 < max(norms) < scheme.largest_norm(0, gradient=length) < 1e5 * min(norms)
+    assert scheme.largest_norm(0, gradient=2 * length) == 2 * scheme.largest_norm(0, gradient=length)
+
+
+def test_the_largest_norm_is_that_of_the_highest_rate_so_far(hparams, tensors):
+    schedule = {"peak": 1e-2, "warmup_steps": 4, "t_max": 8, "start_factor": 0.25, "floor_factor": 0.1}
+    scheme = DemoOuter(tensors(0), hparams(**schedule, momentum_decay=0.5))
+    largest = [scheme.largest_norm(step, gradient=3.0) for step in (0, 2, 4, 11)]
+    assert largest == pytest.approx([rate * 2 * demo.LONGEST_GRADIENT * 3.0 for rate in (2.5e-3, 6.25e-3, 1e-2, 1e-2)])
+
+
 def test_what_is_lost_in_a_window_is_made_up_for_later(hparams, tensors):
     """Values are coarse and coefficients few, yet over many windows everything arrives."""
     scheme = DemoOuter(tensors(0), hparams(momentum_decay=1.0, warmup_steps=0, t_max=10**9, peak=1.0))

@@ -129,10 +129,10 @@ def test_the_largest_norm_is_that_of_windows_in_one_direction():
     assert largest(200) == pytest.approx(4 * 1e-2 * math.sqrt(4 * 5) / (1 - 0.75))
     scheme = SparselocoOuter(weights(), hparams("sparseloco"))
     tensors = scheme.spec.tensors.values()
-    assert scheme.largest_norm(7) == pytest.approx(
+    assert scheme.largest_norm(7, gradient=1.0) == pytest.approx(
         math.sqrt(sum(largest_norm(one, scheme._constants, 7) ** 2 for one in tensors))
     )
-    assert outer_scheme(weights(), hparams("demo")).largest_norm(7) is None
+    assert scheme.largest_norm(7, gradient=1.0) == scheme.largest_norm(7, gradient=9.0)
 
 
 def test_honest_norms_stay_below_the_largest_while_no_update_is_applied():
@@ -148,7 +148,7 @@ def test_honest_norms_stay_below_the_largest_while_no_update_is_applied():
         norms.append(math.hypot(*map(update.norm, scheme.spec.tensors)))
     assert max(norms) > 1.5 * norms[0]
     assert norms[0] == pytest.approx(math.hypot(*(bound(name, 0) for name in scheme.spec.tensors)))
-    assert max(norms) < scheme.largest_norm(0)
+    assert max(norms) < scheme.largest_norm(0, gradient=1.0)
 
 
 # One window: sizes of the entries of its peers' updates, from nothing to the largest that the codec lets through.

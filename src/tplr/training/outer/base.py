@@ -227,9 +227,13 @@ class OuterScheme(ABC):
     def rate(self, step: int) -> float:
         """Return the learning rate of the outer step."""
 
-    def largest_norm(self, step: int) -> float | None:
-        """Return the largest L2 norm of all values of an honest update; None if this scheme's have no bound."""
-        return None
+    @abstractmethod
+    def largest_norm(self, step: int, *, gradient: float) -> float:
+        """Return the largest L2 norm of all values of an honest update. No update changes it.
+
+        Args:
+            gradient: L2 norm of the validator's gradient in this window.
+        """
 
     @abstractmethod
     def _configure(self, hparams: HParams) -> None:

@@ -19,10 +19,14 @@ from tplr.compress.tensor_groups import TensorGroup
 from tplr.compress.topk import select
 from tplr.hparams import HParams
 from tplr.training.outer.base import OuterScheme
+from tplr.training.outer.norm_caps import MOST_WINDOWS, geometric_sum
 from tplr.training.outer.signs import signs_of_sum, zero_limit
 from tplr.training.schedule import learning_rate
 
 NORM_EPSILON = 1e-8
+# Largest norm of an honest miner's gradient, in units of the norm of the validator's present one: with fewer sequences
+# a gradient has more noise, and earlier ones were longer.
+LONGEST_GRADIENT = 30.0
 
 
 class DemoOuter(OuterScheme):
@@ -50,6 +54,12 @@ class DemoOuter(OuterScheme):
     def rate(self, step: int) -> float:
         """See ``OuterScheme``."""
         return learning_rate(step, self._constants.learning_rate)
+
+    def largest_norm(self, step: int, *, gradient: float) -> float:
+        """See ``OuterScheme``: the momentum of ``MOST_WINDOWS`` windows with the same gradient."""
+        schedule = self._constants.learning_rate
+        rate = learning_rate(min(step, schedule.warmup_steps), schedule)
+        return rate * geometric_sum(self._constants.momentum_decay, MOST_WINDOWS) * LONGEST_GRADIENT * gradient
 
     def expected_step(self, sign: int, own: Update | None, *, step: int) -> None:
         """See ``OuterScheme``: gradients are those of the agreed weights."""

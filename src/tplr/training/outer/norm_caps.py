@@ -66,7 +66,7 @@ def norm_bound(tensor: TensorSpec, constants: SparselocoParams, step: int) -> fl
     like those of a random walk. Only the warm-up of a schedule counts. Every machine computes the same bits.
     """
     decay = constants.error_feedback_decay
-    windows = math.sqrt(_geometric_sum(decay * decay, min(step + 1, MOST_WINDOWS)))
+    windows = math.sqrt(geometric_sum(decay * decay, min(step + 1, MOST_WINDOWS)))
     return _window_change(constants, step) * windows * _unit_norm(tensor, constants)
 
 
@@ -76,7 +76,7 @@ def largest_norm(tensor: TensorSpec, constants: SparselocoParams, step: int) -> 
     It counts windows beyond ``step``: while no update is applied, as at a run's start, miners train on and the step
     stays, so error feedback holds more windows than steps.
     """
-    windows = _geometric_sum(constants.error_feedback_decay, MOST_WINDOWS)
+    windows = geometric_sum(constants.error_feedback_decay, MOST_WINDOWS)
     return _window_change(constants, step) * windows * _unit_norm(tensor, constants)
 
 
@@ -95,7 +95,7 @@ def _unit_norm(tensor: TensorSpec, constants: SparselocoParams) -> float:
 
 
 @functools.cache
-def _geometric_sum(ratio: float, terms: int) -> float:
+def geometric_sum(ratio: float, terms: int) -> float:
     """Return ``1 + ratio + ratio**2 ...``; powers are rounded alike everywhere."""
     total, part = 0.0, 1.0
     for _ in range(terms):

@@ -130,8 +130,8 @@ class SparselocoOuter(OuterScheme):
             for name, error in errors.items():
                 parameters[name].sub_(error, alpha=lr)
 
-    def largest_norm(self, step: int) -> float:
-        """See ``OuterScheme``."""
+    def largest_norm(self, step: int, *, gradient: float) -> float:
+        """See ``OuterScheme``: inner steps have the same length whatever their gradients are."""
         return math.hypot(*(largest_norm(one, self._constants, step) for one in self.spec.tensors.values()))
 
     def _apply(
