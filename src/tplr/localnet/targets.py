@@ -9,7 +9,7 @@ from tplr.localnet.scenarios import Figures
 from tplr.localnet.scenarios.base import EFFORT
 from tplr.localnet.scenarios.crowds import cheats
 from tplr.localnet.scenarios.harm import SHORT_ONCE, TENFOLD
-from tplr.localnet.scenarios.owners import IN_TURNS
+from tplr.localnet.scenarios.owners import IN_TURNS, NOISY
 from tplr.localnet.scenarios.pages import (
     CROWDERS,
     LISTED_VICTIM,
@@ -81,6 +81,7 @@ TARGETS = [
     Target("identical over 8 uids", 1.2, 1.2),
     Target("near-identical over 8 uids", 1.2, 1.2),
     Target(IN_TURNS, 1.2, 1.2),
+    *(Target(name, 1.2, 1.2) for name in NOISY),
     *(Target(f"{crew}: gathered after probation", 0.0, 0.0) for crew in CREWS),
     *(Target(f"{crew}: loss", 1.02, 1.02) for crew in (*CREWS, *PAID_CREWS)),
     *(Target(f"{crew}: over the least honest", 0.1, 0.3) for crew in TENFOLD),
@@ -99,6 +100,7 @@ TARGETS = [
     Target(f"{NOT_TESTED}: over an equal miner", 1.0, 1.0, least=True),
     Target(f"beside siblings, {NOT_TESTED}: over an equal miner", 1.0, 1.0, least=True),
     Target(f"{OTHER_OVERFITTER}: over an equal miner", 0.3, 0.2, least=True),
+    Target(f"{PAGES_OVERFITTER}: over the least honest", 0.1, 0.3),
     # As for equal miners: 1 / 1.3 and 1 / 1.6.
     *(Target(f"{victim}: over an equal miner", 0.77, 0.62, least=True) for victim in (VICTIM, LISTED_VICTIM)),
     Target(f"{CROWDERS}: over an equal miner", 0.1, 0.3),

@@ -59,13 +59,30 @@ class Twin(Copier):
 
     Args:
         first: uid that trains; for the training uid, its own.
+        pages_of: uids on whose pages it trains, equally; by default on its own.
     """
 
     committed, sent = -5.0, 2.0
 
-    def __init__(self, name: str, first: int, effort: int, *, noise: float = 0.0, own_indices: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        first: int,
+        effort: int,
+        *,
+        noise: float = 0.0,
+        own_indices: float = 0.0,
+        pages_of: Sequence[int] = (),
+    ) -> None:
         super().__init__(name, first, noise=noise, own_indices=own_indices)
         self.effort = effort
+        self._pages_of = pages_of
+
+    def batches(self, world: World, window: int) -> np.ndarray:
+        """Return its sequences in batches."""
+        if not self._pages_of:
+            return super().batches(world, window)
+        return self._share(world, first_sequences(world, window, self._pages_of, self.effort // len(self._pages_of)))
 
     def body(self, world: World, window: int) -> bytes | None:
         """Return its owner's update."""

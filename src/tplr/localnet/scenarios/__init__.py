@@ -21,7 +21,7 @@ from tplr.localnet.scenarios.harm import (
     wreckers,
 )
 from tplr.localnet.scenarios.honest import losses, norms
-from tplr.localnet.scenarios.owners import SPLIT, dealt, in_turns, split, tenfold_parts, twins
+from tplr.localnet.scenarios.owners import SPLIT, dealt, in_turns, noisy, split, tenfold_parts, twins
 from tplr.localnet.scenarios.pages import crowders, listed_crowders, readers, siblings
 
 __all__ = ["SCENARIOS", "Figures", "Scenario", "Setting"]
@@ -46,6 +46,7 @@ SCENARIOS: dict[str, Scenario] = {
     "crowd": Scenario(crowd, 60.0, by_pages=True),
     "twins": Scenario(twins, 35.0, by_pages=True),
     "in turns": Scenario(in_turns, 45.0),
+    "noisy": Scenario(noisy, 45.0),
     "split 8": Scenario(lambda setting: split(setting, 8), 45.0),
     "split 64": Scenario(lambda setting: split(setting, 64), 70.0),
     "split 64, tenfold norm": Scenario(lambda one: split(one, 64, tenfold_parts, f"{SPLIT}, tenfold norm"), 70.0),

@@ -19,7 +19,7 @@ from tplr.localnet.scenarios.base import (
 from tplr.localnet.simulation import Member, World
 from tplr.schemas import PeerScore
 
-UIDS = 8  # number of uids of an owner with several
+HONEST, UIDS = 4, 8  # number of honest miners beside identical updates, and of uids of an owner with several
 SPLIT = "split over 8 uids"
 IN_TURNS = "identical, two of 4 uids in turns"
 Owner = Callable[[int, Sequence[int]], list[Member]]
@@ -27,8 +27,8 @@ Owner = Callable[[int, Sequence[int]], list[Member]]
 
 def twins(setting: Setting) -> Figures:
     """Simulate four honest miners, and two owners of eight uids that send identical or near-identical updates."""
-    same, near = len(range(4)) + 1, len(range(4)) + 1 + UIDS
-    members: list[Member] = [Honest(EFFORT) for _ in range(4)]
+    same, near = HONEST + 1, HONEST + 1 + UIDS
+    members: list[Member] = [Honest(EFFORT) for _ in range(HONEST)]
     members += [Twin("identical", same, EFFORT) for _ in range(UIDS)]
     members += [Twin("near-identical", near, EFFORT, noise=0.3, own_indices=0.1) for _ in range(UIDS)]
     world = live(network(setting, members), LAUNCH + PAID_WINDOWS)
@@ -37,6 +37,31 @@ def twins(setting: Setting) -> Figures:
         "identical over 8 uids": ratio(sum(pay(world, range(same, near))), equal),
         "near-identical over 8 uids": ratio(sum(pay(world, range(near, near + UIDS))), equal),
     }
+
+
+MUCH = 64  # sequences of one work on the pages of all of an owner's uids
+NOISY = {
+    "one update on pages of 8 uids, little noise": (0.3, 0.1),
+    "one update on pages of 8 uids, much noise": (1.0, 0.5),
+}
+
+
+def noisy(setting: Setting) -> Figures:
+    """Simulate four honest miners, and two owners of eight uids that train once, on pages of all of their uids.
+
+    Each uid sends the update with noise of its own: little or much. So each passes its own-pages test in part.
+    """
+    members: list[Member] = [Honest(MUCH) for _ in range(HONEST)]
+    owned: dict[str, range] = {}
+    for name, (noise, own_indices) in NOISY.items():
+        owned[name] = range(len(members) + 1, len(members) + 1 + UIDS)
+        first = owned[name][0]
+        members += [
+            Twin(name, first, MUCH, noise=noise, own_indices=own_indices, pages_of=owned[name]) for _ in range(UIDS)
+        ]
+    world = live(network(setting, members), LAUNCH + PAID_WINDOWS)
+    equal = mean(pay(world, range(1, HONEST + 1)))
+    return {name: ratio(sum(pay(world, uids)), equal) for name, uids in owned.items()}
 
 
 def in_turns(setting: Setting) -> Figures:
