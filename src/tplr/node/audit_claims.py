@@ -5,7 +5,7 @@ if the validator certainly found the same one. Any other object, or a missing on
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from tplr.comms import Comms
@@ -14,7 +14,7 @@ from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.hparams import HParams
 from tplr.keys import debug_key
 from tplr.logging import logger
-from tplr.node.observer import NOT_EVALUATED, NOT_MEASURED
+from tplr.node.observer import NO_PROBATION, NOT_EVALUATED, NOT_MEASURED
 from tplr.node.sync_proofs import CONCURRENCY, REPORT_SECONDS, after_void, expected_proofs
 from tplr.node.train_state import TrainState
 from tplr.schemas import OUT_OF_SYNC, UNREAD, VALID, DebugReport, PeerObservation, Reason, ScoreReport, UploadBounds
@@ -179,6 +179,42 @@ class SyncClaims:
         if bounds.judge(info.last_modified) is not Reason.TOO_EARLY:
             raise ObjectNotFound("written after the validator may have read it", key=key)
         return report
+
+
+def false_groups(
+    report: ScoreReport, debug_report: DebugReport, listed: Collection[int]
+) -> Iterator[tuple[str, object, object]]:
+    """Yield false claims of who is listed, on probation or excluded, as (what, published, required).
+
+    These are the rules of ``Observer``. A uid that the set neither includes nor refuses is on probation if it is on the
+    window's peer list; so is an excluded one, whose update is fetched again. A uid that is not on this list may be on
+    probation, too: the validator also reads the newest list when it scores the window, and nobody else knows when that
+    was.
+
+    Args:
+        debug_report: the validator's report of the same window, whose set has been compared.
+        listed: uids on the window's peer list, in its reserve and on probation.
+    """
+    for uid, seen in report.observations.items():
+        included, reason = uid in debug_report.included, debug_report.skipped.get(uid)
+        judged, excluded = included or reason is not None, reason is Reason.EXCLUDED
+        if seen.listed != judged:
+            yield f"uid {uid} listed", seen.listed, judged
+        if report.profile == "documented" or (judged and not excluded):
+            required = False
+        elif int(uid) in listed and not without_probation(report):
+            required = True
+        else:
+            required = seen.probation
+        if seen.probation != required:
+            yield f"uid {uid} on probation", seen.probation, required
+        if seen.verdict == Reason.EXCLUDED and (seen.probation or not excluded):
+            yield f"verdict on uid {uid}", seen.verdict, "not excluded by the set, or fetched again"
+
+
+def without_probation(report: ScoreReport) -> bool:
+    """Return whether the validator reports that it could not fetch the updates on probation."""
+    return any(fault.startswith(NO_PROBATION) for fault in report.faults)
 
 
 def omissions(report: ScoreReport, seed: int) -> Iterator[tuple[str, object, object]]:

@@ -19,11 +19,11 @@ from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError, ScoresSe
 from tplr.exchange.ballots import VOID_WITHIN
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
-from tplr.node.audit_claims import SyncClaims, leaves_open, omissions, refutes
+from tplr.node.audit_claims import SyncClaims, false_groups, leaves_open, omissions, refutes, without_probation
 from tplr.node.audit_sets import Mismatch, same
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.elector import LAST_WINDOWS
-from tplr.node.observer import NO_PROBATION, sample_batches
+from tplr.node.observer import sample_batches
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
 from tplr.schemas import PRODUCT_DECIMALS, VALID, DebugReport, LossChange, Reason, ScoreReport
@@ -76,7 +76,7 @@ class ScoreClaims:
         await self._sync.remember(self._train_state, window)
 
     async def check(self, report: ScoreReport, debug_report: DebugReport, gathered: GatherResult[Update]) -> None:
-        """Compare verdicts, steps behind, losses, products, peer scores and weights.
+        """Compare verdicts, pages, steps behind, losses, products, peer scores and weights.
 
         Args:
             debug_report: the validator's report of the same window, whose set has been compared.
@@ -90,8 +90,9 @@ class ScoreClaims:
         same("window of the score report", report.window, debug_report.window)
         await self._check_hotkeys(report)
         voided = await self._recently_voided(report.window)
+        listed = await self._listed(report.window)
         try:
-            await self._check_observations(report, debug_report, gathered)
+            await self._check_observations(report, debug_report, gathered, listed)
         except Mismatch as found:
             if voided is None:
                 raise
@@ -100,8 +101,13 @@ class ScoreClaims:
                 f"model or set: window {report.window}: {found}"
             )
         await self._check_peer_scores(report)
-        await self._check_left_out(report, {one.uid for one in gathered.updates})
-        await self._check_omissions(report)
+        await self._check_left_out(report, listed.union(one.uid for one in gathered.updates))
+        await self._check_omissions(report, listed)
+
+    async def _listed(self, window: int) -> set[int]:
+        """Return the uids on the window's peer list, in its reserve and on probation."""
+        listed = await self._comms.get_peer_list(window)
+        return {*listed.peers, *listed.reserve_peers, *listed.probation} if listed else set()
 
     async def _recently_voided(self, window: int) -> int | None:
         """Return a recent window that was voided, perhaps after a validator had scored ``window``; None if none was.
@@ -116,23 +122,30 @@ class ScoreClaims:
         return None
 
     async def _check_observations(
-        self, report: ScoreReport, debug_report: DebugReport, gathered: GatherResult[Update]
+        self, report: ScoreReport, debug_report: DebugReport, gathered: GatherResult[Update], listed: Collection[int]
     ) -> None:
         """Compare the observations, which depend on the window's set and on the model before it."""
         included = {one.uid: one.update for one in gathered.updates}
         for uid in included:
-            if (seen := report.observations.get(str(uid))) and seen.listed:
+            if seen := report.observations.get(str(uid)):
                 same(f"verdict on uid {uid}", seen.verdict, VALID)
         for uid, reason in debug_report.skipped.items():
             if (seen := report.observations.get(uid)) and reason is not Reason.EXCLUDED:
                 same(f"verdict on uid {uid}", seen.verdict, reason)
         for uid, seen in report.observations.items():
             same(f"uid {uid} included", seen.included, int(uid) in included)
+        for what, published, found in false_groups(report, debug_report, listed):
+            raise Mismatch(what, published, found)
+        on_probation = [int(uid) for uid, seen in report.observations.items() if seen.probation]
+        if newer := [uid for uid in on_probation if uid not in listed]:
+            self._leave_open(f"probation of uids {newer} not verified: not on its list, perhaps on a newer one")
         # The reasons of a decided set are the electors'; those of a set from the peers have been compared already.
-        await self._check_refused(report, listed=gathered.published)
+        refused = () if gathered.published else debug_report.skipped.items()
+        compared = {int(uid) for uid, reason in refused if reason is not Reason.EXCLUDED}
+        updates = included | await self._fetch_others(report, compared.union(included))
         await self._check_sync(report)
-        await self._check_pages(report, included)
-        await self._check_measures(report, included)
+        await self._check_pages(report, updates)
+        await self._check_measures(report, included, updates)
 
     async def _check_hotkeys(self, report: ScoreReport) -> None:
         """Compare hotkeys with the present ones, and those that differ with the ones at the window's end."""
@@ -142,20 +155,28 @@ class ScoreClaims:
             for uid in others:
                 same(f"hotkey of uid {uid}", report.observations[uid].hotkey, then.get(int(uid)))
 
-    async def _check_refused(self, report: ScoreReport, *, listed: bool) -> None:
-        """Compare verdicts on refused updates, on probation or also ``listed``, with the miners' buckets."""
-        refused = {
+    async def _fetch_others(self, report: ScoreReport, compared: Collection[int]) -> dict[int, Update]:
+        """Compare verdicts on all uids but ``compared`` with the miners' buckets; return the valid updates found there.
+
+        Measured updates are fetched whatever their verdict, which must be "valid". Deleted or replaced updates are left
+        out. With SparseLoCo, other miners' products depend on them if no update is included.
+        """
+        verdicts = dict.fromkeys((uid for uid in _measured(report) if uid not in compared), VALID) | {
             int(uid): seen.verdict
             for uid, seen in report.observations.items()
-            if (seen.probation or listed) and seen.verdict and seen.verdict not in (VALID, Reason.EXCLUDED)
+            if int(uid) not in compared and seen.verdict not in (None, Reason.EXCLUDED)
         }
-        unreached = [uid for uid, verdict in refused.items() if verdict == Reason.UNAVAILABLE]
+        unreached = [uid for uid, verdict in verdicts.items() if verdict == Reason.UNAVAILABLE]
         if unreached:
             self._leave_open(f"verdicts on uids {unreached} not verified: reported as unreachable")
-        asked = {uid: verdict for uid, verdict in refused.items() if uid not in unreached}
+        asked = {uid: verdict for uid, verdict in verdicts.items() if uid not in unreached}
         found = await self._comms.gather_updates(asked, report.window, self._train_state.outer.spec, patient=True)
-        now: dict[int, str] = dict.fromkeys((one.uid for one in found.updates), VALID)
-        self._compare_verdicts(asked, now | found.skipped)
+        updates = {one.uid: one.update for one in found.updates}
+        self._compare_verdicts(asked, dict.fromkeys(updates, VALID) | found.skipped)
+        for uid in _measured(report):
+            if seen := report.observations.get(str(uid)):
+                same(f"verdict on uid {uid}", seen.verdict, VALID)
+        return updates
 
     def _compare_verdicts(self, published: Mapping[int, str], now: Mapping[int, str]) -> None:
         """Compare published verdicts with the present contents of the miners' buckets."""
@@ -179,27 +200,25 @@ class ScoreClaims:
             if uids:
                 self._leave_open(f"steps behind of uids {uids} not verified: {why}")
 
-    async def _check_omissions(self, report: ScoreReport) -> None:
+    async def _check_omissions(self, report: ScoreReport, listed: Collection[int]) -> None:
         """Check that a fault explains every missing measurement; the faults themselves are not verified."""
         if self._hparams.profile != "documented":
             _, seed = await self._seed(report.window)
             with _consistent():
                 for what, published, found in omissions(report, seed):
                     raise Mismatch(what, published, found)
-            if not any(fault.startswith(NO_PROBATION) for fault in report.faults):
-                await self._check_asked(report)
+            if not without_probation(report):
+                _check_asked(report, listed)
         for fault in report.faults:
             self._leave_open(f"the validator's own fault not verified: {fault}")
 
-    async def _check_left_out(self, report: ScoreReport, included: Collection[int]) -> None:
-        """Check that each miner on the peer list or in the set is observed: one that is not has no score.
+    async def _check_left_out(self, report: ScoreReport, uids: Collection[int]) -> None:
+        """Check that each miner of ``uids``, on the peer list or in the set, is observed: one that is not has no score.
 
         A validator may only leave out a uid that had another owner, a validator's stake or no bucket at some time since
         shortly before the window: its own copy of the metagraph may be a window old.
         """
-        window, uids = report.window, {*included}
-        if listed := await self._comms.get_peer_list(window):
-            uids.update(listed.peers, listed.reserve_peers, listed.probation)
+        window = report.window
         if not (missing := sorted(uid for uid in uids if str(uid) not in report.observations)):
             return
         scored = min(window + self._hparams.validator_offset, self._comms.clock.window - 1)
@@ -217,16 +236,9 @@ class ScoreClaims:
             if len(hotkeys) == 1 and None not in hotkeys and all(uid in at for at in buckets):
                 raise Mismatch(f"observation of uid {uid}", None, "one, as of a miner")
 
-    async def _check_asked(self, report: ScoreReport) -> None:
-        """Check that the update of every uid on the peer list was requested."""
-        listed = await self._comms.get_peer_list(report.window)
-        for uid in (*listed.peers, *listed.reserve_peers, *listed.probation) if listed else ():
-            if (seen := report.observations.get(str(uid))) and seen.verdict is None:
-                raise Mismatch(f"verdict on uid {uid}", None, "a verdict, or a fault")
-
-    async def _check_pages(self, report: ScoreReport, included: Mapping[int, Update]) -> None:
+    async def _check_pages(self, report: ScoreReport, updates: Mapping[int, Update]) -> None:
         """Compare which miners named their assigned pages; if any update is measured, all of these must be."""
-        for uid, update in included.items():
+        for uid, update in updates.items():
             seen = report.observations.get(str(uid))
             if seen is None or seen.assigned_pages is None:
                 continue
@@ -235,14 +247,20 @@ class ScoreClaims:
             if report.alignment and own:
                 same(f"uid {uid} measured", uid in report.alignment.uids, True)
 
-    async def _check_measures(self, report: ScoreReport, included: Mapping[int, Update]) -> None:
-        """Compare products and losses."""
-        evaluated = [int(uid) for uid, seen in report.observations.items() if seen.evaluation]
-        measured = report.alignment.uids if report.alignment else evaluated
+    async def _check_measures(
+        self, report: ScoreReport, included: Mapping[int, Update], others: Mapping[int, Update]
+    ) -> None:
+        """Compare products and losses.
+
+        Args:
+            others: also the updates outside the included set, as far as they are still in their buckets.
+        """
+        measured = _measured(report)
         if not measured:
             return
+        known = {**others, **included}
+        updates = [known[uid] for uid in sorted(measured) if uid in known]
         hotkey, seed = await self._seed(report.window)
-        updates = await self._updates_of(measured, included, report.window)
         sampled = [int(uid) for uid, seen in report.observations.items() if seen.sampled]
         held_out = await self._data_loader.held_out(report.window, hotkey, sampled)
         same("held-out pages", report.held_out_pages, held_out.digest)
@@ -305,18 +323,6 @@ class ScoreClaims:
         """Return the validator's hotkey, and the seed of all its random choices after ``window``."""
         hotkey = self._comms.get_hotkey(self._validator) or ""
         return hotkey, evaluation_seed(hotkey=hotkey, block_hash=await self._comms.window_hash(window + 1))
-
-    async def _updates_of(self, uids: Iterable[int], included: Mapping[int, Update], window: int) -> list[Update]:
-        """Return the updates of these uids, ascending; those outside the included set are read from their buckets.
-
-        Deleted or replaced updates are left out. With SparseLoCo, other miners' products depend on them if no update is
-        included.
-        """
-        missing = [uid for uid in uids if uid not in included]
-        more = await self._comms.gather_updates(missing, window, self._train_state.outer.spec, patient=True)
-        self._compare_verdicts(dict.fromkeys(more.skipped, VALID), more.skipped)
-        updates = {**included, **{one.uid: one.update for one in more.updates}}
-        return [updates[uid] for uid in sorted(uids) if uid in updates]
 
     def _compare_losses(self, what: str, published: LossChange, found: LossChange) -> None:
         for name in LossChange.model_fields:
@@ -438,6 +444,20 @@ def _nearly_equal(published: Mapping[str, Any], found: Mapping[str, Any]) -> boo
         else published[key] == found[key]
         for key in found
     )
+
+
+def _check_asked(report: ScoreReport, listed: Collection[int]) -> None:
+    """Check that the update of every uid on the peer list was requested."""
+    for uid in listed:
+        if (seen := report.observations.get(str(uid))) and seen.verdict is None:
+            raise Mismatch(f"verdict on uid {uid}", None, "a verdict, or a fault")
+
+
+def _measured(report: ScoreReport) -> Sequence[int]:
+    """Return the uids whose updates were measured: with the documented profile, those that were evaluated."""
+    if report.alignment:
+        return report.alignment.uids
+    return [int(uid) for uid, seen in report.observations.items() if seen.evaluation]
 
 
 def _there(report: ScoreReport, updates: Iterable[Update]) -> list[bool]:

@@ -44,7 +44,7 @@ class PeerObservation(Wire):
     """A validator's observation of one miner in one window. A field that it could not observe is None.
 
     Attributes:
-        listed: whether it is on the window's peer list.
+        listed: whether the window's set has its update, or a reason why not: it is on the peer list, or in the reserve.
         probation: whether it is on probation: measured, but not applied.
         included: whether its update is in the window's included set.
         sampled: whether it was sampled for evaluation.
