@@ -296,7 +296,7 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
         "norms": aligned(norms=tuple(1.001 * x + 2e-6 for x in report.alignment.norms)),
         "gram": aligned(gram=tuple(x + 0.01 for x in report.alignment.gram)),
         "unit of products": aligned(unit=1.001 * report.alignment.unit),
-        "largest honest norm": aligned(largest_norm=1.001 * report.alignment.largest_norm),
+        "largest honest norm": aligned(largest_norm=1.001 * (report.alignment.largest_norm or 1.0)),
         "held-out loss": aligned(loss=(report.alignment.loss or 0.0) - 5e-4),
         f"pages of uid {other}": observed(other, assigned_pages=False),
         f"uid {other} included": observed(other, included=False),

@@ -334,11 +334,10 @@ class ScoreClaims:
         elif abs(published - found) > TOLERANCE[self._hparams.precision]:
             raise Mismatch(what, published, found)
 
-    def _compare_largest_norm(self, published: float | None, found: float | None) -> None:
-        if published is None or found is None:
-            same("largest honest norm", published, found)
-        else:
-            self._near_number("largest honest norm", published, found)
+    def _compare_largest_norm(self, published: float | None, found: float) -> None:
+        if published is None:
+            raise Mismatch("largest honest norm", published, found)
+        self._near_number("largest honest norm", published, found)
 
     def _near_number(self, what: str, published: float, found: float) -> None:
         """Compare numbers that are not rounded."""
@@ -448,7 +447,7 @@ def _nearly_equal(published: Mapping[str, Any], found: Mapping[str, Any]) -> boo
 
 def _check_asked(report: ScoreReport, listed: Collection[int]) -> None:
     """Check that the update of every uid on the peer list was requested."""
-    for uid in listed:
+    for uid in sorted(listed):
         if (seen := report.observations.get(str(uid))) and seen.verdict is None:
             raise Mismatch(f"verdict on uid {uid}", None, "a verdict, or a fault")
 
