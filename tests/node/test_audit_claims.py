@@ -19,8 +19,20 @@ from tplr.localnet.simulation import START_WINDOW, VALIDATOR, WINDOW_SECONDS, Wo
 from tplr.node import audit_claims
 from tplr.node.audit import Auditor, Difference
 from tplr.node.audit_claims import SyncClaims, leaves_open, omissions, refutes
+from tplr.node.audit_scores import ScoreClaims
 from tplr.node.train_state import TrainState
-from tplr.schemas import OUT_OF_SYNC, UNREAD, VALID, Alignment, Evidence, PeerObservation, Reason, ScoreReport
+from tplr.schemas import (
+    OUT_OF_SYNC,
+    UNREAD,
+    VALID,
+    Alignment,
+    Evaluation,
+    Evidence,
+    LossChange,
+    PeerObservation,
+    Reason,
+    ScoreReport,
+)
 from tplr.scoring.profiles import score_board
 from tplr.scoring.selection import evaluated_by_loss
 from tplr.training.model import build_model
@@ -179,6 +191,27 @@ async def test_whose_uid_is_another_s_by_now_makes_nobody_a_liar(
         assert found.what == f"hotkey of uid {HONEST}"
 
 
+@pytest.mark.parametrize("fault", [None, "hotkeys not compared: no chain"])
+async def test_a_later_owner_of_a_uid_gets_none_of_its_windows(
+    world: World, audited, monkeypatch, fault: str | None
+) -> None:
+    """Who registers a uid after a window's end did no work in it. Only a fault explains that its hotkey is observed."""
+    report, now = await world.comms.get_scores(VALIDATOR, LAST), await world.comms.hotkeys_in(LAST)
+
+    async def hotkeys_in(window: int) -> dict[int, str]:
+        return {**now, HONEST: "the owner before"} if window <= LAST else now
+
+    monkeypatch.setattr(world.comms, "hotkeys_in", hotkeys_in)
+    monkeypatch.setattr(ScoreClaims, "_scored_in", lambda _, window: window + 1)
+    await put_scores(
+        world.bucket, report.model_copy(update={"faults": (fault,) if fault else ()}).sealed(), world.signer
+    )
+    found, believed = await audited()
+    lie = Difference(LAST, f"hotkey of uid {HONEST}", now[HONEST], "the owner before")
+    assert found == (None if fault else lie)
+    assert (f"hotkeys of uids ['{HONEST}'] not verified" in believed) == bool(fault)
+
+
 async def test_a_report_that_is_none_is_out_of_sync_only_if_it_was_there_in_time(world: World, audited) -> None:
     key, store = debug_key(LAST - 1, HONEST, world.hparams.version), world.by_uid[HONEST].store
     world.now = store._objects[key][0].last_modified
@@ -320,6 +353,9 @@ def score_report(
 
 
 VALID_ONE = PeerObservation(hotkey="1", verdict=VALID, assigned_pages=True)
+TESTED = (0.9, 0.1, 0.2, 0.35, 0.3, 0.15)  # products on the pages of uid 1
+CHANGE = LossChange(before=4.0, after=3.9, error=0.01, sequences=64)
+ON_HELD_OUT, ON_BOTH = Evaluation(assigned=None, held_out=CHANGE), Evaluation(assigned=CHANGE, held_out=CHANGE)
 
 
 @pytest.mark.parametrize(
@@ -351,6 +387,34 @@ def test_whose_loss_is_measured_is_drawn() -> None:
     (drawn, other) = evaluated_by_loss(seen, seed=5)
     due = {one for one, *_ in omissions(score_report(seen, measured=tuple(seen)), 5)}
     assert due == {f"loss of uid {drawn}", f"loss of uid {other}"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "measured", "what"),
+    [
+        # Three updates are too few for a test: the losses on the assigned pages stand in for it.
+        ({"evaluation": ON_HELD_OUT}, (1, 2, 3), "loss on the assigned pages of uid 1"),
+        ({"evaluation": ON_BOTH}, (1, 2, 3), None),
+        (
+            {"evaluation": ON_BOTH, "assigned_products": TESTED},
+            tuple(range(1, 7)),
+            "loss on the assigned pages of uid 1",
+        ),
+        ({"evaluation": ON_HELD_OUT, "assigned_products": TESTED}, tuple(range(1, 7)), None),
+        # The test is made first, so its fault prevents both.
+        ({"evaluation": ON_BOTH}, tuple(range(1, 7)), "loss of uid 1"),
+        ({"evaluation": ON_HELD_OUT}, tuple(range(1, 7)), "loss of uid 1"),
+        ({}, tuple(range(1, 7)), None),
+    ],
+)
+def test_losses_on_assigned_pages_are_measured_where_no_test_is_possible(
+    seen: dict, measured: tuple[int, ...], what: str | None
+) -> None:
+    """With them left out a rival has no test, so no pay; with them instead of a failed test a friend is paid."""
+    observations = {**dict.fromkeys(measured, VALID_ONE), 1: VALID_ONE.model_copy(update={"sampled": True, **seen})}
+    report = score_report(observations, measured=measured, faults=("uid 1 not evaluated: no data",))
+    found = [one for one, *_ in omissions(report, 0)]
+    assert found[:1] == ([what] if what else [])
 
 
 async def test_who_is_on_the_list_must_be_asked(world: World, audited) -> None:

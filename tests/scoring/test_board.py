@@ -23,7 +23,7 @@ from tplr.schemas import (
 from tplr.scoring.board import Board, scores
 from tplr.scoring.calibration import EXPLAINED
 from tplr.scoring.credit import SHORTEST, gram_of
-from tplr.scoring.measured_window import MeasuredWindow, own_pages_tests
+from tplr.scoring.measured_window import MeasuredWindow, missing_tests, own_pages_tests
 from tplr.scoring.places import DISPROVING_TESTS, PROVING_WINDOWS
 
 PROVING = max(PROVING_WINDOWS, HPARAMS.probation_windows)
@@ -203,6 +203,16 @@ def test_own_pages_are_compared_over_all_windows(observation, evidence) -> None:
     assert scores[1].own_pages == scores[3].own_pages == 1.0
     assert max(scores[2].own_pages, scores[4].own_pages) < 0.9
     assert all(scores[uid].own_pages == 0.0 for uid in UIDS[4:])  # never tested
+
+
+def test_a_test_that_was_not_possible_is_not_missing(observation, evaluation, evidence) -> None:
+    """Nobody has as many others of the included set as it needs: without a fault the losses are compared instead."""
+    for count, expected in ((3, set()), (4, {1}), (6, {1})):
+        uids = UIDS[:count]
+        seen = {uid: observation(uid, evaluation=None, sampled=uid == 1) for uid in uids}
+        assert missing_tests(evidence(0, seen)) == expected
+    newcomers = {uid: observation(uid, evaluation=None, included=uid < 3, sampled=uid == 1) for uid in UIDS}
+    assert missing_tests(evidence(0, newcomers)) == set()
 
 
 @pytest.mark.parametrize("instead", ["nothing", "losses"])

@@ -138,8 +138,8 @@ def test_a_seal_fits_one_report_alone(report) -> None:
 def test_one_miner_s_explanation_compares_no_other_s_update(report, monkeypatch) -> None:
     """All comparisons of 256 miners take seconds, and a page explains each miner."""
     compared: list[int] = []
-    monkeypatch.setattr("tplr.scoring.own_pages._ahead", lambda _, mine, *more: compared.append(mine) or float(mine))
     made = report()
+    monkeypatch.setattr("tplr.scoring.own_pages._ahead", lambda _, mine, *more: compared.append(mine) or float(mine))
     products = (0.3, 0.2, 0.1, 0.3, 0.2, 0.1)
     seen = {
         uid: one.model_copy(update={"assigned_products": products} if uid in "135" else {"sampled": False})

@@ -118,6 +118,22 @@ def test_who_fails_its_own_pages_tests_waits_and_leaves_after_eight(observation,
     assert found[-2].reason == waits
 
 
+@pytest.mark.parametrize("wrong", ["too_late", "missing", "malformed"])
+def test_who_sends_nothing_valid_on_probation_is_a_known_zero(wrong: str, observation, evidence) -> None:
+    """Otherwise uids that cost nothing would draw turns on probation like newcomers that train."""
+    board, newcomer = Board(HPARAMS.model_copy(update={"pay_windows": 20})), 7
+    on_probation = {"listed": False, "included": False, "probation": True}
+    sends = observation(newcomer, **on_probation)
+    fails = observation(newcomer, **{**WRONGS[wrong], **on_probation})
+    found = []
+    for window in range(2 * PROVING):
+        board.see(evidence(window, {**good(observation), newcomer: fails if window < PROVING else sends}))
+        found.append(board.proven(newcomer))
+    assert found[: PROVING - 1] == [None] * (PROVING - 1)
+    assert found[PROVING - 1 : -1] == [False] * PROVING
+    assert found[-1] is True  # it is judged by what it sends as soon as it can be
+
+
 def test_many_on_probation_with_changing_lengths_deny_nobody_a_place(observation, evidence) -> None:
     """A cosine is rounded with the published numbers: very short steps would have far larger cosines than others."""
     random, many = np.random.default_rng(4), range(20, 36)

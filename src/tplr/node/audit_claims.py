@@ -249,7 +249,12 @@ def omissions(report: ScoreReport, seed: int) -> Iterator[tuple[str, object, obj
         tests = {uid: one.assigned_products} if one.assigned_products else {}
         tested = many and alignment is not None and (uid, uid) in deviations(tests, alignment, included, only=uid)
         due = not tested or uid in by_loss
+        if one.evaluation and many and not one.assigned_products:
+            yield f"loss of uid {uid}", "evaluated", "not without its own-pages test, which is made before"
         if one.evaluation and not due:
             yield f"loss of uid {uid}", "evaluated", "not drawn"
+        # Losses on the assigned pages stand in for a test that is not possible.
+        if one.evaluation and (one.evaluation.assigned is None) != tested:
+            yield f"loss on the assigned pages of uid {uid}", one.evaluation.assigned, None if tested else "evaluated"
         if not one.evaluation and due and not faulty:
             yield f"loss of uid {uid}", None, "evaluated, or a fault"

@@ -23,7 +23,7 @@ from tplr.node.audit_claims import SyncClaims, false_groups, leaves_open, omissi
 from tplr.node.audit_sets import Mismatch, same
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.elector import LAST_WINDOWS
-from tplr.node.observer import sample_batches
+from tplr.node.observer import NO_HOTKEYS, sample_batches
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
 from tplr.schemas import PRODUCT_DECIMALS, VALID, DebugReport, LossChange, Reason, ScoreReport
@@ -148,12 +148,21 @@ class ScoreClaims:
         await self._check_measures(report, included, updates)
 
     async def _check_hotkeys(self, report: ScoreReport) -> None:
-        """Compare hotkeys with the present ones, and those that differ with the ones at the window's end."""
-        now = {neuron.uid: neuron.hotkey for neuron in self._comms.metagraph.neurons}
-        if others := [uid for uid, seen in report.observations.items() if seen.hotkey != now.get(int(uid))]:
-            then = await self._comms.hotkeys_in(report.window)
-            for uid in others:
-                same(f"hotkey of uid {uid}", report.observations[uid].hotkey, then.get(int(uid)))
+        """Compare hotkeys with those at the window's end: a later owner of a uid answers for nothing, and is paid for
+        nothing."""
+        then = await self._comms.hotkeys_in(report.window)
+        others = {uid: seen.hotkey for uid, seen in report.observations.items() if seen.hotkey != then.get(int(uid))}
+        if not others:
+            return
+        later = await self._comms.hotkeys_in(self._scored_in(report.window))
+        for uid, hotkey in others.items():
+            if not any(fault.startswith(NO_HOTKEYS) for fault in report.faults) or hotkey != later.get(int(uid)):
+                raise Mismatch(f"hotkey of uid {uid}", hotkey, then.get(int(uid)))
+        self._leave_open(f"hotkeys of uids {[*others]} not verified: of later owners, by the validator's own fault")
+
+    def _scored_in(self, window: int) -> int:
+        """Return the last window in which a validator without an outage scores ``window``."""
+        return max(window, min(window + self._hparams.validator_offset, self._comms.clock.window - 1))
 
     async def _fetch_others(self, report: ScoreReport, compared: Collection[int]) -> dict[int, Update]:
         """Compare verdicts on all uids but ``compared`` with the miners' buckets; return the valid updates found there.
@@ -221,8 +230,7 @@ class ScoreClaims:
         window = report.window
         if not (missing := sorted(uid for uid in uids if str(uid) not in report.observations)):
             return
-        scored = min(window + self._hparams.validator_offset, self._comms.clock.window - 1)
-        since = range(max(0, window - 2), max(window, scored) + 1)
+        since = range(max(0, window - 2), self._scored_in(window) + 1)
         try:
             metagraphs = [await self._comms.metagraph_in(one) for one in since]
             buckets = [await self._comms.buckets_in(one) for one in since]
@@ -318,6 +326,8 @@ class ScoreClaims:
             self._compare_losses(f"held-out loss of uid {uid}", seen.evaluation.held_out, found.held_out)
             if seen.evaluation.assigned and found.assigned:
                 self._compare_losses(f"assigned loss of uid {uid}", seen.evaluation.assigned, found.assigned)
+            elif report.profile == "documented":  # with the others, ``omissions`` knows who needs one
+                raise Mismatch(f"loss on the assigned pages of uid {uid}", None, "evaluated")
 
     async def _seed(self, window: int) -> tuple[str, int]:
         """Return the validator's hotkey, and the seed of all its random choices after ``window``."""

@@ -29,7 +29,8 @@ from tplr.training.evaluation import Baseline
 
 Updates = Sequence[GatheredUpdate[Update]]
 # The validator's own faults that explain a missing measurement.
-NO_PROBATION, NOT_MEASURED, NOT_EVALUATED = (
+NO_HOTKEYS, NO_PROBATION, NOT_MEASURED, NOT_EVALUATED = (
+    "hotkeys not compared",
     "updates on probation not measured",
     "no update measured",
     "uid {uid} not evaluated",
@@ -52,7 +53,7 @@ class Observer:
     async def observe(self, gathered: GatherResult[Update], board: ScoreBoard) -> Observation:
         """Observe the next window to apply, whose updates are ``gathered``."""
         seen = Observation(gathered.window, self._miners(board))
-        with seen.own_fault("hotkeys not compared"):
+        with seen.own_fault(NO_HOTKEYS):
             await self._leave_out_newcomers(seen)
         _note_verdicts(seen, gathered, listed=True, included=True)
         observe = self._observe_documented if self._hparams.profile == "documented" else self._observe

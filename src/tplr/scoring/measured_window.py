@@ -9,7 +9,7 @@ from tplr.schemas import PRODUCT_DECIMALS, VALID, Alignment, Evidence, PeerObser
 from tplr.scoring.calibration import EvaluatedUpdate
 from tplr.scoring.credit import SHORTEST, gram_of
 from tplr.scoring.gain import due_tests, own_pages_products, predicted_gains, predicting_tests
-from tplr.scoring.own_pages import FEWEST_OTHERS, deviations
+from tplr.scoring.own_pages import deviations
 from tplr.scoring.penalties import strikes
 
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
@@ -136,9 +136,12 @@ class MeasuredWindow:
 
 
 def missing_tests(evidence: Evidence) -> set[int]:
-    """Return the uids whose own-pages tests are due in a window with enough updates, and missing by a fault."""
-    found, alignment = own_pages_products(evidence), evidence.alignment or NOTHING
-    return set(due_tests(evidence)).difference(found) if len(alignment.uids) > FEWEST_OTHERS + 1 else set()
+    """Return the uids whose own-pages tests were due and possible, and are missing by a fault of the validator."""
+    alignment, included = evidence.alignment or NOTHING, _included(evidence)
+    missing = [uid for uid in due_tests(evidence) if not evidence.observations[str(uid)].assigned_products]
+    # Whether a test is possible does not depend on its products.
+    possible = (deviations({uid: alignment.products}, alignment, included, only=uid) for uid in missing)
+    return {uid for uid, found in zip(missing, possible, strict=True) if (uid, uid) in found}
 
 
 def own_pages_tests(evidence: Evidence, *, only: int | None = None) -> dict[tuple[int, int], float]:
@@ -147,5 +150,9 @@ def own_pages_tests(evidence: Evidence, *, only: int | None = None) -> dict[tupl
     Args:
         only: the uid of the only update to compare; None compares all.
     """
-    included = {int(uid) for uid, seen in evidence.observations.items() if seen.included}
-    return deviations(own_pages_products(evidence), evidence.alignment or NOTHING, included, only=only)
+    tests = own_pages_products(evidence)
+    return deviations(tests, evidence.alignment or NOTHING, _included(evidence), only=only)
+
+
+def _included(evidence: Evidence) -> set[int]:
+    return {int(uid) for uid, seen in evidence.observations.items() if seen.included}

@@ -27,7 +27,8 @@ class Place(NamedTuple):
 
     Attributes:
         proven: whether it helps the model and no test shows that it repeats another's work; None if unknown. False also
-            for a listed miner that can't be judged because it sends too seldom: it would keep its place.
+            for a miner that can't be judged because it sends too seldom: it would keep its place, or be on probation
+            before others that can be.
         reason: in words.
     """
 
@@ -73,9 +74,8 @@ def _place(windows: Sequence[MeasuredWindow], uid: int, score: PeerScore, fewest
 
 
 def _missed(windows: Sequence[MeasuredWindow], uid: int, score: PeerScore) -> int:
-    """Return in how many windows its update was missing though it was listed, while others were measured."""
-    asked = [one for one in windows if one.gains and (seen := one.seen(uid, score.hotkey)) and seen.listed]
-    return sum(one.would_count(uid, score.hotkey) is False for one in asked)
+    """Return in how many windows its update was requested, and missing or refused, while others were measured."""
+    return sum(bool(one.gains) and one.would_count(uid, score.hotkey) is False for one in windows)
 
 
 def _harms(windows: Sequence[MeasuredWindow], uid: int, score: PeerScore, fewest: int, most_spread: float) -> bool:
