@@ -1,6 +1,6 @@
 """Miners of a simulation: honest ones that train on different amounts of data, and one miner for each known attack."""
 
-from tplr.localnet.attackers.copies import Copier, Dealt, InTurns, Twin
+from tplr.localnet.attackers.copies import Copier, Dealt, InTurns, Pooled, Twin
 from tplr.localnet.attackers.damaged import Malformed, malformed
 from tplr.localnet.attackers.honest import Cheat, Honest, Lossy
 from tplr.localnet.attackers.pages import Crowder, OthersPages, Overfitter, PagesOverfitter, WrongPages
@@ -29,6 +29,7 @@ __all__ = [
     "Overfitter",
     "PagesOverfitter",
     "PeriodicTurncoat",
+    "Pooled",
     "Repeater",
     "Scaled",
     "Timed",

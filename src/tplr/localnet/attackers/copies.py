@@ -160,6 +160,34 @@ class Dealt(Cheat):
         return {name: torch.zeros_like(one) for name, one in world.train_state.parameters.items()}
 
 
+class Pooled(Cheat):
+    """One of an owner's uids that each send their own work, and a share of the work of all the others.
+
+    Args:
+        owned: the owner's miners of this kind; this one adds itself.
+        others: share of the others' work.
+    """
+
+    def __init__(self, name: str, effort: int, owned: list["Pooled"], *, others: float) -> None:
+        super().__init__(name, effort)
+        owned.append(self)
+        self._owned, self._others = owned, others
+        self._works: dict[int, dict[str, torch.Tensor]] = {}  # by window: only the newest
+
+    def work(self, world: World, window: int) -> dict[str, torch.Tensor]:
+        """Return its own work of a window, for which it trains once."""
+        if window not in self._works:
+            self._works = {window: self.train(world, self.batches(world, window))}
+        return self._works[window]
+
+    def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
+        """Return its own work and the share of the others'."""
+        own, rest = self.work(world, window), [one.work(world, window) for one in self._owned if one is not self]
+        return {
+            name: one + self._others * torch.stack([each[name] for each in rest]).sum(0) for name, one in own.items()
+        }
+
+
 def first_sequences(world: World, window: int, uids: Sequence[int], count: int) -> np.ndarray:
     """Return the first sequences of each uid's pages, in batches: [batches, batch size, sequence length]."""
     pages = [world.pages(uid, window).batches for uid in uids]

@@ -21,7 +21,7 @@ from tplr.localnet.scenarios.harm import (
     wreckers,
 )
 from tplr.localnet.scenarios.honest import losses, norms
-from tplr.localnet.scenarios.owners import SPLIT, dealt, in_turns, noisy, split, tenfold_parts, twins
+from tplr.localnet.scenarios.owners import SPLIT, dealt, in_turns, noisy, pooled, split, tenfold_parts, twins
 from tplr.localnet.scenarios.pages import crowders, listed_crowders, readers, siblings
 
 __all__ = ["SCENARIOS", "Figures", "Scenario", "Setting"]
@@ -50,6 +50,7 @@ SCENARIOS: dict[str, Scenario] = {
     "split 8": Scenario(lambda setting: split(setting, 8), 45.0),
     "split 64": Scenario(lambda setting: split(setting, 64), 70.0),
     "split 64, tenfold norm": Scenario(lambda one: split(one, 64, tenfold_parts, f"{SPLIT}, tenfold norm"), 70.0),
+    "split 64, pooled": Scenario(lambda one: split(one, 64, pooled, f"{SPLIT}, pooled"), 70.0),
     "dealt": Scenario(lambda setting: split(setting, 64, dealt, "dealt over 8 uids"), 55.0),
     "wreckers": Scenario(wreckers, 38.0),
     "giants": Scenario(giants, 65.0),

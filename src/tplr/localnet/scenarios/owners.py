@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tplr.localnet.attackers import Dealt, Honest, InTurns, Twin
+from tplr.localnet.attackers import Dealt, Honest, InTurns, Pooled, Twin
 from tplr.localnet.scenarios.base import (
     EFFORT,
     LAUNCH,
@@ -91,6 +91,12 @@ def dealt(effort: int, uids: Sequence[int]) -> list[Member]:
     """Return an owner that trains once, on pages of all its uids, and sends a part of the update from each."""
     first = Dealt("dealt", effort, uids)
     return [first, *(Dealt("dealt", effort, uids, first) for _ in uids[1:])]
+
+
+def pooled(effort: int, uids: Sequence[int]) -> list[Member]:
+    """Return an owner whose uids send their part and, as far as credit takes nothing, a share of all others'."""
+    owned: list[Pooled] = []
+    return [Pooled("pooled", effort // len(uids), owned, others=0.15) for _ in uids]
 
 
 def split(setting: Setting, effort: int, owner: Owner = honest_parts, what: str = SPLIT) -> Figures:
