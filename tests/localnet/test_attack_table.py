@@ -78,7 +78,7 @@ def test_the_text_counts_the_missed_targets(script: dict[str, Any]) -> None:
 
     assert f"**With 1024 tokens the default misses {missed('muon, 1024')} targets**" in text
     assert (
-        f"With 1024 tokens DeMo misses {missed('demo, 1024')}, of which two are giants of honest direction, and "
+        f"With 1024 tokens DeMo misses {missed('demo, 1024')}, of which two are majorities of tenfold norm, and "
         f"SparseLoCo {missed('sparseloco, 1024')}." in text
     )
     assert f"With single bytes it misses {missed('muon, 256')}: " in text
