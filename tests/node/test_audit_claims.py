@@ -19,7 +19,6 @@ from tplr.localnet.simulation import START_WINDOW, VALIDATOR, WINDOW_SECONDS, Wo
 from tplr.node import audit_claims
 from tplr.node.audit import Auditor, Difference
 from tplr.node.audit_claims import SyncClaims, leaves_open, omissions, refutes
-from tplr.node.audit_scores import ScoreClaims
 from tplr.node.train_state import TrainState
 from tplr.schemas import (
     OUT_OF_SYNC,
@@ -202,7 +201,6 @@ async def test_a_later_owner_of_a_uid_gets_none_of_its_windows(
         return {**now, HONEST: "the owner before"} if window <= LAST else now
 
     monkeypatch.setattr(world.comms, "hotkeys_in", hotkeys_in)
-    monkeypatch.setattr(ScoreClaims, "_scored_in", lambda _, window: window + 1)
     await put_scores(
         world.bucket, report.model_copy(update={"faults": (fault,) if fault else ()}).sealed(), world.signer
     )
@@ -378,6 +376,13 @@ def test_what_is_left_out_needs_a_fault(seen: dict, measured: tuple[int, ...], f
     faults = ("uid 11 not evaluated: no data", *([fault] if fault else []))
     found = [one for one, *_ in omissions(score_report(observations, measured=measured, faults=faults), 0)]
     assert found == ([] if fault else [what])
+
+
+def test_who_measured_some_updates_can_not_say_that_it_measured_none() -> None:
+    """Otherwise it could leave out so many others that no test is possible, and have losses compared instead."""
+    observations = dict.fromkeys((1, 2, 3), VALID_ONE) | {4: VALID_ONE.model_copy(update={"assigned_pages": None})}
+    report = score_report(observations, measured=(1, 2, 3), faults=("no update measured: no data",))
+    assert [one for one, *_ in omissions(report, 0)] == ["pages of uid 4"]
 
 
 def test_whose_loss_is_measured_is_drawn() -> None:

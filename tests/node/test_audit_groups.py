@@ -214,6 +214,22 @@ async def test_pages_of_a_deleted_or_replaced_update_are_left_open(lives: Callab
     assert f"{HONEST} valid, now {'too_late' if replaced else 'missing'}" in believed
 
 
+async def test_with_the_documented_profile_losses_are_also_measured_on_the_assigned_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A validator could leave out those that a miner's indicator follows from."""
+    honest, world = Observer._measure_loss, create("documented")
+
+    async def measure_loss(self: Observer, seen: Any, one: Any, assigned: Any, before: Any) -> None:
+        await honest(self, seen, one, None if one.uid == HONEST else assigned, before)
+
+    monkeypatch.setattr(Observer, "_measure_loss", measure_loss)
+    await run(world)
+    found, _ = await audit(world, tmp_path)
+    assert found is not None
+    assert found.what == f"loss on the assigned pages of uid {HONEST}"
+
+
 async def test_a_measured_update_was_valid(lives: Callable, tmp_path: Path) -> None:
     """Without the update its losses can't be compared."""
     world = await lives(create("documented", SOME), UNLISTED, verdict="malformed", assigned_pages=True)

@@ -229,7 +229,7 @@ def omissions(report: ScoreReport, seed: int) -> Iterator[tuple[str, object, obj
     sampled = [uid for uid, one in seen.items() if one.sampled]
     measured = alignment.uids if alignment else ()
     included = {uid for uid, one in seen.items() if one.included}
-    blind = any(fault.startswith(NOT_MEASURED) for fault in report.faults)
+    blind = alignment is None and any(fault.startswith(NOT_MEASURED) for fault in report.faults)
     by_loss = evaluated_by_loss(sampled, seed=seed)
     for uid, one in seen.items():
         if one.verdict == VALID and one.assigned_pages is None and not blind:

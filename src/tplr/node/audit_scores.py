@@ -152,17 +152,11 @@ class ScoreClaims:
         nothing."""
         then = await self._comms.hotkeys_in(report.window)
         others = {uid: seen.hotkey for uid, seen in report.observations.items() if seen.hotkey != then.get(int(uid))}
-        if not others:
+        if others and any(fault.startswith(NO_HOTKEYS) for fault in report.faults):
+            self._leave_open(f"hotkeys of uids {[*others]} not verified: perhaps of other owners, by a fault")
             return
-        later = await self._comms.hotkeys_in(self._scored_in(report.window))
         for uid, hotkey in others.items():
-            if not any(fault.startswith(NO_HOTKEYS) for fault in report.faults) or hotkey != later.get(int(uid)):
-                raise Mismatch(f"hotkey of uid {uid}", hotkey, then.get(int(uid)))
-        self._leave_open(f"hotkeys of uids {[*others]} not verified: of later owners, by the validator's own fault")
-
-    def _scored_in(self, window: int) -> int:
-        """Return the last window in which a validator without an outage scores ``window``."""
-        return max(window, min(window + self._hparams.validator_offset, self._comms.clock.window - 1))
+            raise Mismatch(f"hotkey of uid {uid}", hotkey, then.get(int(uid)))
 
     async def _fetch_others(self, report: ScoreReport, compared: Collection[int]) -> dict[int, Update]:
         """Compare verdicts on all uids but ``compared`` with the miners' buckets; return the valid updates found there.
@@ -230,7 +224,8 @@ class ScoreClaims:
         window = report.window
         if not (missing := sorted(uid for uid in uids if str(uid) not in report.observations)):
             return
-        since = range(max(0, window - 2), self._scored_in(window) + 1)
+        scored = min(window + self._hparams.validator_offset, self._comms.clock.window - 1)
+        since = range(max(0, window - 2), max(window, scored) + 1)
         try:
             metagraphs = [await self._comms.metagraph_in(one) for one in since]
             buckets = [await self._comms.buckets_in(one) for one in since]
