@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from other_pages import OtherPages
 
 from tplr.errors import StoreUnavailable
 from tplr.keys import gradient_key
@@ -25,25 +26,11 @@ HONEST, UNLISTED, ELSEWHERE, MALFORMED = 1, 4, 5, 6  # uids
 EVERYBODY, SOME, NOBODY = (1, 2, 3, 4, 5, 6), (1, 2, 3), ()
 
 
-class OtherPages(Honest):
-    """Names other pages than the assigned ones."""
-
-    def body(self, world: World, window: int) -> bytes | None:
-        return self.outer.pack(
-            self.tensors(world, window),
-            step=world.train_state.global_step,
-            window=window,
-            uid=self.uid,
-            pages_digest="0" * 64,
-            batches=self.effort,
-        )
-
-
 def create(rules: str = "hardened", peers: tuple[int, ...] = EVERYBODY) -> World:
     """A network with these peers on its list; if there are none, all miners are on probation."""
     hparams = small(profile("demo"), pages_per_window=1, evaluation_sequences=8, peer_replacement_frequency=50)
     hparams = hparams.model_copy(update={"profile": rules, "probation_windows": 0 if peers else 50})
-    members = [*(Honest(4) for _ in range(4)), OtherPages(4), Malformed("", 4)]
+    members = [*(Honest(4) for _ in range(4)), OtherPages("other pages", 4), Malformed("", 4)]
     world = World(hparams, members, measures_loss=False)
     world.peers = peers
     return world

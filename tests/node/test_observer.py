@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+from other_pages import OtherPages
 
 from tplr.errors import ChainUnavailable, DataError, PayloadError, StoreUnavailable
-from tplr.localnet.attackers import Honest, Late, WrongPages
+from tplr.localnet.attackers import Honest, Late
 from tplr.localnet.simulation import World, profile, small
 from tplr.node.observation import Observation
 from tplr.schemas import PeerList, PeerScore, Reason
@@ -24,26 +25,12 @@ def build(honest: int = 4, **changes) -> World:
     """Three windows of honest miners, a late one and one with other pages; of the last window only the uploads."""
     hparams = small(profile("demo"), pages_per_window=2, evaluation_sequences=16, gather_patience_seconds=0.1)
     hparams = hparams.model_copy(update=changes)
-    members = [*(Honest(8 - 4 * (i % 2)) for i in range(honest)), Late("late", 4), _OtherPages("other pages", 4)]
+    members = [*(Honest(8 - 4 * (i % 2)) for i in range(honest)), Late("late", 4), OtherPages("other pages", 4)]
     world = World(hparams, members)
     asyncio.run(world.run(2))
     for member in world.members:
         asyncio.run(member.act(world, world.window))
     return world
-
-
-class _OtherPages(WrongPages):
-    """Trains on other pages, and reports them truthfully."""
-
-    def body(self, world: World, window: int) -> bytes | None:
-        return self.outer.pack(
-            self.tensors(world, window),
-            step=world.train_state.global_step,
-            window=window,
-            uid=self.uid,
-            pages_digest="0" * 64,
-            batches=self.effort,
-        )
 
 
 @pytest.fixture(scope="module")
