@@ -120,7 +120,7 @@ def test_updates_that_are_not_its_own_work_earn_next_to_nothing(world: World, na
 
 
 @pytest.mark.parametrize("name", ["signs flipped", "zeros", "noise", "giant"])
-def test_what_harms_is_never_gathered(world: World, name: str) -> None:
+def test_what_harms_or_is_outsized_is_never_gathered(world: World, name: str) -> None:
     (uid,) = uids(world, name)
     assert not any(uid in record.peers for record in world.records)
 

@@ -204,7 +204,7 @@ def false_groups(
             required = False
         elif int(uid) in listed and not without_probation(report):
             required = True
-        else:
+        else:  # either is possible
             required = seen.probation
         if seen.probation != required:
             yield f"uid {uid} on probation", seen.probation, required

@@ -148,12 +148,13 @@ class ScoreClaims:
         await self._check_measures(report, included, updates)
 
     async def _check_hotkeys(self, report: ScoreReport) -> None:
-        """Compare hotkeys with those at the window's end: a later owner of a uid answers for nothing, and is paid for
-        nothing."""
+        """Compare hotkeys with those at the window's end: who registers a uid later did no work in the window."""
         then = await self._comms.hotkeys_in(report.window)
         others = {uid: seen.hotkey for uid, seen in report.observations.items() if seen.hotkey != then.get(int(uid))}
         if others and any(fault.startswith(NO_HOTKEYS) for fault in report.faults):
-            self._leave_open(f"hotkeys of uids {[*others]} not verified: perhaps of other owners, by a fault")
+            self._leave_open(
+                f"hotkeys of uids {[*others]} not verified: the validator could not read the owners at the window's end"
+            )
             return
         for uid, hotkey in others.items():
             raise Mismatch(f"hotkey of uid {uid}", hotkey, then.get(int(uid)))

@@ -56,7 +56,11 @@ class DemoOuter(OuterScheme):
         return learning_rate(step, self._constants.learning_rate)
 
     def largest_norm(self, step: int, *, gradient: float) -> float:
-        """See ``OuterScheme``: the momentum of ``MOST_WINDOWS`` windows with the same gradient."""
+        """See ``OuterScheme``: the momentum of ``MOST_WINDOWS`` windows with one gradient of the largest norm.
+
+        With a decay of 0.999 this is also above that of any number of windows with a gradient of 2.8 times the norm of
+        the validator's.
+        """
         schedule = self._constants.learning_rate
         rate = learning_rate(min(step, schedule.warmup_steps), schedule)
         return rate * geometric_sum(self._constants.momentum_decay, MOST_WINDOWS) * LONGEST_GRADIENT * gradient
