@@ -142,10 +142,10 @@ class ScoreClaims:
         # The reasons of a decided set are the electors'; those of a set from the peers have been compared already.
         refused = () if gathered.published else debug_report.skipped.items()
         compared = {int(uid) for uid, reason in refused if reason is not Reason.EXCLUDED}
-        updates = included | await self._fetch_others(report, compared.union(included))
+        fetched = included | await self._fetch_others(report, compared.union(included))
         await self._check_sync(report)
-        await self._check_pages(report, updates)
-        await self._check_measures(report, included, updates)
+        await self._check_pages(report, fetched)
+        await self._check_measures(report, included, fetched)
 
     async def _check_hotkeys(self, report: ScoreReport) -> None:
         """Compare hotkeys with those at the window's end: who registers a uid later did no work in the window."""
@@ -252,18 +252,17 @@ class ScoreClaims:
                 same(f"uid {uid} measured", uid in report.alignment.uids, True)
 
     async def _check_measures(
-        self, report: ScoreReport, included: Mapping[int, Update], others: Mapping[int, Update]
+        self, report: ScoreReport, included: Mapping[int, Update], fetched: Mapping[int, Update]
     ) -> None:
         """Compare products and losses.
 
         Args:
-            others: also the updates outside the included set, as far as they are still in their buckets.
+            fetched: updates of the included set, and others as far as they are still in their buckets.
         """
         measured = _measured(report)
         if not measured:
             return
-        known = {**others, **included}
-        updates = [known[uid] for uid in sorted(measured) if uid in known]
+        updates = [fetched[uid] for uid in sorted(measured) if uid in fetched]
         hotkey, seed = await self._seed(report.window)
         sampled = [int(uid) for uid, seen in report.observations.items() if seen.sampled]
         held_out = await self._data_loader.held_out(report.window, hotkey, sampled)
