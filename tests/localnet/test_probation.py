@@ -7,13 +7,13 @@ import pytest
 
 from tplr.hparams import load_hparams
 from tplr.localnet.attackers import Changed, Honest, Noise, Zeros
-from tplr.localnet.plan import Scheme
+from tplr.localnet.plan import DEFAULT_SCHEME, Scheme
 from tplr.localnet.scenarios.base import EFFORT
 from tplr.localnet.simulation import START_WINDOW, Member, WindowRecord, World, profile, small
 from tplr.schemas import Reason
 
 # Half a minute of one core, as for the scenarios.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 WINDOWS = 18
 PAGES = 4  # of 8 sequences; an average miner uses three
@@ -57,7 +57,10 @@ NEWCOMER = len(FIRST) + 1
 CHEATS = range(NEWCOMER + 1, NEWCOMER + 1 + len(WRECKERS))
 
 
-@pytest.fixture(scope="module", params=get_args(Scheme))
+OTHERS = [pytest.param(one, marks=pytest.mark.long) for one in get_args(Scheme) if one != DEFAULT_SCHEME]
+
+
+@pytest.fixture(scope="module", params=[DEFAULT_SCHEME, *OTHERS])
 def records(request: pytest.FixtureRequest) -> list[WindowRecord]:
     """Windows of a run with production's delays, probation and budgets."""
     hparams = small(profile(request.param), pages_per_window=PAGES, **load_hparams().model_dump(include=PRODUCTION))

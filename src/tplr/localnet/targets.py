@@ -20,6 +20,7 @@ from tplr.localnet.scenarios.pages import (
     SIBLINGS,
     VICTIM,
 )
+from tplr.localnet.scenarios.timed import TIMED
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,9 @@ PAID_CREWS = ("5 senders of a twentieth", "12 senders of a twentieth", *TENFOLD)
 SEALED = ("sealed reports", "sealed reports and weights")
 TARGETS = [
     *_of_cheats(),
+    *(Target(name, 0.3, 0.5) for name in TIMED),
+    # The row above says nothing of miners that were not paid before.
+    *(Target(f"{name}: before", 0.77, 0.62, least=True) for name in TIMED),
     Target("identical over 8 uids", 1.2, 1.2),
     Target("near-identical over 8 uids", 1.2, 1.2),
     Target(IN_TURNS, 1.2, 1.2),

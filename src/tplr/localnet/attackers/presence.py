@@ -95,15 +95,16 @@ class Timed(Cheat):
         worked: windows in which it trained.
     """
 
-    def __init__(self, name: str, effort: int, otherwise: Literal["noise", "poison"]) -> None:
+    def __init__(self, name: str, effort: int, otherwise: Literal["noise", "poison"], *, last: int = 0) -> None:
+        """Create a miner that trains in all windows until ``last``."""
         super().__init__(name, effort)
-        self._otherwise = otherwise
+        self._otherwise, self._honest_until = otherwise, last
         self._last: Update | None = None
         self.worked: list[int] = []
 
     def body(self, world: World, window: int) -> bytes | None:
         """Return an honest update when due; else its last one with random indices, or with flipped signs."""
-        if self._last is None or self.due(world, window):
+        if self._last is None or window <= self._honest_until or self.due(world, window):
             body = super().body(world, window)
             assert body is not None
             self._last = world.parse(body, window, self.uid)

@@ -23,6 +23,7 @@ from tplr.localnet.scenarios.harm import (
 from tplr.localnet.scenarios.honest import losses, norms
 from tplr.localnet.scenarios.owners import SPLIT, dealt, in_turns, noisy, pooled, split, tenfold_parts, twins
 from tplr.localnet.scenarios.pages import crowders, listed_crowders, readers, siblings
+from tplr.localnet.scenarios.timed import timed_once_paid
 
 __all__ = ["SCENARIOS", "Figures", "Scenario", "Setting"]
 
@@ -44,19 +45,20 @@ class Scenario:
 
 SCENARIOS: dict[str, Scenario] = {
     "crowd": Scenario(crowd, 60.0, by_pages=True),
+    "timed once paid": Scenario(timed_once_paid, 35.0),
     "twins": Scenario(twins, 35.0, by_pages=True),
     "in turns": Scenario(in_turns, 45.0),
     "noisy": Scenario(noisy, 45.0),
     "split 8": Scenario(lambda setting: split(setting, 8), 45.0),
-    "split 64": Scenario(lambda setting: split(setting, 64), 70.0),
+    "split 64": Scenario(lambda setting: split(setting, 64), 70.0, by_pages=True),
     "split 64, tenfold norm": Scenario(lambda one: split(one, 64, tenfold_parts, f"{SPLIT}, tenfold norm"), 70.0),
     "split 64, pooled": Scenario(lambda one: split(one, 64, pooled, f"{SPLIT}, pooled"), 70.0),
     "dealt": Scenario(lambda setting: split(setting, 64, dealt, "dealt over 8 uids"), 55.0),
-    "wreckers": Scenario(wreckers, 38.0),
+    "wreckers": Scenario(wreckers, 85.0),
     "giants": Scenario(giants, 65.0),
     "shrunk": Scenario(shrunk, 40.0),
     "short once": Scenario(short_once, 30.0),
-    "losses": Scenario(losses, 10.0),
+    "losses": Scenario(losses, 10.0, by_pages=True),
     "turncoats": Scenario(turncoats, 10.0),
     "periodic turncoats": Scenario(periodic_turncoats, 22.0),
     "dormants": Scenario(dormants, 40.0),

@@ -19,19 +19,16 @@ from tplr.localnet.scenarios.base import (
 )
 from tplr.localnet.simulation import Member, World
 
-WRECKED = 12  # windows
-
 
 def wreckers(setting: Setting) -> Figures:
-    """Simulate three honest miners alone, then with each kind of harmful majority."""
+    """Simulate three honest miners alone, then with each kind of harmful majority, for all paid windows."""
 
     def flip() -> Member:
         return Changed("signs flipped", 8, lambda one, _: -one)
 
-    alone = beside_honest(setting, (), WRECKED)
-    without = alone.held_out_loss()
-    live(alone, LAUNCH + PAID_WINDOWS - WRECKED)
-    paid = pay(alone, (1, 2, 3))
+    last = LAUNCH + PAID_WINDOWS
+    alone = beside_honest(setting, (), last)
+    without, paid = alone.held_out_loss(), pay(alone, (1, 2, 3))
     found: Figures = {"three equal miners, largest over smallest": ratio(max(paid), min(paid))}
     crews: dict[str, list[Member]] = {
         "5 sign flippers": [flip() for _ in range(5)],
@@ -40,7 +37,7 @@ def wreckers(setting: Setting) -> Figures:
         "6 senders of zeros": [Zeros("zeros") for _ in range(6)],
     }
     for name, crew in crews.items():
-        found |= crew_figures(name, beside_honest(setting, crew, WRECKED), without)
+        found |= crew_figures(name, beside_honest(setting, crew, last), without)
     return found
 
 
@@ -59,6 +56,7 @@ def crew_figures(name: str, world: World, without: float) -> Figures:
     }
 
 
+WRECKED = 12  # windows
 SHRUNK = {"a thousandth": 1e-3, "a twentieth": 0.05}
 
 
