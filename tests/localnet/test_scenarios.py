@@ -219,7 +219,7 @@ def test_turncoats_lose_places_and_pay_before_the_model_does() -> None:
 
 
 def test_more_work_is_paid_more_and_parts_of_it_not_much_more_than_the_whole() -> None:
-    """A split has no target: the published figures are up to 2.65."""
+    """A split has no target: the published figures are up to 2.7."""
     less, average, more, parts = (1, 2), (3, 4), (5, 6), range(7, 11)
     members = [*(Honest(effort) for effort in (8, 8, 16, 16, 32, 32)), *(Honest(8) for _ in parts)]
     world = live(short(members, pages=4), LAUNCH + PAID)
