@@ -98,24 +98,24 @@ class Timed(Cheat):
     def __init__(self, name: str, effort: int, otherwise: Literal["noise", "poison"], *, last: int = 0) -> None:
         """Create a miner that trains in all windows until ``last``."""
         super().__init__(name, effort)
-        self._otherwise, self._honest_until = otherwise, last
-        self._last: Update | None = None
+        self._otherwise, self._last = otherwise, last
+        self._latest: Update | None = None
         self.worked: list[int] = []
 
     def body(self, world: World, window: int) -> bytes | None:
         """Return an honest update when due; else its last one with random indices, or with flipped signs."""
-        if self._last is None or window <= self._honest_until or self.due(world, window):
+        if self._latest is None or window <= self._last or self.due(world, window):
             body = super().body(world, window)
             assert body is not None
-            self._last = world.parse(body, window, self.uid)
+            self._latest = world.parse(body, window, self.uid)
             self.worked.append(window)
             return body
         if self._otherwise == "noise":
-            kept = noise_like(self._last, 1.0, derive("timed", self.uid, window))
+            kept = noise_like(self._latest, 1.0, derive("timed", self.uid, window))
         else:
             kept = {}
             for name in world.spec.tensors:
-                indices, values = self._last.coefficients(name)
+                indices, values = self._latest.coefficients(name)
                 kept[name] = indices, -values
         return self.addressed(kept, world, window)
 

@@ -1,10 +1,15 @@
 """Miners that work until they are paid, and from then on only when their evaluation is likely."""
 
+from typing import Literal
+
 from tplr.localnet.attackers import Honest, Noise, Timed
 from tplr.localnet.scenarios.base import EFFORT, LAUNCH, PAID_WINDOWS, Figures, Setting, live, mean, network, pay, ratio
 from tplr.localnet.simulation import Member
 
-TIMED = ("timed work once paid, noise else", "timed work once paid, poison else")
+TIMED: dict[str, Literal["noise", "poison"]] = {
+    "timed work once paid, noise else": "noise",
+    "timed work once paid, poison else": "poison",
+}
 HONEST, EACH = 6, 2
 NEWCOMERS = 14  # with them, as in the crowd, two thirds of all miners are evaluated in a window
 BEGIN = LAUNCH + 8  # last window in which they work without regard to evaluations
@@ -12,10 +17,7 @@ BEGIN = LAUNCH + 8  # last window in which they work without regard to evaluatio
 
 def timed_once_paid(setting: Setting) -> Figures:
     """Simulate six honest miners, two miners of each kind in ``TIMED``, and newcomers that send random values."""
-    crews = {
-        TIMED[0]: [Timed(TIMED[0], EFFORT, "noise", last=BEGIN) for _ in range(EACH)],
-        TIMED[1]: [Timed(TIMED[1], EFFORT, "poison", last=BEGIN) for _ in range(EACH)],
-    }
+    crews = {name: [Timed(name, EFFORT, one, last=BEGIN) for _ in range(EACH)] for name, one in TIMED.items()}
     members: list[Member] = [Honest(EFFORT) for _ in range(HONEST)]
     members += [one for crew in crews.values() for one in crew]
     members += [Noise("random values") for _ in range(NEWCOMERS)]
