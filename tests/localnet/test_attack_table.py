@@ -11,7 +11,8 @@ from tplr.localnet.scenarios import SCENARIOS
 from tplr.localnet.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+NUMBERS += ("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen")
 
 
 @pytest.fixture

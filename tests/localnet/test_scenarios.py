@@ -21,6 +21,7 @@ from tplr.localnet.attackers import (
     NoProof,
     OutOfSync,
     Overfitter,
+    PlainGradient,
     Repeater,
     Scaled,
     Timed,
@@ -30,7 +31,7 @@ from tplr.localnet.attackers import (
     Zeros,
 )
 from tplr.localnet.plan import DEFAULT_SCHEME, Scheme
-from tplr.localnet.scenarios import SCENARIOS, Setting, crowds, harm, honest, owners, pages, timed
+from tplr.localnet.scenarios import SCENARIOS, Setting, crowds, harm, honest, owners, pages, steep, timed
 from tplr.localnet.scenarios.base import LAUNCH, PAID_WINDOWS, PROBATION, live, mean, network, pay, ratio
 from tplr.localnet.simulation import VOCABULARY, Member, World, profile, small
 
@@ -218,6 +219,14 @@ def test_turncoats_lose_places_and_pay_before_the_model_does() -> None:
     assert world.held_out_loss() < before
 
 
+def test_steps_that_overshoot_lose_their_pay() -> None:
+    """By gradients at the begin of steps alone, the sender has a fifth of all pay here, and more in longer runs."""
+    members: list[Member] = [*(Honest(24) for _ in range(4)), Honest(8), PlainGradient("plain gradient", 8)]
+    world = live(network(Setting(DEFAULT_SCHEME, VOCABULARY, 0), members), LAUNCH + 12)
+    assert max(record.weights.get(6, 0.0) for record in world.records) > 0.5  # of a run's first paid windows
+    assert pay(world, [6])[0] <= 0.1
+
+
 def test_more_work_is_paid_more_and_parts_of_it_not_much_more_than_the_whole() -> None:
     """A split has no target: the published figures are up to 2.7."""
     less, average, more, parts = (1, 2), (3, 4), (5, 6), range(7, 11)
@@ -245,7 +254,7 @@ def test_a_network_has_the_budgets_of_production(scheme: Scheme) -> None:
 @pytest.mark.parametrize("name", [*SCENARIOS])
 def test_each_figure_of_a_scenario_has_a_row_in_the_published_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two windows have all figures, except those of score copiers."""
-    for module in (crowds, harm, honest, owners, pages, timed):
+    for module in (crowds, harm, honest, owners, pages, steep, timed):
         monkeypatch.setattr(module, "live", lambda world, windows: live(world, min(windows, 2)))
     figures = SCENARIOS[name].figures(Setting(DEFAULT_SCHEME, VOCABULARY, 0))
     rows = {line.split("|")[1].strip() for line in TABLE.read_text().splitlines() if line.startswith("| ")}

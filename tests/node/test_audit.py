@@ -293,6 +293,8 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
         ),
         f"products on the pages of uid {one}": observed(one, assigned_products=products),
         "products": aligned(products=tuple(x + 0.01 for x in report.alignment.products)),
+        "products after half of the step": aligned(middle=tuple(x + 0.01 for x in report.alignment.middle)),
+        "number of products after half of the step": aligned(middle=()),  # as in a report of an earlier version
         "norms": aligned(norms=tuple(1.001 * x + 2e-6 for x in report.alignment.norms)),
         "gram": aligned(gram=tuple(x + 0.01 for x in report.alignment.gram)),
         "unit of products": aligned(unit=1.001 * report.alignment.unit),

@@ -31,6 +31,7 @@ COMMANDS = [
     "digest",
     "set_caps",
     "align",
+    "middle_alignment",
     "own_alignment",
     "baseline",
     "evaluate",

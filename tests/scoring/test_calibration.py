@@ -289,6 +289,7 @@ def test_no_length_is_compared_without_a_gain_a_credit_or_a_second_window() -> N
 
 
 def test_the_smallest_factor_counts() -> None:
-    assert Calibration(by_loss=0.3, by_gradient=0.9).value == 0.3
-    assert Calibration(by_loss=1.0, by_gradient=0.9).value == 0.9
-    assert Calibration(by_loss=1.0, by_gradient=0.9, by_length=0.2).value == 0.2
+    assert Calibration(by_loss=0.3, by_gradient=0.9, by_middle=1.0).value == 0.3
+    assert Calibration(by_loss=1.0, by_gradient=0.9, by_middle=1.0).value == 0.9
+    assert Calibration(by_loss=1.0, by_gradient=0.9, by_middle=0.4).value == 0.4
+    assert Calibration(by_loss=1.0, by_gradient=0.9, by_middle=1.0, by_length=0.2).value == 0.2

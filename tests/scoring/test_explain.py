@@ -314,12 +314,12 @@ def test_a_credit_whose_evidence_is_gone_says_so(explained) -> None:
 
 def test_a_credit_that_does_not_follow_is_named(report) -> None:
     made = report()
-    known = dict.fromkeys(UIDS, Calibration(by_loss=1.0, by_gradient=0.5, by_length=0.75))
+    known = dict.fromkeys(UIDS, Calibration(by_loss=1.0, by_gradient=0.5, by_middle=0.9, by_length=0.75))
     shares = CreditShares(credits={}, steps=dict.fromkeys(UIDS, 0), scale=1.0, calibrations=known)
     text = explain(made, 1, power=2.0, shares=shares)
     assert (
-        "but 1.0000 by measured losses, 0.5000 by the gradient there, 0.7500 by the lengths of its steps follow from"
-        in text
+        "but 1.0000 by measured losses, 0.5000 by the gradient there, 0.9000 by the gradient in the middle of the "
+        "steps, 0.7500 by the lengths of its steps follow from" in text
     )
     credit = made.peer_scores["1"].credit
     assert f"{credit:.6f}, but 0.000000 follows from the published evidence: see tplr audit" in text
@@ -328,7 +328,7 @@ def test_a_credit_that_does_not_follow_is_named(report) -> None:
 def test_where_lengths_are_not_compared_nothing_is_said_of_work(report) -> None:
     """With DeMo all steps have one length."""
     for by_length, work in ((None, ""), (0.75, " and that its work explains")):
-        known = dict.fromkeys(UIDS, Calibration(by_loss=1.0, by_gradient=0.5, by_length=by_length))
+        known = dict.fromkeys(UIDS, Calibration(by_loss=1.0, by_gradient=0.5, by_middle=0.9, by_length=by_length))
         shares = CreditShares(credits={}, steps=dict.fromkeys(UIDS, 0), scale=1.0, calibrations=known)
         text = explain(report(), 1, power=2.0, shares=shares)
         assert f"gains that shows on held-out pages{work}, relative to other miners'; but 1.0000 by measured" in text

@@ -1,14 +1,14 @@
 """Bounds on the figures of ``scenarios``: the project's targets for the pay of attacks."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from tplr.localnet.attackers import HalfAbsent, Timed
 from tplr.localnet.scenarios import Figures
-from tplr.localnet.scenarios.base import EFFORT
+from tplr.localnet.scenarios.base import EFFORT, FEW_TESTS
 from tplr.localnet.scenarios.crowds import cheats
-from tplr.localnet.scenarios.harm import SHORT_ONCE, TENFOLD
+from tplr.localnet.scenarios.harm import MANY, SHORT_ONCE, TENFOLD
 from tplr.localnet.scenarios.owners import IN_TURNS, NOISY
 from tplr.localnet.scenarios.pages import (
     CROWDERS,
@@ -20,6 +20,7 @@ from tplr.localnet.scenarios.pages import (
     SIBLINGS,
     VICTIM,
 )
+from tplr.localnet.scenarios.steep import LITTLE, SHORTER, STEEP
 from tplr.localnet.scenarios.timed import TIMED
 
 
@@ -67,6 +68,7 @@ def _of_cheats() -> list[Target]:
 CREWS = (
     "5 sign flippers",
     "12 sign flippers",
+    f"{MANY} sign flippers",
     "5 norm giants",
     "6 senders of zeros",
     "5 norm giants of honest direction",
@@ -77,11 +79,20 @@ CREWS = (
 # They have places and pay, because the predicted gain of each is positive.
 PAID_CREWS = ("5 senders of a twentieth", "12 senders of a twentieth", *TENFOLD)
 SEALED = ("sealed reports", "sealed reports and weights")
-TARGETS = [
-    *_of_cheats(),
+_TIMED = [
     *(Target(name, 0.3, 0.5) for name in TIMED),
     # The row above says nothing of miners that were not paid before.
     *(Target(f"{name}: before", 0.77, 0.62, least=True) for name in TIMED),
+]
+_EFFORTS = [
+    Target("24 sequences over 8", 1.0, 1.0, least=True),
+    Target("64 sequences over 24", 1.0, 1.0, least=True),
+]
+TARGETS = [
+    *_of_cheats(),
+    *_TIMED,
+    *_EFFORTS,
+    *(replace(one, figure=f"{FEW_TESTS}{one.figure}") for one in (*_of_cheats(), *_TIMED, *_EFFORTS)),
     Target("identical over 8 uids", 1.2, 1.2),
     Target("near-identical over 8 uids", 1.2, 1.2),
     Target(IN_TURNS, 1.2, 1.2),
@@ -89,6 +100,10 @@ TARGETS = [
     *(Target(f"{crew}: gathered after probation", 0.0, 0.0) for crew in CREWS),
     *(Target(f"{crew}: loss", 1.02, 1.02) for crew in (*CREWS, *PAID_CREWS)),
     *(Target(f"{crew}: over the least honest", 0.1, 0.3) for crew in TENFOLD),
+    *(Target(f"{crew}: over an honest miner of {LITTLE}", 0.1, 0.3) for crew in STEEP),
+    # It decreases the loss, but not by more than the work of an equal miner.
+    Target(f"{SHORTER}: over an honest miner of {LITTLE}", 1.3, 1.6),
+    *(Target(f"{crew}: loss", 1.02, 1.02) for crew in (*STEEP, SHORTER)),
     # They work in all windows but one.
     *(Target(f"{crew}: over an honest miner", 1.3, 1.6) for crew in SHORT_ONCE),
     Target("three equal miners, largest over smallest", 1.3, 1.6),
@@ -114,8 +129,6 @@ TARGETS = [
     Target("windows lost: more over fewer", 1.0, 1.0),
     # Scores can only be copied from an earlier epoch.
     *(Target(f"score copier, {sealed}: epochs old", 1.0, 1.0, least=True) for sealed in SEALED),
-    Target("24 sequences over 8", 1.0, 1.0, least=True),
-    Target("64 sequences over 24", 1.0, 1.0, least=True),
 ]
 
 

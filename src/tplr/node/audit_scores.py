@@ -276,6 +276,13 @@ class ScoreClaims:
         await asyncio.to_thread(self._train_state.set_caps, list(included.values()) or updates)
         if report.alignment:
             before, found = await asyncio.to_thread(self._train_state.align, updates, batches, seed, len(measured))
+            middle, longer = (), 1.0
+            if included:
+                step, part = [*included.values()], before.for_middle()
+                halfway = await asyncio.to_thread(
+                    self._train_state.middle_alignment, step, updates, part, seed, len(measured)
+                )
+                middle, longer = halfway.products_in(found.unit), max(1.0, halfway.unit / found.unit)
             there = _there(report, updates)
             pairs = [one and other for i, one in enumerate(there) for other in there[i:]]
             lengths = np.sqrt(np.clip(np.diag(gram_of(found)), 0.0, None))
@@ -283,6 +290,8 @@ class ScoreClaims:
             for name, known, sizes in (("products", there, lengths), ("norms", there, None), ("gram", pairs, of_pairs)):
                 published = itertools.compress(getattr(report.alignment, name), known)
                 self._near(name, tuple(published), getattr(found, name), sizes)
+            published = tuple(itertools.compress(report.alignment.middle, there))
+            self._near("products after half of the step", published, middle, longer * lengths)
             self._near_number("unit of products", report.alignment.unit, found.unit)
             self._compare_largest_norm(report.alignment.largest_norm, found.largest_norm)
             self._compare_loss("held-out loss", report.alignment.loss, before.loss)

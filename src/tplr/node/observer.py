@@ -25,6 +25,7 @@ from tplr.scoring.own_pages import FEWEST_OTHERS, deviations
 from tplr.scoring.profiles import ScoreBoard
 from tplr.scoring.selection import evaluated_by_loss
 from tplr.seeds import derive, evaluation_seed
+from tplr.training.alignment import Alignment as Aligned
 from tplr.training.evaluation import Baseline
 
 Updates = Sequence[GatheredUpdate[Update]]
@@ -96,9 +97,11 @@ class Observer:
                 await self._set_caps(included or valid)
                 before, found = await asyncio.to_thread(self._train_state.align, all_updates, held_out, seed)
                 self._note_baseline(seen, before)
+                middle = await self._middle(included, all_updates, before, seed)
                 seen.alignment = Alignment(
                     uids=found.uids,
                     products=published(found.products),
+                    middle=published(middle.products_in(found.unit) if middle else ()),
                     norms=tuple(round(one, PRODUCT_DECIMALS) for one in found.norms),
                     gram=published(found.gram),
                     unit=found.unit,
@@ -106,6 +109,15 @@ class Observer:
                     loss=before.loss,
                 )
                 await self._evaluate(seen, valid, before, seed)
+
+    async def _middle(
+        self, included: Updates, updates: Sequence[Update], before: Baseline, seed: int
+    ) -> Aligned | None:
+        """Align updates with the gradient after half of the window's step; None if there is no step."""
+        if not included:
+            return None
+        step = [one.update for one in included]
+        return await asyncio.to_thread(self._train_state.middle_alignment, step, updates, before.for_middle(), seed)
 
     async def _observe_documented(self, seen: Observation, included: Updates, board: ScoreBoard) -> None:
         """Evaluate the sampled updates, on the peer list or not, and find copies."""

@@ -26,7 +26,7 @@ from tplr.seeds import fingerprint_seed, proof_seed
 from tplr.training.alignment import Alignment, Gradient, align, probe_gradient
 from tplr.training.commands import Commands, command
 from tplr.training.device import DEFAULTS, DeviceSettings, host_copy
-from tplr.training.evaluation import Baseline, baseline, evaluate
+from tplr.training.evaluation import Baseline, baseline, evaluate, half_step_taken
 from tplr.training.fingerprint import digest, fingerprint, outer_fingerprint
 from tplr.training.inner import kept_weights
 from tplr.training.local import LocalTraining, Stop, TrainStats, Unfinished, never
@@ -286,6 +286,15 @@ class TrainState:
         """
         gradient = self._gradient(batches)
         return gradient.baseline, self._align(gradient, updates, seed, together)
+
+    @command
+    def middle_alignment(
+        self, included: Sequence[Update], updates: Sequence[Update], batches: np.ndarray, seed: int, together: int = 0
+    ) -> Alignment:
+        """As ``align``, without the products of pairs, with the gradient after half of the step along ``included``."""
+        with half_step_taken(self.model, self.outer, included, step=self.global_step):
+            gradient = self._gradient(batches)
+        return self._align(gradient, updates, seed, together, pairs=False)
 
     @command
     def own_alignment(

@@ -72,8 +72,11 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     tables, layers = _whole(load)
     whole = load.parameters if ranks == 1 else tables + layers
     device = {"weights": FLOAT32 * shard}
-    # Trial weights take as much as the gradient, which is gone by then.
-    device["gradients" if backward else "trial weights"] = FLOAT32 * shard
+    if backward:
+        device["gradients"] = FLOAT32 * shard
+    if role == "validator":
+        # A copy, restored after trial steps and half of the window's step. One gradient is computed after the latter.
+        device["trial weights"] = FLOAT32 * shard
     if role == "miner":
         device["error feedback"] = FLOAT32 * load.owned(ranks)
         if inner:

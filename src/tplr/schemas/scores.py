@@ -90,6 +90,8 @@ class Alignment(Wire):
     Attributes:
         uids: ascending.
         products: ``<g, d_i> / (|g| * scale)`` by uid. Predicted gains follow from these and from those of the tests.
+        middle: ``<h, d_i> / (|g| * scale)``, where h is the gradient on the first half of the batches, in the middle of
+            the window's step. Empty if the window has no included update.
         norms: L2 norm of all values sent by the uid.
         gram: ``<d_i, d_j> / scale**2``, upper triangle with diagonal, row by row.
         unit: a product times it is in proportion to the loss that the step gains if it is taken alone; with SparseLoCo
@@ -102,6 +104,7 @@ class Alignment(Wire):
 
     uids: Items[Uid] = Field(max_length=4096)
     products: Items[Product] = Field(max_length=4096)
+    middle: Items[Product] = Field(default=(), max_length=4096)
     norms: Items[float] = Field(max_length=4096)
     gram: Items[Product]
     unit: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -115,6 +118,8 @@ class Alignment(Wire):
             raise ValueError("uids: expected ascending ones")
         if not len(self.products) == len(self.norms) == count or len(self.gram) != count * (count + 1) // 2:
             raise ValueError(f"expected {count} products and norms, and {count * (count + 1) // 2} entries of gram")
+        if len(self.middle) not in (0, count):
+            raise ValueError(f"middle: expected {count} products, or none")
         return self
 
 

@@ -30,6 +30,7 @@ from tplr.scoring.calibration import Calibration, by_gradient, by_length, by_los
 from tplr.scoring.credit import Credit, credit, even_scales, means_and_errors
 from tplr.scoring.measured_window import MeasuredWindow
 from tplr.scoring.measures import loss_indicator, own_pages_factor
+from tplr.scoring.overshoot import by_middle
 from tplr.scoring.own_pages import FEWEST_OTHER_PAGES, indicator
 from tplr.scoring.places import Place, places
 from tplr.scoring.selection import sample_evaluated
@@ -213,8 +214,10 @@ def _calibrations(
     if windows[-1].chosen_lengths:
         weights = np.array([trusted[uid] for uid in hotkeys])
         length = by_length(gains, lengths, scales=scales, included=counted, weights=weights).tolist()
+    middle = by_middle(windows, hotkeys)
     return {
-        uid: Calibration(loss[uid], first, second) for uid, first, second in zip(hotkeys, gradient, length, strict=True)
+        uid: Calibration(loss[uid], first, middle[uid], second)
+        for uid, first, second in zip(hotkeys, gradient, length, strict=True)
     }
 
 

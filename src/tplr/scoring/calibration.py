@@ -2,12 +2,17 @@
 
 Nobody knows these pages before the window ends. Most gradients that predict a gain are of pages that miners do know
 (``gain.py``), and a gradient predicts more than a long step gains. Where miners choose the length of their steps,
-multiplying an update multiplies its predicted gain. Three comparisons find such gain, each relative to what is usual
+multiplying an update multiplies its predicted gain. Four comparisons find such gain, each relative to what is usual
 for all miners; the smallest factor counts:
 
     by loss       measured gains, of a sample of the updates, with those predicted by the held-out gradient
     by gradient   gains by the held-out gradient alone, of all updates, with predicted gains
+    by middle     gains by a gradient after half of the window's step, of all updates, with predicted gains
     by length     predicted gains, of all updates, with the squared lengths of their steps
+
+By middle: a step along a steep direction has a large slope, and overshoots, so that the next window's gradient pays for
+the way back. The gradient after half of the step shows what the whole one gains: it is the midpoint rule for the
+integral along the step, exact to second order (Aumann and Shapley, "Values of Non-Atomic Games", 1974).
 
 Only included updates set what is usual, so miners on probation, of which anybody can have many, do not affect it. Each
 factor is the smaller one of all measured and of the included updates: no newcomer is trusted, and honest work on
@@ -49,6 +54,7 @@ class Calibration(NamedTuple):
 
     by_loss: float
     by_gradient: float
+    by_middle: float
     by_length: float | None = None
 
     @property
@@ -118,6 +124,8 @@ def by_gradient(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, in
     included updates. The noise of a gradient along a step is proportional to the step's length, and the same for all
     directions. So ``error`` is ``_spread`` times the root of the sum of squared lengths. A factor is 1 without a
     positive predicted gain, if ``usual`` is not positive, or before any miner has two windows in succession.
+
+    The same formula compares the gains by the gradient after half of the step, in place of ``held_out``.
 
     Args:
         held_out, gains: of measured updates by the held-out gradient alone and by all (``predicted_gains``), float64

@@ -279,6 +279,7 @@ def _calibration(published: float, found: Calibration | None) -> str:
     if found is None:
         return text
     factors = f"{found.by_loss:.4f} by measured losses, {found.by_gradient:.4f} by the gradient there"
+    factors += f", {found.by_middle:.4f} by the gradient in the middle of the steps"
     if found.by_length is not None:
         factors += f", {found.by_length:.4f} by the lengths of its steps"
     if not math.isclose(found.value, published, rel_tol=TOLERANCE, abs_tol=TOLERANCE):

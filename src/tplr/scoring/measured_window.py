@@ -38,6 +38,7 @@ class MeasuredWindow:
         alignment = evidence.alignment or NOTHING
         self._unit = alignment.unit
         self._held_out = dict(zip(alignment.uids, alignment.products, strict=True))
+        self._middle = dict(zip(alignment.uids, alignment.middle, strict=False))
         self.gains = predicted_gains(alignment, predicting_tests(evidence))
         self.measured = alignment.model_copy(update={"products": tuple(self.gains.values())})
         squares = np.clip(np.diag(gram_of(alignment)), 0.0, None)  # a false report may have negative ones
@@ -95,6 +96,11 @@ class MeasuredWindow:
     def held_out_and_gain(self, uid: int, hotkey: str) -> tuple[float, float]:
         """Return its gain by the held-out gradient, and its predicted gain; NaN where ``_compared`` is false."""
         return (self._held_out[uid], self.gains[uid]) if self._compared(uid, hotkey) else (math.nan, math.nan)
+
+    def middle_and_gain(self, uid: int, hotkey: str) -> tuple[float, float]:
+        """Return its gain by the gradient after half of the step, and its predicted gain; NaN if one is not known."""
+        there = uid in self._middle and self._compared(uid, hotkey)
+        return (self._middle[uid], self.gains[uid]) if there else (math.nan, math.nan)
 
     def _compared(self, uid: int, hotkey: str) -> bool:
         """Return whether a calibration compares its update.

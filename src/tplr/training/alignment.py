@@ -60,6 +60,10 @@ class Alignment(NamedTuple):
     unit: float = 1.0
     largest_norm: float = math.inf
 
+    def products_in(self, unit: float) -> tuple[float, ...]:
+        """Return the products in units of another gradient's ``unit``."""
+        return tuple(one * self.unit / unit for one in self.products)
+
 
 class Gradient(NamedTuple):
     """The mean gradient over batches, by parameter name (over several ranks, shards), and the losses of its batches."""

@@ -13,7 +13,7 @@ are needed to distinguish a sign from chance.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 UNKNOWN = 1e9
 # A calibration reads one in so many of the held-out batches. All of them would cost 6 % of a validator's window.
 CALIBRATION_PART = 4
+# The gradient after half of the step reads one in so many: it is another pass, and only compared with the first.
+MIDDLE_PART = 2
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ class Baseline:
     def loss(self) -> float:
         """Mean loss, in nats per token."""
         return float(self.losses.mean())
+
+    def for_middle(self) -> np.ndarray:
+        """Return the batches of the gradient after half of the step: one in ``MIDDLE_PART``, rounded up."""
+        return self.batches[: math.ceil(len(self.batches) / MIDDLE_PART)]
 
     def for_calibration(self) -> Baseline:
         """Return the part that a calibration reads: the first batches, one in ``CALIBRATION_PART``, rounded up."""
@@ -137,10 +143,31 @@ def evaluate(
 @contextmanager
 def trial_step_applied(model: PreTrainedModel, outer: OuterScheme, update: Update, *, step: int) -> Iterator[None]:
     """Take a trial step along ``update`` for the duration of the block; restore the model's exact bytes afterwards."""
+    with _restored(model):
+        outer.trial_step(update, step=step)
+        yield
+
+
+@contextmanager
+def half_step_taken(
+    model: PreTrainedModel, outer: OuterScheme, updates: Sequence[Update], *, step: int
+) -> Iterator[None]:
+    """Take half of the step along ``updates`` for the duration of the block; restore the exact bytes afterwards.
+
+    Raises:
+        ValueError: as ``OuterScheme.apply``.
+    """
+    with _restored(model):
+        outer.part_of_step(updates, step=step, share=0.5)
+        yield
+
+
+@contextmanager
+def _restored(model: PreTrainedModel) -> Iterator[None]:
+    """Restore the model's exact bytes after the block."""
     parameters = list(model.parameters())
     before = [local_rows(one.detach())[0].clone() for one in parameters]
     try:
-        outer.trial_step(update, step=step)
         yield
     finally:
         for parameter, values in zip(parameters, before, strict=True):

@@ -155,9 +155,11 @@ def aligned(hparams: str, folder: str) -> dict[str, Any]:
         held_out, found = state.align(updates, batches_of(constants, 77, 5), 3)
         own = state.own_alignment(updates, batches_of(constants, 78, 4), 3)
         none = state.align([], batches_of(constants, 77, 3), 3)[1]
+        middle = state.middle_alignment(updates, updates, batches_of(constants, 77, 5), 3).products_in(found.unit)
+        assert middle != found.products
         assert state.digest() == before
         assert none[:4] == ((), (), (), ())
-        return {"losses": held_out.losses.tolist(), "own": own} | found._asdict()
+        return {"losses": held_out.losses.tolist(), "own": own, "middle": middle} | found._asdict()
 
 
 def align_ended(hparams: str, folder: str) -> dict[str, Any]:

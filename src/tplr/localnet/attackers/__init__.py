@@ -6,7 +6,7 @@ from tplr.localnet.attackers.honest import Cheat, Honest, Lossy
 from tplr.localnet.attackers.pages import Crowder, OthersPages, Overfitter, PagesOverfitter, WrongPages
 from tplr.localnet.attackers.presence import Dormant, GoDark, HalfAbsent, Late, PeriodicTurncoat, Timed, Turncoat
 from tplr.localnet.attackers.sync import NoProof, OutOfSync
-from tplr.localnet.attackers.values import Changed, Noise, Repeater, Scaled, Zeros
+from tplr.localnet.attackers.values import Changed, Noise, PlainGradient, Repeater, Scaled, Zeros
 
 __all__ = [
     "Changed",
@@ -29,6 +29,7 @@ __all__ = [
     "Overfitter",
     "PagesOverfitter",
     "PeriodicTurncoat",
+    "PlainGradient",
     "Pooled",
     "Repeater",
     "Scaled",

@@ -1,4 +1,4 @@
-"""Miners whose updates are not honest work: noise, zeros, or the wrong sign, scale or window."""
+"""Miners whose updates are not honest work: noise, zeros, a plain gradient, or the wrong sign, scale or window."""
 
 from collections.abc import Callable
 
@@ -9,6 +9,7 @@ from tplr.compress.topk import select
 from tplr.localnet.attackers.honest import Cheat
 from tplr.localnet.simulation import World
 from tplr.seeds import derive
+from tplr.training.alignment import TINY, probe_gradient
 
 
 class Changed(Cheat):
@@ -75,6 +76,29 @@ class Scaled(Cheat):
         for name in update.spec.tensors:
             indices, values = update.coefficients(name)
             kept[name] = indices, values * self._scale
+        return self.addressed(kept, world, window)
+
+
+class PlainGradient(Cheat):
+    """Sends the largest entries of one gradient on its pages, and takes no inner steps: the steepest direction.
+
+    With ``scale`` times an honest update's norms. A whole step of such updates overshoots.
+    """
+
+    def __init__(self, name: str, effort: int, scale: float = 1.0) -> None:
+        super().__init__(name, effort)
+        self._scale = scale
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """Return the gradient, with the norms of the last update of uid 1 times ``scale``."""
+        batches, precision = self.batches(world, window), world.hparams.precision
+        gradient = probe_gradient(self.train_state.model, batches, precision).tensors
+        kept = {}
+        for name, tensor in world.spec.tensors.items():
+            chunks = self.outer.in_basis(tensor.grid.cut(tensor.grid.view(gradient[name])), tensor.grid)
+            indices, values = select(chunks, tensor.k, grouped=tensor.grouped)
+            length = self._scale * world.updates[1].norm(name)
+            kept[name] = indices, values * (length / max(float(values.norm()), TINY))
         return self.addressed(kept, world, window)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tplr.localnet.attackers import Scaled
@@ -16,6 +16,8 @@ GATHERED = 15
 MEASURED = 64  # sequences of a gradient or a loss, as in the project's hparams files
 PROBATION = 3  # windows
 LAUNCH = 6  # windows until the first peer list with earned places
+FEW = 4  # own-pages tests in a window, instead of 16: of 24 miners each takes one in six windows
+FEW_TESTS = "few tests, "  # prefix of the figures with so few
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,16 @@ class Setting:
     seed: int
 
 
-def network(setting: Setting, members: Sequence[Member], *, pages: int = 8) -> World:
-    """Return a network with production's budgets and ``pages`` pages of 8 sequences for each miner."""
+def network(setting: Setting, members: Sequence[Member], *, pages: int = 8, tests: int | None = None) -> World:
+    """Return a network with ``pages`` pages of 8 sequences for each miner, and production's budgets.
+
+    Args:
+        tests: number of miners that take the own-pages test in a window, instead of production's.
+    """
     constants = profile(setting.scheme)
     hparams = small(
         constants,
-        uids_per_window=constants.uids_per_window,
+        uids_per_window=tests or constants.uids_per_window,
         vocabulary=setting.vocabulary,
         max_topk_peers=GATHERED,
         probation_windows=PROBATION,
@@ -41,6 +47,11 @@ def network(setting: Setting, members: Sequence[Member], *, pages: int = 8) -> W
         evaluation_sequences=MEASURED,
     )
     return World(hparams, members, seed=setting.seed, measures_loss=False)
+
+
+def few_tests(figures: Callable[[Setting, int], Figures]) -> Callable[[Setting], Figures]:
+    """Return a scenario with ``FEW`` own-pages tests in a window, from one that takes their number."""
+    return lambda setting: {f"{FEW_TESTS}{name}": value for name, value in figures(setting, FEW).items()}
 
 
 def live(world: World, windows: int) -> World:

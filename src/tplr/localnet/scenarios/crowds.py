@@ -52,10 +52,10 @@ def cheats() -> list[Member]:
     ]
 
 
-def crowd(setting: Setting) -> Figures:
-    """Simulate honest miners of three efforts with one attacker of each kind."""
+def crowd(setting: Setting, tests: int | None = None) -> Figures:
+    """Simulate honest miners of three efforts with one attacker of each kind, with ``tests`` tests in a window."""
     members = [*map(Honest, HONEST), *cheats()]
-    world = live(network(setting, members), DARK + PAID_WINDOWS)
+    world = live(network(setting, members, tests=tests), DARK + PAID_WINDOWS)
     honest = pay(world, range(1, len(HONEST) + 1))
     equal = mean(pay(world, REFERENCE))
     found: Figures = {

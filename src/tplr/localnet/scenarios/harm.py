@@ -20,12 +20,13 @@ from tplr.localnet.scenarios.base import (
 from tplr.localnet.simulation import Member, World
 
 
+def flip() -> Member:
+    """Return a miner that trains, and sends the opposite of its work."""
+    return Changed("signs flipped", 8, lambda one, _: -one)
+
+
 def wreckers(setting: Setting) -> Figures:
     """Simulate three honest miners alone, then with each kind of harmful majority, for all paid windows."""
-
-    def flip() -> Member:
-        return Changed("signs flipped", 8, lambda one, _: -one)
-
     last = LAUNCH + PAID_WINDOWS
     alone = beside_honest(setting, (), last)
     without, paid = alone.held_out_loss(), pay(alone, (1, 2, 3))
@@ -39,6 +40,17 @@ def wreckers(setting: Setting) -> Figures:
     for name, crew in crews.items():
         found |= crew_figures(name, beside_honest(setting, crew, last), without)
     return found
+
+
+MANY = 40  # more than twice the places on probation
+
+
+def many_wreckers(setting: Setting) -> Figures:
+    """Simulate three honest miners alone, then with so many sign flippers that newcomers wait for probation."""
+    last = LAUNCH + PAID_WINDOWS
+    without = beside_honest(setting, (), last).held_out_loss()
+    world = beside_honest(setting, [flip() for _ in range(MANY)], last)
+    return crew_figures(f"{MANY} sign flippers", world, without)
 
 
 def beside_honest(setting: Setting, crew: Sequence[Member], windows: int) -> World:

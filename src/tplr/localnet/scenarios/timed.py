@@ -15,13 +15,17 @@ NEWCOMERS = 14  # with them, as in the crowd, two thirds of all miners are evalu
 BEGIN = LAUNCH + 8  # last window in which they work without regard to evaluations
 
 
-def timed_once_paid(setting: Setting) -> Figures:
-    """Simulate six honest miners, two miners of each kind in ``TIMED``, and newcomers that send random values."""
+def timed_once_paid(setting: Setting, tests: int | None = None) -> Figures:
+    """Simulate six honest miners, two miners of each kind in ``TIMED``, and newcomers that send random values.
+
+    Args:
+        tests: number of own-pages tests in a window, instead of production's.
+    """
     crews = {name: [Timed(name, EFFORT, one, last=BEGIN) for _ in range(EACH)] for name, one in TIMED.items()}
     members: list[Member] = [Honest(EFFORT) for _ in range(HONEST)]
     members += [one for crew in crews.values() for one in crew]
     members += [Noise("random values") for _ in range(NEWCOMERS)]
-    world = network(setting, members)
+    world = network(setting, members, tests=tests)
 
     def over_equal(name: str) -> float:
         return ratio(mean(pay(world, [one.uid for one in crews[name]])), mean(pay(world, range(1, HONEST + 1))))

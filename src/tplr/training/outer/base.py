@@ -159,10 +159,23 @@ class OuterScheme(ABC):
         Raises:
             ValueError: updates of different windows, of one uid twice, or of another layout.
         """
+        self._take(updates, step, share=1.0)
+
+    @torch.no_grad()
+    def part_of_step(self, updates: Sequence[Update], *, step: int, share: float) -> None:
+        """Take a share, below 1, of the step of ``apply`` in place; momentum and norm caps do not change.
+
+        Raises:
+            ValueError: as ``apply``.
+        """
+        assert share < 1
+        self._take(updates, step, share)
+
+    def _take(self, updates: Sequence[Update], step: int, share: float) -> None:
         updates = _in_order(updates, self.spec)
         if updates:
             for group, parameters in self._owners.whole(self._parameters, write_back=True):
-                self._apply(group, parameters, updates, step)
+                self._apply(group, parameters, updates, step, share)
 
     def set_caps(self, updates: Sequence[Update], *, step: int) -> None:
         """Set the norm caps of a window from its updates before they are applied.
@@ -257,9 +270,17 @@ class OuterScheme(ABC):
 
     @abstractmethod
     def _apply(
-        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int
+        self,
+        group: TensorGroup,
+        parameters: Mapping[str, torch.Tensor],
+        updates: Sequence[Update],
+        step: int,
+        share: float,
     ) -> None:
-        """Take the step of one group along these updates, at least one, in uid order."""
+        """Take a share of the step of one group along these updates, at least one, in uid order.
+
+        Only the whole step (``share`` 1) changes momentum and norm caps.
+        """
 
     @abstractmethod
     def _trial_step(

@@ -95,14 +95,19 @@ class DemoOuter(OuterScheme):
             group.add(errors, bands, inverse_sparse(indices[chunks], what, grid), alpha=sign)
 
     def _apply(
-        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int
+        self,
+        group: TensorGroup,
+        parameters: Mapping[str, torch.Tensor],
+        updates: Sequence[Update],
+        step: int,
+        share: float,
     ) -> None:
         """Compute ``p = p * (1 - lr * weight_decay) - lr * sign(sum over peers of decode(update) / norm(update))``.
 
         Updates are scaled to unit norm for each tensor, so a larger one has no more influence. The common divisor, the
-        number of peers, does not change a sign and is left out.
+        number of peers, does not change a sign and is left out. ``lr`` is the learning rate times ``share``.
         """
-        lr = self.rate(step)
+        lr = self.rate(step) * share
         indices, values = decode_all(updates, group.tensors, self._device)
         per_tensor = values.unflatten(1, (len(group.tensors), -1))
         per_tensor /= _divisors(norms(per_tensor))[..., None, None]

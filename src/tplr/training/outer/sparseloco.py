@@ -135,20 +135,28 @@ class SparselocoOuter(OuterScheme):
         return math.hypot(*(largest_norm(one, self._constants, step) for one in self.spec.tensors.values()))
 
     def _apply(
-        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int
+        self,
+        group: TensorGroup,
+        parameters: Mapping[str, torch.Tensor],
+        updates: Sequence[Update],
+        step: int,
+        share: float,
     ) -> None:
         """Compute ``m = momentum * m + d; p -= lr * m``; with Nesterov ``p -= lr * (d + momentum * m)``.
 
-        ``d`` is that of ``_direction``: an update with a norm above the window's cap is scaled down to the cap.
+        ``d`` is that of ``_direction``: an update with a norm above the window's cap is scaled down to the cap. ``lr``
+        is the learning rate times ``share``.
         """
-        c, rate = self._constants, self.rate(step)
+        c, rate, whole = self._constants, self.rate(step) * share, share == 1
         for tensor in group.tensors:
             parameter = tensor.grid.view(parameters[tensor.name])
-            for bands, new in self._direction(updates, tensor, step):
+            for bands, new in self._direction(updates, tensor, step, record=whole):
                 direction = new
                 if c.outer_momentum:
-                    momentum = tensor.grid.view(self._momentum[tensor.name])[bands]
-                    momentum.copy_(momentum.double().mul_(c.outer_momentum).add_(new))
+                    kept = tensor.grid.view(self._momentum[tensor.name])[bands]
+                    momentum = kept.double().mul_(c.outer_momentum).add_(new).float()
+                    if whole:
+                        kept.copy_(momentum)
                     direction = momentum.double()
                     if c.outer_nesterov:
                         direction = new + direction.mul_(c.outer_momentum)
@@ -169,11 +177,12 @@ class SparselocoOuter(OuterScheme):
                 parameter[bands].sub_(grid.join(zeros.scatter_(1, indices[0, chunks], lr * values[0, chunks])))
 
     def _direction(
-        self, updates: Sequence[Update], tensor: TensorSpec, step: int
+        self, updates: Sequence[Update], tensor: TensorSpec, step: int, *, record: bool
     ) -> Iterator[tuple[slice, torch.Tensor]]:
         """Yield the sum of one tensor's clipped updates, divided by ``effective_count``, by row block.
 
-        Records the window's cap.
+        Args:
+            record: whether the window's cap becomes part of the history.
 
         Yields:
             bands of the grid, and float64 [bands, chunk rows, cols].
@@ -181,7 +190,7 @@ class SparselocoOuter(OuterScheme):
         peers = decode_all(updates, [tensor], self._device)
         lengths = norms(peers[1]).tolist()
         relative, cap = self._cap(tensor.name, lengths, step)
-        if any(lengths):
+        if record and any(lengths):
             self._cap_history[tensor.name] = recorded(self._cap_history[tensor.name], relative)
         count = _count(lengths, cap)
         weights = [factor / count for factor in clip(lengths, cap)]
