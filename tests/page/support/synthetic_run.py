@@ -127,7 +127,9 @@ def _shares(report: ScoreReport) -> CreditShares:
     """Return the shares of miners without copiers."""
     scores = {int(uid): one for uid, one in report.peer_scores.items() if isinstance(one, PeerScore)}
     found = {uid: Credit(one.credit, one.mean, one.error, one.credit, 1.0) for uid, one in scores.items()}
-    calibrations = {uid: Calibration(one.calibration, 1.0) for uid, one in scores.items()}
+    calibrations = {
+        uid: Calibration(by_loss=one.calibration, by_gradient=1.0, by_middle=1.0) for uid, one in scores.items()
+    }
     scale = 0.9 + report.window % 7 / 30
     return CreditShares(credits=found, steps=dict.fromkeys(scores, 4), scale=scale, calibrations=calibrations)
 
