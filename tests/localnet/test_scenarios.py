@@ -220,7 +220,7 @@ def test_turncoats_lose_places_and_pay_before_the_model_does() -> None:
 
 
 def test_steps_that_overshoot_lose_their_pay() -> None:
-    """By gradients at the begin of steps alone, the sender has a fifth of all pay here, and more in longer runs."""
+    """By gradients before the steps alone, the sender has a fifth of all pay here, and more in longer runs."""
     members: list[Member] = [*(Honest(24) for _ in range(4)), Honest(8), PlainGradient("plain gradient", 8)]
     world = live(network(Setting(DEFAULT_SCHEME, VOCABULARY, 0), members), LAUNCH + 12)
     assert max(record.weights.get(6, 0.0) for record in world.records) > 0.5  # of a run's first paid windows

@@ -346,6 +346,21 @@ async def test_evidence_that_contradicts_itself_is_a_difference(world, tmp_path,
     assert (found.window, found.what) == (LAST, "evidence from which scores can be computed")
 
 
+async def test_a_window_without_included_updates_has_no_products_after_half_of_its_step(tmp_path: Path) -> None:
+    world = await asyncio.to_thread(build, probation_windows=2)
+    report = await world.comms.get_scores(VALIDATOR, LAST)
+    assert report.alignment is not None
+    assert not any(seen.included for seen in report.observations.values())
+    assert report.alignment.uids
+    assert report.alignment.middle == ()
+    assert await audit(world, tmp_path) is None
+    lie = report.alignment.model_copy(update={"middle": report.alignment.products})
+    await seal(world, report.model_copy(update={"alignment": lie}))
+    found = await audit(world, tmp_path, scores_from=LAST)
+    assert found is not None
+    assert (found.window, found.what) == (LAST, "number of products after half of the step")
+
+
 @pytest.mark.long
 async def test_a_valid_update_on_probation_that_is_said_to_be_refused_is_found_out(tmp_path: Path) -> None:
     world = await asyncio.to_thread(build, probation_windows=2)

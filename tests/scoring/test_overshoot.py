@@ -9,7 +9,7 @@ from observed import HPARAMS, UIDS, good
 from tplr.schemas import Evidence
 from tplr.scoring.board import Board
 from tplr.scoring.measured_window import MeasuredWindow
-from tplr.scoring.overshoot import by_middle
+from tplr.scoring.overshoot import Middle, middles
 
 WINDOWS = 20
 NEWCOMERS = tuple(range(20, 40))
@@ -45,9 +45,13 @@ def windows(observation, evidence):
     return make
 
 
-def factors(windows: list[Evidence]) -> dict[int, float]:
+def judged(windows: list[Evidence]) -> dict[int, Middle]:
     measured = [MeasuredWindow(one, HARDENED) for one in windows]
-    return by_middle(measured, measured[-1].hotkeys)
+    return middles(measured, measured[-1].hotkeys)
+
+
+def factors(windows: list[Evidence]) -> dict[int, float]:
+    return {uid: one.factor for uid, one in judged(windows).items()}
 
 
 def test_a_step_that_loses_its_gain_is_not_paid_and_has_no_place(windows) -> None:
@@ -77,10 +81,48 @@ def test_it_loses_its_place_within_a_few_windows(windows) -> None:
     assert {uid: board.proven(uid) for uid in UIDS} == {1: False} | dict.fromkeys(UIDS[1:], True)
 
 
-def test_a_loss_of_gain_that_all_have_costs_nobody(windows) -> None:
-    """With a large outer rate every step is far into the curvature."""
-    for share in (1.0, 0.2, -0.2):
-        assert set(factors(windows(dict.fromkeys(UIDS, share))).values()) == {1.0}
+@pytest.mark.parametrize("share", [1.0, 0.4, 0.05, 0.0, -0.2])
+def test_a_loss_of_gain_that_all_have_costs_nobody(windows, share: float) -> None:
+    """With a large outer rate every step is far into the curvature. Near zero, chance alone tells miners apart."""
+    for seed in range(10):
+        found = judged(windows(dict.fromkeys(UIDS, share), first=1000 * seed))
+        assert not any(one.overshoots for one in found.values())
+        if share not in (0.0, 0.05):
+            assert min(one.factor for one in found.values()) > 0.8
+
+
+def test_a_miner_is_compared_in_its_own_windows(observation, windows) -> None:
+    """In windows with a long step everybody keeps less: who was only there then is no worse."""
+    early = windows(dict.fromkeys(UIDS, 0.1), count=10)
+    late = windows(dict.fromkeys(UIDS, 0.9), first=10, count=10)
+    absent = observation(1, included=False, verdict="missing", assigned_pages=None, evaluation=None)
+    without = [
+        one.model_copy(
+            update={
+                "observations": one.observations | {"1": absent},
+                "alignment": one.alignment.model_copy(
+                    update={
+                        "uids": one.alignment.uids[1:],
+                        "products": one.alignment.products[1:],
+                        "middle": one.alignment.middle[1:],
+                        "norms": one.alignment.norms[1:],
+                        "gram": one.alignment.gram[len(UIDS) :],
+                    }
+                ),
+            }
+        )
+        for one in late
+    ]
+    found = judged([*early, *without])
+    assert [one.factor for one in found.values()] == [1.0] * len(UIDS)
+    assert not any(one.overshoots for one in found.values())
+
+
+def test_one_window_far_beyond_the_slope_hides_nobody(windows) -> None:
+    wild = windows(dict.fromkeys(UIDS, -30.0), first=WINDOWS - 1, count=1)
+    found = judged([*windows({1: -0.5}, count=WINDOWS - 1), *wild])
+    assert found[1].overshoots
+    assert [found[uid].factor for uid in UIDS[1:]] == [1.0] * 5
 
 
 def test_chance_costs_an_honest_miner_little(windows) -> None:

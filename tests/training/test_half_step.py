@@ -90,7 +90,7 @@ def test_an_error_leaves_no_byte_of_it(model, outer, updates):
 
 @pytest.mark.parametrize("hparams", ["sparseloco"], indirect=True)
 def test_a_step_that_overshoots_shows_its_gain_after_half_of_it_alone(model, outer, batches):
-    """A plain gradient, so long that the loss is higher after it: its slope at the begin is the steepest."""
+    """A plain gradient, so long that the loss is higher after it: its slope at the start is the steepest."""
     probe = batches(5)
     gradient = probe_gradient(model, probe, "float32").tensors
     chunks = {name: one.grid.cut(one.grid.view(gradient[name])) for name, one in outer.spec.tensors.items()}
@@ -105,7 +105,7 @@ def test_a_step_that_overshoots_shows_its_gain_after_half_of_it_alone(model, out
     before = sequence_losses(model, probe, "float32").mean()
     outer.apply(step, step=STEP)
     change = before - sequence_losses(model, probe, "float32").mean()
-    at_begin, in_the_middle = here.products[0] * here.unit, there.products_in(here.unit)[0] * here.unit
-    assert at_begin > 0
+    at_start, in_the_middle = here.products[0] * here.unit, there.products_in(here.unit)[0] * here.unit
+    assert at_start > 0
     assert in_the_middle == pytest.approx(there.products[0] * there.unit)
-    assert abs(in_the_middle - change) < 0.5 * abs(at_begin - change)
+    assert abs(in_the_middle - change) < 0.5 * abs(at_start - change)

@@ -291,7 +291,7 @@ class ScoreClaims:
                 published = itertools.compress(getattr(report.alignment, name), known)
                 self._near(name, tuple(published), getattr(found, name), sizes)
             published = tuple(itertools.compress(report.alignment.middle, there))
-            self._near("products after half of the step", published, middle, longer * lengths)
+            self._near("products after half of the step", published, middle, longer * lengths[: len(middle)])
             self._near_number("unit of products", report.alignment.unit, found.unit)
             self._compare_largest_norm(report.alignment.largest_norm, found.largest_norm)
             self._compare_loss("held-out loss", report.alignment.loss, before.loss)

@@ -30,7 +30,7 @@ from tplr.scoring.calibration import Calibration, by_gradient, by_length, by_los
 from tplr.scoring.credit import Credit, credit, even_scales, means_and_errors
 from tplr.scoring.measured_window import MeasuredWindow
 from tplr.scoring.measures import loss_indicator, own_pages_factor
-from tplr.scoring.overshoot import by_middle
+from tplr.scoring.overshoot import middles
 from tplr.scoring.own_pages import FEWEST_OTHER_PAGES, indicator
 from tplr.scoring.places import Place, places
 from tplr.scoring.selection import sample_evaluated
@@ -214,9 +214,9 @@ def _calibrations(
     if windows[-1].chosen_lengths:
         weights = np.array([trusted[uid] for uid in hotkeys])
         length = by_length(gains, lengths, scales=scales, included=counted, weights=weights).tolist()
-    middle = by_middle(windows, hotkeys)
+    middle = middles(windows, hotkeys)
     return {
-        uid: Calibration(loss[uid], first, middle[uid], second)
+        uid: Calibration(loss[uid], first, middle[uid].factor, second)
         for uid, first, second in zip(hotkeys, gradient, length, strict=True)
     }
 

@@ -7,12 +7,9 @@ for all miners; the smallest factor counts:
 
     by loss       measured gains, of a sample of the updates, with those predicted by the held-out gradient
     by gradient   gains by the held-out gradient alone, of all updates, with predicted gains
-    by middle     gains by a gradient after half of the window's step, of all updates, with predicted gains
+    by middle     gains by a gradient after half of the window's step, of all updates, with predicted gains: see
+                  ``overshoot.py``
     by length     predicted gains, of all updates, with the squared lengths of their steps
-
-By middle: a step along a steep direction has a large slope, and overshoots, so that the next window's gradient pays for
-the way back. The gradient after half of the step shows what the whole one gains: it is the midpoint rule for the
-integral along the step, exact to second order (Aumann and Shapley, "Values of Non-Atomic Games", 1974).
 
 Only included updates set what is usual, so miners on probation, of which anybody can have many, do not affect it. Each
 factor is the smaller one of all measured and of the included updates: no newcomer is trusted, and honest work on
@@ -125,18 +122,13 @@ def by_gradient(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, in
     directions. So ``error`` is ``_spread`` times the root of the sum of squared lengths. A factor is 1 without a
     positive predicted gain, if ``usual`` is not positive, or before any miner has two windows in succession.
 
-    The same formula compares the gains by the gradient after half of the step, in place of ``held_out``.
-
     Args:
         held_out, gains: of measured updates by the held-out gradient alone and by all (``predicted_gains``), float64
             [windows, miners], NaN where there is none. They are equal in a window without tests.
         lengths: of their steps, float64 [windows, miners], above 0. All three are scaled by ``even_scales``.
         included: whether the window's included set contains the update, bool [windows, miners].
     """
-    held_out_sums, sums = _sums(held_out, included), _sums(gains, included)
-    ratios = held_out_sums[sums > 0] / sums[sums > 0]
-    usual = float(np.median(ratios)) if len(ratios) else 0.0
-    known = np.isfinite(gains)
+    usual, known = _usual_share(held_out, gains, included), np.isfinite(gains)
     tested = (known & (held_out != gains)).any(axis=1, keepdims=True)
     spread = _spread(np.where(included & tested, (held_out - usual * gains) / lengths, np.nan))
     if usual <= 0 or spread is None:
@@ -238,6 +230,22 @@ def _lower_quartile(values: np.ndarray, *, weights: np.ndarray) -> float:
 
 def _sums(values: np.ndarray, where: np.ndarray) -> np.ndarray:
     return np.where(where, values, 0.0).sum(axis=0)
+
+
+def noise_of(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, included: np.ndarray) -> float | None:
+    """Return the standard deviation of ``held_out / length`` around what is usual for ``gains``; None without one.
+
+    Args: as of ``by_gradient``.
+    """
+    usual = _usual_share(held_out, gains, included)
+    return _spread(np.where(included, (held_out - usual * gains) / lengths, np.nan))
+
+
+def _usual_share(held_out: np.ndarray, gains: np.ndarray, included: np.ndarray) -> float:
+    """Return the median of ``held_out / gain`` over the miners, by sums over their included updates; 0 without one."""
+    found, sums = _sums(held_out, included), _sums(gains, included)
+    ratios = found[sums > 0] / sums[sums > 0]
+    return float(np.median(ratios)) if len(ratios) else 0.0
 
 
 def _spread(differences: np.ndarray) -> float | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tplr.schemas import PeerScore
 from tplr.scoring.credit import CHANCE
 from tplr.scoring.measured_window import MeasuredWindow
-from tplr.scoring.overshoot import by_middle
+from tplr.scoring.overshoot import Middle, middles
 
 # Fewest measured windows after which a mean predicted gain beyond chance proves a miner: one window has no spread.
 PROVING_WINDOWS = 2
@@ -16,8 +16,6 @@ PROVING_WINDOWS = 2
 # window is a new chance for miners that send noise to exceed ``CHANCE``. Below ``CHANCE`` a miner is a known zero; in
 # between, a listed miner keeps its place.
 PROVEN = 4.0
-# A miner whose factor by middle is below this harms by overshooting, whatever its steps gain at their begin.
-OVERSHOOTING = 0.25
 # Number of own-pages tests after which a factor of 0 means that a miner does not train on its own pages, and number of
 # measured windows after which harm on held-out pages counts.
 DISPROVING_TESTS = 8
@@ -40,11 +38,11 @@ class Place(NamedTuple):
 
 
 class _Limits(NamedTuple):
-    """What all miners are judged by: numbers of windows, a spread, and their factors by middle, by uid."""
+    """What all miners are judged by: numbers of windows, a spread, and their gains in the middle, by uid."""
 
     fewest: int
     most_spread: float
-    middle: Mapping[int, float]
+    middle: Mapping[int, Middle]
 
 
 def places(
@@ -58,7 +56,7 @@ def places(
     """
     fewest = max(PROVING_WINDOWS, probation_windows)
     most_spread = MOST_SPREAD * _usual_spread(scores)
-    middle = by_middle(windows, {uid: score.hotkey for uid, score in scores.items()})
+    middle = middles(windows, {uid: score.hotkey for uid, score in scores.items()})
     limits = _Limits(fewest, most_spread, middle)
     return {uid: _place(windows, uid, score, limits) for uid, score in scores.items()}
 
@@ -75,7 +73,7 @@ def _place(windows: Sequence[MeasuredWindow], uid: int, score: PeerScore, limits
         and score.tests >= DISPROVING_TESTS,
         "some of its updates in succession increased the loss": _harms(windows, uid, score, fewest, most_spread),
         "its updates increase the loss on held-out pages": _harms_held_out(windows, uid, score),
-        "its steps overshoot: in the middle of the window's step their gain is gone": middle[uid] < OVERSHOOTING,
+        "its steps overshoot: in the middle of the window's step their gain is gone": middle[uid].overshoots,
     }
     if found := [reason for reason, holds in objections.items() if holds]:
         return Place(False, "; ".join(found))
