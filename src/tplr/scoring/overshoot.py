@@ -18,8 +18,8 @@ from tplr.scoring.measures import SIGNIFICANT
 
 # A miner overshoots if less than this share of what is usual is left of its gain in the middle of the steps.
 OVERSHOOTING = 0.25
-# It is not told from others where less than this is usual: then all steps overshoot.
-LEAST_USUAL = 0.2
+# A miner is not told from others where less than this is usual: then all steps overshoot.
+LEAST_USUAL = 0.05
 # Largest product in the middle of a window's step, over the largest gain before it, that counts in full.
 MOST = 2.0
 
