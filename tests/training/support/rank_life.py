@@ -387,6 +387,7 @@ def walk(hparams: str, folder: str, timeout: float, fault: tuple[str, int, str] 
         updates = updates_of(state, constants, 0)
         state.set_caps(updates)
         state.align(updates, batches_of(constants, 78, 2), 5)
+        state.middle_alignment(updates, updates, batches_of(constants, 78, 1), 5)
         state.own_alignment(updates, batches_of(constants, 79, 2), 5)
         state.evaluate(updates[0], batches_of(constants, 1, 3), held_out)
         asked = iter([False])
