@@ -166,7 +166,7 @@ def main() -> int:
         (name, setting)
         for setting in settings
         for name in given.scenarios
-        if SCENARIOS[name].by_pages or setting.vocabulary != SINGLE_BYTES
+        if SCENARIOS[name].single_bytes or setting.vocabulary != SINGLE_BYTES
     ]
     done = load(results)
     if given.finished:

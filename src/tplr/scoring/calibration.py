@@ -235,7 +235,7 @@ def _sums(values: np.ndarray, where: np.ndarray) -> np.ndarray:
 def noise_of(held_out: np.ndarray, gains: np.ndarray, lengths: np.ndarray, included: np.ndarray) -> float | None:
     """Return the standard deviation of ``held_out / length`` around what is usual for ``gains``; None without one.
 
-    Args: as of ``by_gradient``.
+    The arguments are those of ``by_gradient``.
     """
     usual = _usual_share(held_out, gains, included)
     return _spread(np.where(included, (held_out - usual * gains) / lengths, np.nan))

@@ -2,8 +2,8 @@
 
 A step along a steep direction has a large slope, and overshoots, so that the next window's gradient pays for the way
 back. The gradient in the middle of the step shows what a whole step gains: it is the midpoint rule for the integral
-along the step, exact to second order (Aumann and Shapley, "Values of Non-Atomic Games", 1974). It is only compared with
-the gains that are paid, because it has fewer sequences, and honest gains are smaller there.
+along the step, exact to second order (Aumann and Shapley, "Values of Non-Atomic Games", 1974). Its products do not
+replace the gains that are paid, because they have more noise, and honest ones are smaller. They are compared with them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from tplr.scoring.measures import SIGNIFICANT
 OVERSHOOTING = 0.25
 # A miner is not told from others where less than this is usual: then all steps overshoot.
 LEAST_USUAL = 0.05
-# Largest product in the middle of a window's step, over the largest gain before it, that counts in full.
+# Largest product in the middle of a window's step, over the window's largest gain, that is not scaled down.
 MOST = 2.0
 
 
@@ -46,12 +46,13 @@ class _Products(NamedTuple):
 
 
 def middles(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str]) -> dict[int, Middle]:
-    """Return the results of these miners, by uid.
+    """Return how much of their gains these miners keep in the middle of the steps, by uid.
 
     A factor is ``(middle + SIGNIFICANT * error) / (usual * predicted)``, clipped to [0, 1], with sums over a miner's
     windows. ``usual`` is the median of ``middle / predicted`` over the included miners in the same windows, because
-    how much is left in the middle depends on a window's whole step. Errors are as in ``calibration.by_gradient``. All
-    is the smaller of two, over all measured updates and over those that counted, and 1 if ``usual`` is not positive.
+    how much is left in the middle depends on a window's whole step. Errors are as in ``calibration.by_gradient``. The
+    factor is the smaller of two: over all measured updates, and over those that counted. It is 1 if ``usual`` is not
+    positive.
     """
     if not windows or not hotkeys:
         return dict.fromkeys(hotkeys, Middle())
@@ -73,9 +74,9 @@ def middles(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str]) -> di
 
 
 def _bounded(middle: np.ndarray, gains: np.ndarray, included: np.ndarray) -> np.ndarray:
-    """Return the products in the middle, those of a window with far larger ones than gains divided by one number.
+    """Return the products in the middle; in a window whose products are far larger than its gains, all are scaled down.
 
-    Otherwise a single window in which the step went far beyond the slope would decide all sums.
+    Otherwise one window with a far too long step would decide all sums.
     """
     largest, gain = (np.abs(np.where(included, one, 0.0)).max(axis=1, keepdims=True) for one in (middle, gains))
     return middle * np.minimum(1.0, np.divide(MOST * gain, largest, out=np.ones_like(gain), where=largest > 0))

@@ -37,41 +37,41 @@ class Scenario:
     Attributes:
         figures: function that runs it.
         cost: relative run time, for forecasts.
-        by_pages: whether its figures depend on page-specific content, so that it also runs with single bytes.
+        single_bytes: whether it also runs with single bytes as tokens.
     """
 
     figures: Callable[[Setting], Figures]
     cost: float
-    by_pages: bool = False
+    single_bytes: bool = False
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "crowd": Scenario(crowd, 60.0, by_pages=True),
+    "crowd": Scenario(crowd, 60.0, single_bytes=True),
     "crowd, few tests": Scenario(few_tests(crowd), 50.0),
     "timed once paid": Scenario(timed_once_paid, 35.0),
     "timed once paid, few tests": Scenario(few_tests(timed_once_paid), 30.0),
-    "twins": Scenario(twins, 35.0, by_pages=True),
+    "twins": Scenario(twins, 35.0, single_bytes=True),
     "in turns": Scenario(in_turns, 45.0),
     "noisy": Scenario(noisy, 45.0),
-    "split 8": Scenario(lambda setting: split(setting, 8), 45.0, by_pages=True),
-    "split 64": Scenario(lambda setting: split(setting, 64), 70.0, by_pages=True),
+    "split 8": Scenario(lambda setting: split(setting, 8), 45.0, single_bytes=True),
+    "split 64": Scenario(lambda setting: split(setting, 64), 70.0, single_bytes=True),
     "split 64, tenfold norm": Scenario(lambda one: split(one, 64, tenfold_parts, f"{SPLIT}, tenfold norm"), 70.0),
     "split 64, pooled": Scenario(lambda one: split(one, 64, pooled, f"{SPLIT}, pooled"), 70.0),
     "dealt": Scenario(lambda setting: split(setting, 64, dealt, "dealt over 8 uids"), 55.0),
-    "wreckers": Scenario(wreckers, 85.0, by_pages=True),
+    "wreckers": Scenario(wreckers, 85.0, single_bytes=True),
     "many wreckers": Scenario(many_wreckers, 45.0),
-    "giants": Scenario(giants, 65.0, by_pages=True),
+    "giants": Scenario(giants, 65.0, single_bytes=True),
     "plain gradients": Scenario(plain_gradients, 35.0),
     "shrunk": Scenario(shrunk, 40.0),
     "short once": Scenario(short_once, 30.0),
-    "losses": Scenario(losses, 10.0, by_pages=True),
+    "losses": Scenario(losses, 10.0, single_bytes=True),
     "turncoats": Scenario(turncoats, 10.0),
     "periodic turncoats": Scenario(periodic_turncoats, 22.0),
     "dormants": Scenario(dormants, 40.0),
-    "norms": Scenario(norms, 55.0, by_pages=True),
+    "norms": Scenario(norms, 55.0, single_bytes=True),
     "crowders": Scenario(crowders, 30.0),
     "listed crowders": Scenario(listed_crowders, 25.0),
-    "readers": Scenario(readers, 30.0, by_pages=True),
-    "siblings": Scenario(siblings, 30.0, by_pages=True),
+    "readers": Scenario(readers, 30.0, single_bytes=True),
+    "siblings": Scenario(siblings, 30.0, single_bytes=True),
     "score copiers": Scenario(score_copiers, 15.0),
 }

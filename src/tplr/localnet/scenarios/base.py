@@ -16,8 +16,8 @@ GATHERED = 15
 MEASURED = 64  # sequences of a gradient or a loss, as in the project's hparams files
 PROBATION = 3  # windows
 LAUNCH = 6  # windows until the first peer list with earned places
-FEW = 4  # own-pages tests in a window, instead of 16: of 24 miners each takes one in six windows
-FEW_TESTS = "few tests, "  # prefix of the figures with so few
+FEW = 4  # own-pages tests in a window, instead of 16: each of 24 miners takes one test in six windows
+FEW_TESTS = "few tests, "  # prefix of the names of their figures
 
 
 @dataclass(frozen=True)
