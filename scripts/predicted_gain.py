@@ -18,7 +18,7 @@ import torch
 from tplr.compress.dct import inverse, transform
 from tplr.compress.payload import Update
 from tplr.hparams import HParams
-from tplr.localnet.attackers import Changed, Copier, Dealt, Honest, Overfitter, Repeater, WrongPages
+from tplr.localnet.attackers import Changed, Copier, Dealt, Honest, Overfitter, PlainGradient, Repeater, WrongPages
 from tplr.localnet.plan import Scheme
 from tplr.localnet.simulation import SINGLE_BYTES, VOCABULARY, World, profile, small
 from tplr.training.evaluation import sequence_losses
@@ -50,6 +50,7 @@ def members() -> dict[str, list[Honest]]:
         "near clones": [Copier("", 14, noise=0.2, own_indices=0.1) for _ in range(3)],
         "split": [Honest(64 // SPLIT) for _ in range(SPLIT)],
         "dealt": [dealer, *(Dealt("", 64, (DEALER,), dealer) for _ in range(SPLIT - 1))],
+        "plain gradient": [PlainGradient("", 8)],
     }
 
 
@@ -72,7 +73,7 @@ class Run:
         # Every second window: the miners on whose pages a validator also computes a gradient, and those whose loss
         # changes it measures.
         self.tested = [1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 21]
-        self.evaluated = [*range(1, 16), 18, 21, 22, 29, 30, 36]
+        self.evaluated = [*range(1, 16), 18, 21, 22, 29, 30, 36, 37]
 
     def window(self) -> dict[str, np.ndarray]:
         """Measure all updates, and apply those of the honest miners."""

@@ -40,7 +40,15 @@ AGAINST_EQUAL = {
     "copier with noise": (9,),
     "copier, 30 % own indices": (10,),
 }
-CHEATS = {6: "random values", 7: "signs flipped", 8: "large norm", 11: "repeater", 12: "overfitter", 13: "wrong pages"}
+CHEATS = {
+    6: "random values",
+    7: "signs flipped",
+    8: "large norm",
+    11: "repeater",
+    12: "overfitter",
+    13: "wrong pages",
+    (STEEP := 37): "plain gradient",
+}
 TESTS_LO, TESTS_HI, TESTS = OWN_PAGES_LOW, OWN_PAGES_HIGH, 8
 # Cosines of eight clones with their source; the rest of each clone is independent noise.
 NOISY, SOURCE, CLONES = (0.9, 0.8, 0.7, 0.6, 0.5), 14, range(100, 108)
@@ -204,20 +212,23 @@ def gradient_correlations(run: Recorded) -> dict[str, list[float]]:
     """Return the rank correlation of predicted gains with the loss change on pages that no gradient was computed on.
 
     By the gradient on held-out pages alone, and as nodes predict it: also by those on the pages of the applied miners,
-    and of half as many others.
+    and of half as many others. The latter also over all updates but the plain gradient, whose whole step overshoots.
     """
     data, everybody = run.data, tuple(range(1, 1 + run.products.shape[1]))
     own = np.einsum("dijt,djt->dij", data["owns"], run.factors[run.deep]) / data["own_lengths"][:, :, None]
     tested = data["tested"].tolist()
     counted = [*APPLIED, *[uid for uid in tested if uid not in APPLIED][: len(APPLIED) // 2]]
     found = defaultdict[str, list[float]](list)
+    others = data["evaluated"] != STEEP
     for i, window in enumerate(run.deep):
         held_out = Alignment(everybody, tuple(run.products[window]), (), ())
         tests = {uid: own[i, tested.index(uid)] for uid in counted}
         falls = data["fresh_falls"][i].mean(axis=-1)
         for what, gradients in (("held-out pages", {}), ("all gradients", tests)):
-            gains = predicted_gains(held_out, gradients)
-            found[what].append(spearman(np.array([gains[uid] for uid in data["evaluated"]]), falls))
+            by_uid = predicted_gains(held_out, gradients)
+            gains = np.array([by_uid[uid] for uid in data["evaluated"]])
+            found[what].append(spearman(gains, falls))
+        found["all gradients, without the plain gradient"].append(spearman(gains[others], falls[others]))
     return found
 
 
@@ -244,7 +255,7 @@ def scenarios(run: Recorded, span: tuple[int, int], rule: Credits, power: float)
         found = pay((*EQUAL, *others))
         yield (
             f"{what}, over an honest miner",
-            sum(found[uid] for uid in others) / np.mean([found[uid] for uid in EQUAL]).item(),
+            sum(found[uid] for uid in others) / max(np.mean([found[uid] for uid in EQUAL]).item(), 1e-9),
         )
         if others == (10,):
             yield "its victim, over other honest ones", found[3] * 2 / (found[4] + found[5])

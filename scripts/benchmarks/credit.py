@@ -6,7 +6,8 @@ First it aligns 256 updates of a model of a billion parameters, with all pairs, 
 such windows: seconds and extra memory, with the default constants and with DeMo's. The gradient is zeros, which cost
 the same as any values; bodies are those of four random updates. With ``--window``, it measures the processor time of a
 window's measures for 20 updates on the localnet's model and on a larger one, in each scheme: the parts of inner
-products, proofs of sync and scores, of the calibrations, and of the backward pass. Prints all figures and writes them
+products, proofs of sync and scores, of the gradient after half of the step, of the calibrations, and of the backward
+pass. Prints all figures and writes them
 to ``docs/benchmarks/credit.csv``.
 """
 
@@ -32,7 +33,7 @@ from tplr.scoring.board import Board
 from tplr.scoring.credit import credit
 from tplr.scoring.selection import UIDS_PER_LOSS_EVALUATION
 from tplr.training.alignment import Alignment, align, probe_gradient
-from tplr.training.evaluation import baseline, evaluate
+from tplr.training.evaluation import baseline, evaluate, half_step_taken
 from tplr.training.fingerprint import fingerprint
 from tplr.training.model import build_model
 from tplr.training.outer.base import OuterScheme
@@ -42,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "benchmarks" / "credit.csv"
 MODELS = SIZES | {1040: (32_000, 2048, 5504, 18)}
 PRODUCTION: dict[Scheme, str] = {"muon": "hparams.json", "demo": "hparams-demo.json"}
-WINDOWS, DIFFERENT, TILE, REPEATS = 20, 4, 32, 2
+WINDOWS, DIFFERENT, TILE, REPEATS = 20, 4, 32, 5
 LISTED, BATCHES = 20, 8
 LARGER = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6}
 META = {"window": 1, "pages_digest": "0" * 64, "batches": 1}
@@ -115,7 +116,7 @@ def scores_of(one: Alignment, hparams: HParams) -> tuple[float, float]:
     def evidence(window: int) -> Evidence:
         sampled = random.choice(one.uids, hparams.uids_per_window, replace=False)
         tests = {int(uid): published(random.uniform(0.2, 0.4, len(one.uids))) for uid in sampled}
-        products = published(random.uniform(0.2, 0.4, len(one.uids)))
+        products, middle = (published(random.uniform(0.2, 0.4, len(one.uids))) for _ in range(2))
         return Evidence(
             window=window,
             observations={
@@ -132,7 +133,12 @@ def scores_of(one: Alignment, hparams: HParams) -> tuple[float, float]:
                 for uid in one.uids
             },
             alignment=PublishedAlignment(
-                uids=one.uids, products=products, norms=one.norms, gram=published(one.gram), unit=one.unit
+                uids=one.uids,
+                products=products,
+                middle=middle,
+                norms=one.norms,
+                gram=published(one.gram),
+                unit=one.unit,
             ),
         )
 
@@ -171,6 +177,12 @@ def window(scheme: Scheme, name: str, **model_changes: int) -> list[Row]:
     held_out = baseline(model, batches, "float32")
     gradient = probe_gradient(model, batches, "float32").tensors
     found = align(outer, gradient, updates, step=1, seed=0)
+
+    def after_half_of_the_step() -> None:
+        with half_step_taken(model, outer, updates, step=1):
+            middle = probe_gradient(model, held_out.for_middle(), "float32").tensors
+        align(outer, middle, updates, step=1, seed=0, pairs=False)
+
     steps: dict[str, Callable[[], object]] = {
         "forward pass on the probe pages": lambda: baseline(model, batches, "float32"),
         "forward and backward pass": lambda: probe_gradient(model, batches, "float32"),
@@ -178,6 +190,7 @@ def window(scheme: Scheme, name: str, **model_changes: int) -> list[Row]:
         "inner products with one own-pages gradient": lambda: align(
             outer, gradient, updates, step=1, seed=0, pairs=False
         ),
+        "gradient after half of the step, and its inner products": after_half_of_the_step,
         "calibration of one update": lambda: evaluate(
             model, outer, updates[0], step=1, assigned=None, held_out=held_out, precision="float32"
         ),
@@ -189,18 +202,19 @@ def window(scheme: Scheme, name: str, **model_changes: int) -> list[Row]:
     }
     used = {what: min(measured(work)[1] for _ in range(REPEATS)) for what, work in steps.items()}
     used["scores by 20 windows"] = min(scores_of(found, hparams)[1] for _ in range(REPEATS))
-    forward, both, pairs, own, deep, proofs, check, step, scores = used.values()
-    whole = both + pairs + tested * (both + own) + evaluated * deep + proofs + check + step + scores
+    forward, both, pairs, own, middle, deep, proofs, check, step, scores = used.values()
+    whole = both + pairs + middle + tested * (both + own) + evaluated * deep + proofs + check + step + scores
     rows: list[Row] = [{"what": f"{name}: {what}", "processor seconds": one} for what, one in used.items()]
     text = f"{name}: of a window with {tested} tests and {evaluated} calibrations, % of its processor time:"
     rows += [
         {"what": f"{text} products, proofs and scores", "percent": 100 * (pairs + proofs + scores) / whole},
         {"what": f"{text} products of the tests", "percent": 100 * tested * own / whole},
         {"what": f"{text} passes of the tests", "percent": 100 * tested * both / whole},
+        {"what": f"{text} the gradient after half of the step", "percent": 100 * middle / whole},
         {"what": f"{text} calibrations", "percent": 100 * evaluated * deep / whole},
         {
-            "what": f"{text} products, proofs, scores and calibrations",
-            "percent": 100 * (pairs + proofs + scores + evaluated * deep) / whole,
+            "what": f"{text} all but the probe pages' passes and the tests",
+            "percent": 100 * (pairs + proofs + scores + middle + evaluated * deep) / whole,
         },
         {"what": f"{name}: both passes over the forward pass", "ratio": both / forward},
     ]

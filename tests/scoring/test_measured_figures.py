@@ -47,8 +47,8 @@ def test_the_page_has_the_tables_of_the_file(name) -> None:
 
 def test_every_scheme_of_the_file_is_on_the_page() -> None:
     recorded = {(row["scheme"], row["vocabulary"], row["seeds"]) for row in ROWS}
-    assert recorded == {(scheme, vocabulary, "2") for scheme in SCRIPT["SCHEMES"] for vocabulary in ("1024", "256")}
-    assert "with two seeds (0 and 1) each" in prose("Predicted gain and credit", level="##")
+    assert recorded == {(scheme, vocabulary, "3") for scheme in SCRIPT["SCHEMES"] for vocabulary in ("1024", "256")}
+    assert "with three seeds (0, 1 and 2) each" in prose("Predicted gain and credit", level="##")
 
 
 def test_the_page_says_by_which_formula_credit_is() -> None:
@@ -74,7 +74,7 @@ def test_what_the_page_says_of_splits_and_effort_names_the_schemes() -> None:
     efforts = [median_of("sparseloco", 256, what) for what in (less, more)]
     assert f"With single bytes they have {efforts[0]} and {efforts[1]} times" in text
     lowest, highest = (median_of("sparseloco", 256, more, column=one) for one in "bc")
-    assert f"all four spans ({lowest} to {highest})" in text
+    assert f"all six spans ({lowest} to {highest})" in text
     assert f"64 sequences have {ratio_of('muon', 1024, more, 'times ')} the credit of 24" in text
     assert f"with single bytes {ratio_of('muon', 256, more, 'times ')}. A miner of 8 sequences" in text
     assert f"difference is within chance: {ratio_of('demo', 1024, more)}" in text

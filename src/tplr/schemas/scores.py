@@ -90,8 +90,8 @@ class Alignment(Wire):
     Attributes:
         uids: ascending.
         products: ``<g, d_i> / (|g| * scale)`` by uid. Predicted gains follow from these and from those of the tests.
-        middle: ``<h, d_i> / (|g| * scale)``, where h is the gradient on the first half of the batches, in the middle of
-            the window's step. Empty if the window has no included update.
+        middle: ``<h, d_i> / (|g| * scale)``, where h is the gradient on the first quarter of the batches, in the middle
+            of the window's step. Empty if the window has no included update.
         norms: L2 norm of all values sent by the uid.
         gram: ``<d_i, d_j> / scale**2``, upper triangle with diagonal, row by row.
         unit: a product times it is in proportion to the loss that the step gains if it is taken alone; with SparseLoCo

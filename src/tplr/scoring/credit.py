@@ -21,7 +21,7 @@ From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i 
 All honest updates are alike in what they have of the gradient. The rest of each is noise of its own data, and
 correlations of it up to ``APART`` count as none: so an honest miner's own part is 1. Of k clones each one's is 1 / k.
 An update that is another one's plus noise explains little of the gradient that the other one does not. Its part is
-small and not 0: measured credits are 0.02 to 0.51 of an honest miner's, by scheme and vocabulary
+small and not 0: measured credits are 0.01 to 0.48 of an honest miner's, by scheme and vocabulary
 (docs/benchmarks/scoring.md). The own-pages factor is what makes its pay 0. The root makes clones with noise of their
 own share as clones. Presence counts linearly. Clones share the windows that they have in common, however few each two
 of them have: uids of one owner that take turns are paid as one. Where G^-1 and M have G's diagonal, it is longer by
