@@ -16,6 +16,7 @@ from tplr.localnet.attackers import (
     Dormant,
     GoDark,
     HalfAbsent,
+    HidingTurncoat,
     Honest,
     InTurns,
     Late,
@@ -63,6 +64,7 @@ def members() -> list[Member]:
         Scaled("scaled", 8, 10.0),
         Repeater("repeater", 8),
         Turncoat("turncoat", 8, last=2),
+        HidingTurncoat("hiding", 8, last=2, harmful=1, period=2),
         Dormant("dormant", 8, last=1),
         OthersPages("others' pages", 24, own=8),
         dealer := Dealt("dealt", 16, DEALT),
@@ -72,8 +74,8 @@ def members() -> list[Member]:
     ]
 
 
-DEALT = (20, 21)
-TURNS = (22, 23, 24)  # the last uids
+DEALT = (21, 22)
+TURNS = (23, 24, 25)  # the last uids
 UID = {member.name: uid for uid, member in enumerate(members(), start=1)}
 HONEST, TWIN, OTHER_TWIN, LOSSY = 1, 6, 7, 10
 
@@ -189,6 +191,13 @@ def test_a_turncoat_helps_at_first_and_harms_at_last(world: World) -> None:
         assert found is not None
         products.append(found.products[found.uids.index(UID["turncoat"])])
     assert products[0] > 0 > products[-1]
+
+
+def test_a_hiding_turncoat_names_other_pages_where_it_harms(world: World) -> None:
+    uid = UID["hiding"]
+    assert [record.seen.observations[uid].assigned_pages for record in world.records] == [True, True, False, True]
+    measured = [record.seen.alignment.uids for record in world.records if record.seen.alignment]
+    assert [uid in uids for uids in measured] == [True, True, False, True]
 
 
 def test_another_model_is_seen_whether_it_is_proven_or_not(world: World) -> None:

@@ -54,6 +54,50 @@ def test_who_harms_now_and_then_loses_its_place_until_that_is_long_ago(
     assert set(found[first + 2 :]) == {False}
 
 
+@pytest.mark.parametrize("gain", [-0.3, 0.3])
+@pytest.mark.parametrize("wrong", ["another_model", "unread", "far_behind"])
+def test_harm_counts_where_a_rule_is_broken(observation, evidence, wrong: str, gain: float) -> None:
+    """Such updates earn nothing, but are applied. Good ones cost no place here: the strike itself is enough."""
+    random, first = np.random.default_rng(2), 12
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+    for window in range(first + 5):
+        seen, gains = good(observation), {f"uid_{uid}": 0.3 + 0.05 * random.normal() for uid in UIDS}
+        if window in (first, first + 1):
+            seen[1], gains["uid_1"] = observation(1, **WRONGS[wrong]), gain
+        outcome = board.see(evidence(window, seen, **gains))
+        assert (1 in outcome.struck) == (window in (first, first + 1))
+    assert [board.proven(uid) for uid in UIDS] == [gain > 0] + [True] * (len(UIDS) - 1)
+
+
+def test_who_hides_an_applied_update_has_no_place_until_that_is_long_ago(observation, evidence) -> None:
+    """An update that names other pages is not measured. On probation it is not applied, so it costs no place."""
+    random, first, hiding = np.random.default_rng(2), 12, {"assigned_pages": False, "evaluation": None}
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+    newcomer, found = 9, []
+    probation = {"listed": False, "included": False, "probation": True}
+    for window in range(first + 21):
+        seen = good(observation) | {newcomer: observation(newcomer, **probation)}
+        if window == first:
+            seen |= {1: observation(1, **hiding), newcomer: observation(newcomer, **probation, **hiding)}
+        board.see(evidence(window, seen, **{f"uid_{uid}": 0.3 + 0.05 * random.normal() for uid in (*UIDS, newcomer)}))
+        found.append(board.proven(1))
+        if window >= first:
+            assert [board.proven(uid) for uid in (*UIDS[1:], newcomer)] == [True] * len(UIDS)
+    assert found[first - 1 :] == [True, *[False] * 20, True]
+
+
+def test_a_window_in_which_most_name_other_pages_costs_nobody_a_place(observation, evidence) -> None:
+    """Then the validator may have other data. If up to three quarters do so, it is their fault."""
+    elsewhere = {"assigned_pages": False, "evaluation": None}
+    for count, kept in ((len(UIDS) - 1, True), (4, False)):
+        board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+        for window in range(12):
+            changed = {uid: observation(uid, **elsewhere) for uid in UIDS[:count] if window == 6}
+            board.see(evidence(window, good(observation) | changed))
+        assert [board.proven(uid) for uid in UIDS[:count]] == [kept] * count
+        assert board.proven(UIDS[-1])
+
+
 def test_a_window_in_which_everybody_harms_costs_nobody_its_place_for_long(observation, evidence) -> None:
     random, first, shock = np.random.default_rng(2), 12, range(12, 15)
     board, found = Board(HPARAMS.model_copy(update={"pay_windows": 20})), []

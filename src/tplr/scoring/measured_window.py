@@ -15,7 +15,8 @@ from tplr.scoring.penalties import strikes
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
 # Smallest square of a length whose published digits are enough for a cosine.
 FEW_DIGITS = 10.0 * 10.0**-PRODUCT_DECIMALS
-# If more than this share of the included updates harm in a window, that is nobody's fault in particular.
+# If more than this share of the included updates harm in a window, or name other pages than assigned, that is nobody's
+# fault in particular.
 SHOCK = 0.75
 
 
@@ -54,6 +55,8 @@ class MeasuredWindow:
         self.shock = sum(gain < 0 for gain in self.included_gains) > SHOCK * len(self.included_gains)
         self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
         self.hotkeys = {uid: self._seen[uid].hotkey for uid in sorted(self._seen)}
+        applied = [seen for seen in self._seen.values() if seen.included]
+        self._mostly_own_pages = sum(seen.assigned_pages is False for seen in applied) <= SHOCK * len(applied)
         self._deviations: dict[int, dict[int, float]] = {}
         for (uid, page), one in own_pages_tests(evidence).items():
             self._deviations.setdefault(uid, {})[page] = one
@@ -131,6 +134,27 @@ class MeasuredWindow:
         """Return ``predicted`` over the length of the step: it can be compared between windows."""
         found = self.predicted(uid, hotkey)
         return None if found is None else self._per_length(uid, found)
+
+    def harm_cosine(self, uid: int, hotkey: str) -> float | None:
+        """Return ``cosine``, by which harm is judged; where the miner broke a rule, only if it is negative.
+
+        Such an update earns nothing, but it may have been applied.
+        """
+        if uid not in self.struck:
+            return self.cosine(uid, hotkey)
+        there = self.seen(uid, hotkey) is not None and uid in self.gains
+        harm = self._per_length(uid, self.gains[uid]) if there else 0.0
+        return harm if harm < 0 else None
+
+    def hides_update(self, uid: int, hotkey: str) -> bool:
+        """Return whether its update was applied, but not measured, because it names other pages than assigned.
+
+        Not where more than ``SHOCK`` of the included updates do so: then the validator may have other data.
+        """
+        if not self._mostly_own_pages:
+            return False
+        seen = self.seen(uid, hotkey)
+        return seen is not None and seen.included and seen.assigned_pages is False
 
     def deviations(self, uid: int, hotkey: str) -> dict[int, float]:
         """Return its update's deviations from the others in all miners' own-pages tests, by the tested uid."""

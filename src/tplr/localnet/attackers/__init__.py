@@ -4,7 +4,16 @@ from tplr.localnet.attackers.copies import Copier, Dealt, InTurns, Pooled, Twin
 from tplr.localnet.attackers.damaged import Malformed, malformed
 from tplr.localnet.attackers.honest import Cheat, Honest, Lossy
 from tplr.localnet.attackers.pages import Crowder, OthersPages, Overfitter, PagesOverfitter, WrongPages
-from tplr.localnet.attackers.presence import Dormant, GoDark, HalfAbsent, Late, PeriodicTurncoat, Timed, Turncoat
+from tplr.localnet.attackers.presence import (
+    Dormant,
+    GoDark,
+    HalfAbsent,
+    HidingTurncoat,
+    Late,
+    PeriodicTurncoat,
+    Timed,
+    Turncoat,
+)
 from tplr.localnet.attackers.sync import NoProof, OutOfSync
 from tplr.localnet.attackers.values import Changed, Noise, PlainGradient, Repeater, Scaled, Zeros
 
@@ -17,6 +26,7 @@ __all__ = [
     "Dormant",
     "GoDark",
     "HalfAbsent",
+    "HidingTurncoat",
     "Honest",
     "InTurns",
     "Late",

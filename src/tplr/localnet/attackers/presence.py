@@ -1,6 +1,6 @@
 """Miners that skip windows, upload late, or stop working honestly."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -75,6 +75,20 @@ class PeriodicTurncoat(Turncoat):
     def harms(self, window: int) -> bool:
         """Return whether it sends the opposite of its work in ``window``."""
         return super().harms(window) and (window - self._last - 1) % self._period < self._harmful
+
+
+class HidingTurncoat(PeriodicTurncoat):
+    """Names other pages than its own where it harms, so that nobody measures the update."""
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """Return an honest update; where it harms, the opposite one with the pages of another uid in its header."""
+        body = super().body(world, window)
+        if body is None or not self.harms(window):
+            return body
+        return self.readdressed(world.parse(body, window, self.uid), world, window)
+
+    def _metadata(self, world: World, window: int) -> dict[str, Any]:
+        return super()._metadata(world, window) | {"pages_digest": world.pages(self.uid + 1, window).digest}
 
 
 class Dormant(Turncoat):

@@ -14,6 +14,7 @@ from tplr.localnet.scenarios.crowds import crowd
 from tplr.localnet.scenarios.harm import (
     dormants,
     giants,
+    hiding_turncoats,
     many_wreckers,
     periodic_turncoats,
     short_once,
@@ -67,6 +68,7 @@ SCENARIOS: dict[str, Scenario] = {
     "losses": Scenario(losses, 10.0, single_bytes=True),
     "turncoats": Scenario(turncoats, 10.0),
     "periodic turncoats": Scenario(periodic_turncoats, 22.0),
+    "hiding turncoats": Scenario(hiding_turncoats, 14.0),
     "dormants": Scenario(dormants, 40.0),
     "norms": Scenario(norms, 55.0, single_bytes=True),
     "crowders": Scenario(crowders, 30.0),

@@ -2,7 +2,17 @@
 
 from collections.abc import Sequence
 
-from tplr.localnet.attackers import Changed, Dormant, Honest, Noise, PeriodicTurncoat, Scaled, Turncoat, Zeros
+from tplr.localnet.attackers import (
+    Changed,
+    Dormant,
+    HidingTurncoat,
+    Honest,
+    Noise,
+    PeriodicTurncoat,
+    Scaled,
+    Turncoat,
+    Zeros,
+)
 from tplr.localnet.scenarios.base import (
     EFFORT,
     LAUNCH,
@@ -167,6 +177,24 @@ def periodic_turncoats(setting: Setting) -> Figures:
         "5 periodic turncoats: windows in which they harm, at last": sum(harmful[HARMFUL:]),
         "5 periodic turncoats: loss, over that when they turned": world.held_out_loss() / before,
         "5 periodic turncoats: pay": sum(pay(world, range(4, 9))),
+    }
+
+
+SELDOM, OFTEN = 2, 12  # windows in which hiding turncoats harm, of so many
+
+
+def hiding_turncoats(setting: Setting) -> Figures:
+    """Simulate three honest miners, and five that harm now and then, in updates that break a rule."""
+    name = "5 hiding turncoats"
+    crew = [HidingTurncoat("hiding turncoat", EFFORT, TURN, harmful=SELDOM, period=OFTEN) for _ in range(5)]
+    world = beside_honest(setting, crew, TURN)
+    before = world.held_out_loss()
+    live(world, PAID_WINDOWS)
+    harmful = [one for i, one in enumerate(included_after_turn(world)) if i % OFTEN < SELDOM]
+    return {
+        f"{name}: windows in which they harm": sum(harmful),
+        f"{name}: loss, over that when they turned": world.held_out_loss() / before,
+        f"{name}: pay": sum(pay(world, range(4, 9))),
     }
 
 
