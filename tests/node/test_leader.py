@@ -535,6 +535,23 @@ async def test_a_uid_that_is_registered_again_loses_its_place_before_it_has_a_sc
     assert leader.excluded == {2}
 
 
+async def test_who_has_more_than_a_miner_s_stake_loses_its_place(strict: Run) -> None:
+    """Nobody measures its updates, so it could harm unnoticed."""
+    leader = strict.leader()
+    await strict.begin(leader)
+    gains = {1: 0.6, 2: 0.6}
+    strict.measured(gains)
+    assert names(await strict.scored(leader, gains)) == ((1, 2), (), (3, 4))
+    with strict.administrator() as admin:
+        admin.set_stake(strict.stage.setup("miner-2").address, strict.stage.hparams.eval_stake_limit + 1)
+    assert await strict.scored(leader, gains) is None  # it is read with the next block
+    await strict.refresh()
+    found = await strict.scored(leader, gains)
+    assert found is not None
+    assert found.peers == (1,)
+    assert leader.excluded == {2}
+
+
 async def test_who_is_excluded_is_known_after_a_restart(strict: Run) -> None:
     leader = strict.leader()
     await strict.begin(leader)

@@ -54,23 +54,62 @@ def test_who_harms_now_and_then_loses_its_place_until_that_is_long_ago(
     assert set(found[first + 2 :]) == {False}
 
 
-@pytest.mark.parametrize("gain", [-0.3, 0.3])
-@pytest.mark.parametrize("wrong", ["another_model", "unread", "far_behind"])
-def test_harm_counts_where_a_rule_is_broken(observation, evidence, wrong: str, gain: float) -> None:
-    """Such updates earn nothing, but are applied. Good ones cost no place here: the strike itself is enough."""
+STRUCK = {**{wrong: WRONGS[wrong] for wrong in ("another_model", "unread", "far_behind")}, "outsized": {}}
+
+
+def with_norm(evidence: Evidence, uid: int, norm: float) -> Evidence:
+    """Return the evidence in which the update of ``uid`` has this norm, and the largest honest norm is 10."""
+    assert evidence.alignment is not None
+    norms = tuple(norm if one == uid else 1.0 for one in evidence.alignment.uids)
+    changed = evidence.alignment.model_copy(update={"norms": norms, "largest_norm": 10.0})
+    return evidence.model_copy(update={"alignment": changed})
+
+
+@pytest.mark.parametrize("gains", [(-0.3, -0.3), (0.3, 0.3), (-0.2, 0.3, 0.3, -0.2)])
+@pytest.mark.parametrize("wrong", STRUCK)
+def test_harm_counts_where_a_rule_is_broken(observation, evidence, wrong: str, gains: tuple[float, ...]) -> None:
+    """Such updates earn nothing, but may be applied. They are judged as if they broke none."""
     random, first = np.random.default_rng(2), 12
     board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
-    for window in range(first + 5):
-        seen, gains = good(observation), {f"uid_{uid}": 0.3 + 0.05 * random.normal() for uid in UIDS}
-        if window in (first, first + 1):
-            seen[1], gains["uid_1"] = observation(1, **WRONGS[wrong]), gain
-        outcome = board.see(evidence(window, seen, **gains))
-        assert (1 in outcome.struck) == (window in (first, first + 1))
-    assert [board.proven(uid) for uid in UIDS] == [gain > 0] + [True] * (len(UIDS) - 1)
+    for window in range(first + len(gains) + 3):
+        seen, found = good(observation), {f"uid_{uid}": 0.3 + 0.05 * random.normal() for uid in UIDS}
+        harms = first <= window < first + len(gains)
+        if harms:
+            seen[1], found["uid_1"] = observation(1, **STRUCK[wrong]), gains[window - first]
+        norm = 11.0 if harms and wrong == "outsized" else 1.0
+        outcome = board.see(with_norm(evidence(window, seen, **found), 1, norm))
+        assert (1 in outcome.struck) == harms
+    assert [board.proven(uid) for uid in UIDS] == [gains != (-0.3, -0.3)] + [True] * (len(UIDS) - 1)
 
 
-def test_who_hides_an_applied_update_has_no_place_until_that_is_long_ago(observation, evidence) -> None:
-    """An update that names other pages is not measured. On probation it is not applied, so it costs no place."""
+def test_harm_of_an_earlier_owner_of_the_uid_costs_the_present_one_nothing(observation, evidence) -> None:
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+    for window in range(12):
+        earlier = observation(1, **WRONGS["another_model"]).model_copy(update={"hotkey": "earlier"})
+        hides = earlier.model_copy(update={"assigned_pages": False})
+        seen = {0: {1: hides}, 1: {1: earlier}, 2: {1: earlier}}.get(window, {})
+        gains = {"uid_1": -0.3} if window in (1, 2) else {}
+        board.see(evidence(window, good(observation) | seen, **gains))
+    assert [board.proven(uid) for uid in UIDS] == [True] * len(UIDS)
+
+
+@pytest.mark.parametrize("count", [5, 6])
+def test_where_most_miners_break_a_rule_and_harm_nobody_loses_its_place_for_long(observation, evidence, count) -> None:
+    """A validator whose own model differs takes all others for out of sync."""
+    random, shock = np.random.default_rng(2), range(12, 15)
+    board, found = Board(HPARAMS.model_copy(update={"pay_windows": 20})), []
+    for window in range(shock[-1] + 2 + PROVING):
+        away = {uid: observation(uid, **WRONGS["another_model"]) for uid in UIDS[:count] if window in shock}
+        level = -0.1 if window in shock else 0.3
+        gains = {f"uid_{uid}": level + 0.05 * random.normal() for uid in UIDS}
+        board.see(evidence(window, good(observation) | away, **gains))
+        found.append([board.proven(uid) for uid in UIDS])
+    assert False in found[shock[-1]]
+    assert found[-1] == [True] * len(UIDS)
+
+
+def test_who_names_other_pages_in_an_applied_update_has_no_place_until_that_is_long_ago(observation, evidence) -> None:
+    """Nobody measures such an update. On probation it is not applied, so it costs no place."""
     random, first, hiding = np.random.default_rng(2), 12, {"assigned_pages": False, "evaluation": None}
     board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
     newcomer, found = 9, []
@@ -86,16 +125,26 @@ def test_who_hides_an_applied_update_has_no_place_until_that_is_long_ago(observa
     assert found[first - 1 :] == [True, *[False] * 20, True]
 
 
-def test_a_window_in_which_most_name_other_pages_costs_nobody_a_place(observation, evidence) -> None:
-    """Then the validator may have other data. If up to three quarters do so, it is their fault."""
-    elsewhere = {"assigned_pages": False, "evaluation": None}
-    for count, kept in ((len(UIDS) - 1, True), (4, False)):
-        board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
-        for window in range(12):
-            changed = {uid: observation(uid, **elsewhere) for uid in UIDS[:count] if window == 6}
-            board.see(evidence(window, good(observation) | changed))
-        assert [board.proven(uid) for uid in UIDS[:count]] == [kept] * count
-        assert board.proven(UIDS[-1])
+def test_it_has_none_either_while_it_is_too_new_to_be_judged(observation, evidence) -> None:
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+    board.see(evidence(0, {**good(observation), 1: observation(1, assigned_pages=False, evaluation=None)}))
+    assert [board.proven(uid) for uid in UIDS] == [False] + [None] * (len(UIDS) - 1)
+
+
+@pytest.mark.parametrize("pages", [False, None])
+def test_where_no_applied_update_is_known_to_name_its_pages_nobody_loses_its_place(
+    observation, evidence, pages: bool | None
+) -> None:
+    """Then the validator may have other data. Newcomers on probation do not count."""
+    newcomer, elsewhere = 9, {"assigned_pages": False, "evaluation": None}
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+    for window in range(12):
+        changed = {uid: observation(uid, **elsewhere) for uid in UIDS if window == 6}
+        if changed:
+            changed[6] = observation(6, assigned_pages=pages, evaluation=None)
+        on_probation = {newcomer: observation(newcomer, listed=False, included=False, probation=True)}
+        board.see(evidence(window, good(observation) | on_probation | changed))
+    assert [board.proven(uid) for uid in (*UIDS, newcomer)] == [True] * (len(UIDS) + 1)
 
 
 def test_a_window_in_which_everybody_harms_costs_nobody_its_place_for_long(observation, evidence) -> None:

@@ -1,11 +1,12 @@
 """Half of a window's step: without a change of state, and what the gradient after it predicts."""
 
+import numpy as np
 import pytest
 import torch
 
 from tplr.compress.payload import build, parse
 from tplr.training.alignment import align, probe_gradient
-from tplr.training.evaluation import half_step_taken, sequence_losses
+from tplr.training.evaluation import Baseline, half_step_taken, sequence_losses
 from tplr.training.fingerprint import digest
 from tplr.training.model import build_model
 from tplr.training.schemes import local_training, outer_scheme
@@ -46,6 +47,12 @@ def weights(model) -> dict[str, torch.Tensor]:
 
 def copies(model) -> dict[str, torch.Tensor]:
     return {name: one.detach().clone() for name, one in weights(model).items()}
+
+
+@pytest.mark.parametrize(("count", "read"), [(1, 1), (2, 1), (4, 1), (5, 2), (48, 12)])
+def test_the_gradient_reads_the_first_quarter_of_the_batches(count: int, read: int) -> None:
+    held_out = np.arange(count * 6).reshape(count, 2, 3)
+    assert np.array_equal(Baseline(held_out, np.zeros(2 * count)).for_middle(), held_out[:read])
 
 
 def test_it_is_half_of_the_step_and_changes_no_state(model, outer, updates):

@@ -252,11 +252,13 @@ class Leader:
     def _proven(self, board: ScoreBoard) -> dict[int, bool | None]:
         """Return whether each scored miner is known to help (True) or not to help (False); None if not known yet.
 
-        False for a uid whose place belongs to an earlier hotkey, also before its present owner has a score.
+        False for a uid whose place belongs to an earlier hotkey, also before its present owner has a score, and for one
+        whose stake is above a miner's: nobody measures its updates.
         """
         judged = {uid: self._judged(uid, one, board) for uid, one in board.peer_scores.items()}
-        present = {one.uid: one.hotkey for one in self._comms.metagraph.neurons}
-        return judged | {uid: False for uid, hotkey in self._places.items() if present.get(uid) != hotkey}
+        limit = self._hparams.eval_stake_limit
+        miners = {one.uid: one.hotkey for one in self._comms.metagraph.neurons if one.stake <= limit}
+        return judged | {uid: False for uid, hotkey in self._places.items() if miners.get(uid) != hotkey}
 
     def _judged(self, uid: int, score: PeerScore | DocumentedScore, board: ScoreBoard) -> bool | None:
         if score.hotkey in self._struck or self._places.get(uid, score.hotkey) != score.hotkey:

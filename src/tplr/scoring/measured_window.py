@@ -15,8 +15,7 @@ from tplr.scoring.penalties import strikes
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
 # Smallest square of a length whose published digits are enough for a cosine.
 FEW_DIGITS = 10.0 * 10.0**-PRODUCT_DECIMALS
-# If more than this share of the included updates harm in a window, or name other pages than assigned, that is nobody's
-# fault in particular.
+# If more than this share of the included updates harm in a window, that is nobody's fault in particular.
 SHOCK = 0.75
 
 
@@ -27,7 +26,7 @@ class MeasuredWindow:
         gains: predicted gain of each measured update, by uid.
         measured: the window's alignment with these gains as products.
         included_gains: the gains of the included updates whose miners broke no rule.
-        shock: whether more than ``SHOCK`` of these are negative.
+        shock: whether more than ``SHOCK`` of the gains of all included updates are negative.
         chosen_lengths: whether miners choose the length of their steps; DeMo gives every update the same one.
     """
 
@@ -52,11 +51,12 @@ class MeasuredWindow:
         self.included_gains = [self.gains[uid] for uid in included]
         longest = max((self._lengths[uid] for uid in included or self._lengths), default=0.0)
         self._shortest = max(SHORTEST * longest**2, FEW_DIGITS)
-        self.shock = sum(gain < 0 for gain in self.included_gains) > SHOCK * len(self.included_gains)
         self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
-        self.hotkeys = {uid: self._seen[uid].hotkey for uid in sorted(self._seen)}
         applied = [seen for seen in self._seen.values() if seen.included]
-        self._mostly_own_pages = sum(seen.assigned_pages is False for seen in applied) <= SHOCK * len(applied)
+        harms = [self.gains[uid] < 0 for uid, seen in self._seen.items() if seen.included and uid in self.gains]
+        self.shock = sum(harms) > SHOCK * len(harms)
+        self._any_own_pages = any(one.assigned_pages for one in applied)
+        self.hotkeys = {uid: self._seen[uid].hotkey for uid in sorted(self._seen)}
         self._deviations: dict[int, dict[int, float]] = {}
         for (uid, page), one in own_pages_tests(evidence).items():
             self._deviations.setdefault(uid, {})[page] = one
@@ -101,8 +101,11 @@ class MeasuredWindow:
         return (self._held_out[uid], self.gains[uid]) if self._compared(uid, hotkey) else (math.nan, math.nan)
 
     def middle_and_gain(self, uid: int, hotkey: str) -> tuple[float, float]:
-        """Return its gain by the gradient after half of the step, and its predicted gain; NaN if one is not known."""
-        there = uid in self._middle and self._compared(uid, hotkey)
+        """Return its gain by the gradient after half of the step, and its predicted gain; NaN if one is not known.
+
+        Also where it broke a rule: the update may have been applied.
+        """
+        there = uid in self._middle and uid in self.gains and self.seen(uid, hotkey) is not None
         return (self._middle[uid], self.gains[uid]) if there else (math.nan, math.nan)
 
     def _compared(self, uid: int, hotkey: str) -> bool:
@@ -118,8 +121,8 @@ class MeasuredWindow:
         return max(self._lengths.get(uid, 0.0), math.sqrt(SHORTEST))
 
     def held_out_cosine(self, uid: int, hotkey: str) -> float | None:
-        """Return its gain by the held-out gradient over the length of the step; None if it was not measured."""
-        return None if self.predicted(uid, hotkey) is None else self._per_length(uid, self._held_out[uid])
+        """As ``effect``, by the held-out gradient alone."""
+        return None if self.effect(uid, hotkey) is None else self._per_length(uid, self._held_out[uid])
 
     def _per_length(self, uid: int, gain: float) -> float:
         """Return ``gain`` over the length of the step, or 0 if the step is far shorter than the longest included one.
@@ -135,26 +138,18 @@ class MeasuredWindow:
         found = self.predicted(uid, hotkey)
         return None if found is None else self._per_length(uid, found)
 
-    def harm_cosine(self, uid: int, hotkey: str) -> float | None:
-        """Return ``cosine``, by which harm is judged; where the miner broke a rule, only if it is negative.
+    def effect(self, uid: int, hotkey: str) -> float | None:
+        """As ``cosine``, also where it broke a rule: harm is judged by it, because the update may have been applied."""
+        there = uid in self.gains and self.seen(uid, hotkey) is not None
+        return self._per_length(uid, self.gains[uid]) if there else None
 
-        Such an update earns nothing, but it may have been applied.
-        """
-        if uid not in self.struck:
-            return self.cosine(uid, hotkey)
-        there = self.seen(uid, hotkey) is not None and uid in self.gains
-        harm = self._per_length(uid, self.gains[uid]) if there else 0.0
-        return harm if harm < 0 else None
-
-    def hides_update(self, uid: int, hotkey: str) -> bool:
+    def applied_unmeasured(self, uid: int, hotkey: str) -> bool:
         """Return whether its update was applied, but not measured, because it names other pages than assigned.
 
-        Not where more than ``SHOCK`` of the included updates do so: then the validator may have other data.
+        False where all applied updates do so: then the validator may have other data.
         """
-        if not self._mostly_own_pages:
-            return False
         seen = self.seen(uid, hotkey)
-        return seen is not None and seen.included and seen.assigned_pages is False
+        return self._any_own_pages and seen is not None and seen.included and seen.assigned_pages is False
 
     def deviations(self, uid: int, hotkey: str) -> dict[int, float]:
         """Return its update's deviations from the others in all miners' own-pages tests, by the tested uid."""

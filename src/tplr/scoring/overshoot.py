@@ -14,12 +14,14 @@ import numpy as np
 from tplr.scoring.calibration import noise_of
 from tplr.scoring.credit import even_scales
 from tplr.scoring.measured_window import MeasuredWindow
-from tplr.scoring.measures import SIGNIFICANT
 
 # A miner overshoots if less than this share of what is usual is left of its gain in the middle of the steps.
 OVERSHOOTING = 0.25
-# A miner is not told from others where less than this is usual: then all steps overshoot.
+# Where less than this is usual, nearly all steps overshoot, and miners differ by this share of their gains at least.
 LEAST_USUAL = 0.05
+# Number of standard errors in favour of a miner. Steep steps have large gains, beside which errors are small; with two,
+# chance cost honest miners their places late in a run.
+ERRORS = 4.0
 # Largest product in the middle of a window's step, over the window's largest gain, that is not scaled down.
 MOST = 2.0
 
@@ -48,11 +50,12 @@ class _Products(NamedTuple):
 def middles(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str]) -> dict[int, Middle]:
     """Return how much of their gains these miners keep in the middle of the steps, by uid.
 
-    A factor is ``(middle + SIGNIFICANT * error) / (usual * predicted)``, clipped to [0, 1], with sums over a miner's
+    A factor is ``(middle + ERRORS * error) / (usual * predicted)``, clipped to [0, 1], with sums over a miner's
     windows. ``usual`` is the median of ``middle / predicted`` over the included miners in the same windows, because
-    how much is left in the middle depends on a window's whole step. Errors are as in ``calibration.by_gradient``. The
-    factor is the smaller of two: over all measured updates, and over those that counted. It is 1 if ``usual`` is not
-    positive.
+    how much is left in the middle depends on a window's whole step. Where it is below ``LEAST_USUAL``, or negative, as
+    late in a run whose learning rate does not fall, a factor is 1 at ``usual * predicted``, and 0 from ``LEAST_USUAL *
+    predicted`` below it on. Errors are as in ``calibration.by_gradient``. The factor is the smaller of two: over all
+    measured updates, also those that break a rule, and over those that counted.
     """
     if not windows or not hotkeys:
         return dict.fromkeys(hotkeys, Middle())
@@ -88,9 +91,9 @@ def _of_miner(i: int, mine: np.ndarray, products: _Products) -> Middle:
     theirs = included & mine[:, None]
     left, whole = (np.where(theirs, one, 0.0).sum(axis=0) for one in (middle, gains))
     gain = gains[mine, i].sum()
-    usual = float(np.median(left[whole > 0] / whole[whole > 0])) if (whole > 0).any() else 0.0
-    if usual <= 0 or gain <= 0:
+    if gain <= 0 or not (whole > 0).any():
         return Middle()
-    upper = middle[mine, i].sum() + SIGNIFICANT * np.sqrt(np.square(errors[mine, i]).sum())
-    share = float(upper / (usual * gain))
-    return Middle(min(1.0, max(0.0, share)), usual >= LEAST_USUAL and share < OVERSHOOTING)
+    usual = float(np.median(left[whole > 0] / whole[whole > 0]))
+    upper = middle[mine, i].sum() + ERRORS * np.sqrt(np.square(errors[mine, i]).sum())
+    share = 1 + float((upper / gain - usual) / max(usual, LEAST_USUAL))
+    return Middle(min(1.0, max(0.0, share)), share < (OVERSHOOTING if usual >= LEAST_USUAL else 0.0))

@@ -63,6 +63,8 @@ def places(
 
 def _place(windows: Sequence[MeasuredWindow], uid: int, score: PeerScore, limits: _Limits) -> Place:
     fewest, most_spread, middle = limits
+    if any(one.applied_unmeasured(uid, score.hotkey) for one in windows):
+        return Place(False, "it named other pages than assigned in an applied update, so nobody measured this update")
     if score.measured < fewest:
         if (missed := _missed(windows, uid, score)) >= fewest:
             return Place(False, f"{missed} updates are missing, and only {score.measured} were measured")
@@ -72,9 +74,6 @@ def _place(windows: Sequence[MeasuredWindow], uid: int, score: PeerScore, limits
         f"its own-pages factor is 0 after {score.tests} tests": score.own_pages <= 0
         and score.tests >= DISPROVING_TESTS,
         "some of its updates in succession increased the loss": _harms(windows, uid, score, fewest, most_spread),
-        "an update of it was applied that could not be measured: it names other pages than assigned": any(
-            one.hides_update(uid, score.hotkey) for one in windows
-        ),
         "its updates increase the loss on held-out pages": _harms_held_out(windows, uid, score),
         "its steps overshoot: in the middle of the window's step their gain is gone": middle[uid].overshoots,
     }
@@ -97,11 +96,11 @@ def _missed(windows: Sequence[MeasuredWindow], uid: int, score: PeerScore) -> in
 def _harms(windows: Sequence[MeasuredWindow], uid: int, score: PeerScore, fewest: int, most_spread: float) -> bool:
     """Return whether some of its updates in succession increased the loss beyond chance, regardless of the others.
 
-    Updates that break a rule are among them: they may be applied. Chance is measured by a miner's own spread, but not
-    by far more than the usual one: a miner that alternates has a large spread. Windows with a ``shock`` count only
-    while they are the newest: otherwise nobody would have a place for ``pay_windows`` windows.
+    Updates that break a rule count, too: they may be applied. Chance is measured by a miner's own spread, but not by
+    far more than the usual one: a miner that alternates has a large spread. Windows with a ``shock`` count only while
+    they are the newest: otherwise nobody would have a place for ``pay_windows`` windows.
     """
-    gains = [(one, gain) for one in windows if (gain := one.harm_cosine(uid, score.hotkey)) is not None]
+    gains = [(one, gain) for one in windows if (gain := one.effect(uid, score.hotkey)) is not None]
     calm = [gain for one, gain in gains if not one.shock]
     newest = [gain for _, gain in gains[-fewest:]]
     lengths = range(PROVING_WINDOWS, fewest + 1)
