@@ -7,8 +7,7 @@ such windows: seconds and extra memory, with the default constants and with DeMo
 the same as any values; bodies are those of four random updates. With ``--window``, it measures the processor time of a
 window's measures for 20 updates on the localnet's model and on a larger one, in each scheme: the parts of inner
 products, proofs of sync and scores, of the gradient after half of the step, of the calibrations, and of the backward
-pass. Prints all figures and writes them
-to ``docs/benchmarks/credit.csv``.
+pass. Prints all figures and writes them to ``docs/benchmarks/credit.csv``.
 """
 
 import argparse

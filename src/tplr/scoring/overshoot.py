@@ -17,7 +17,7 @@ from tplr.scoring.measured_window import MeasuredWindow
 
 # A miner overshoots if less than this share of what is usual is left of its gain in the middle of the steps.
 OVERSHOOTING = 0.25
-# Where less than this is usual, nearly all steps overshoot, and miners differ by this share of their gains at least.
+# Late in a run less than this may be usual, or nothing. A miner's difference from it is then divided by this instead.
 LEAST_USUAL = 0.05
 # Number of standard errors in favour of a miner. Steep steps have large gains, beside which errors are small; with two,
 # chance cost honest miners their places late in a run.

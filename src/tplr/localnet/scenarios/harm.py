@@ -184,7 +184,7 @@ SELDOM, OFTEN = 2, 12  # windows in which hiding turncoats harm, of so many
 
 
 def hiding_turncoats(setting: Setting) -> Figures:
-    """Simulate three honest miners, and five that harm now and then, in updates that break a rule."""
+    """Simulate three honest miners, and five that harm now and then, in updates that name other pages."""
     name = "5 hiding turncoats"
     crew = [HidingTurncoat("hiding turncoat", EFFORT, TURN, harmful=SELDOM, period=OFTEN) for _ in range(5)]
     world = beside_honest(setting, crew, TURN)
