@@ -20,8 +20,8 @@ OVERSHOOTING = 0.25
 # Late in a run less than this may be usual, or nothing. A miner's difference from it is then divided by this instead.
 LEAST_USUAL = 0.05
 # Number of standard errors in favour of a miner. Steep steps have large gains, beside which errors are small; with two,
-# chance cost honest miners their places late in a run.
-ERRORS = 4.0
+# chance cost an honest miner its place late in a run.
+ERRORS = 3.0
 # Largest product in the middle of a window's step, over the window's largest gain, that is not scaled down.
 MOST = 2.0
 
