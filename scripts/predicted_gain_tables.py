@@ -53,6 +53,7 @@ TESTS_LO, TESTS_HI, TESTS = OWN_PAGES_LOW, OWN_PAGES_HIGH, 8
 # Cosines of eight clones with their source; the rest of each clone is independent noise.
 NOISY, SOURCE, CLONES = (0.9, 0.8, 0.7, 0.6, 0.5), 14, range(100, 108)
 Credits = Callable[[Sequence[Alignment]], np.ndarray]
+WITHOUT_STEEP = "without the plain gradient"
 # Names of tables in the file.
 CORRELATION, BY_GRADIENTS = "rank correlation", "rank correlation, gradients"
 PAID, UNSCALED, REGRESSION = "credit as paid", "credit", "regression on G, power 1"
@@ -185,7 +186,10 @@ def plain_regression(windows: Sequence[Alignment]) -> np.ndarray:
 
 
 def correlations(run: Recorded) -> dict[str, list[float]]:
-    """Return the rank correlation of each tensor weighting with the measured loss change, window by window."""
+    """Return the rank correlation of each tensor weighting with the measured loss change, window by window.
+
+    The one that nodes use also over all updates but the plain gradient, whose whole step overshoots.
+    """
     data, deep, uids = run.data, run.deep, run.data["evaluated"] - 1
     products, norms = data["products"], np.maximum(data["norms"], 1e-30)
     gradients, sizes = data["gradient_norms"][:, None], np.sqrt(data["sizes"][0])
@@ -202,6 +206,8 @@ def correlations(run: Recorded) -> dict[str, list[float]]:
         ways["clipped, mean cosine"] = (products * run.factors / gradients).mean(axis=-1)
     falls = data["falls"].mean(axis=-1)
     found = {what: [spearman(b[w, uids], falls[i]) for i, w in enumerate(deep)] for what, b in ways.items()}
+    others, used = data["evaluated"] != STEEP, ways[USED[run.scheme]]
+    found[WITHOUT_STEEP] = [spearman(used[w, uids[others]], falls[i][others]) for i, w in enumerate(deep)]
     if "signed" in data:
         signed = data["signed"].sum(axis=-1)
         found["signs, decoded"] = [spearman(signed[i, uids], falls[i]) for i in range(len(deep))]
@@ -212,7 +218,7 @@ def gradient_correlations(run: Recorded) -> dict[str, list[float]]:
     """Return the rank correlation of predicted gains with the loss change on pages that no gradient was computed on.
 
     By the gradient on held-out pages alone, and as nodes predict it: also by those on the pages of the applied miners,
-    and of half as many others. The latter also over all updates but the plain gradient, whose whole step overshoots.
+    and of half as many others. The latter also without the plain gradient.
     """
     data, everybody = run.data, tuple(range(1, 1 + run.products.shape[1]))
     own = np.einsum("dijt,djt->dij", data["owns"], run.factors[run.deep]) / data["own_lengths"][:, :, None]
@@ -228,7 +234,7 @@ def gradient_correlations(run: Recorded) -> dict[str, list[float]]:
             by_uid = predicted_gains(held_out, gradients)
             gains = np.array([by_uid[uid] for uid in data["evaluated"]])
             found[what].append(spearman(gains, falls))
-        found["all gradients, without the plain gradient"].append(spearman(gains[others], falls[others]))
+        found[f"all gradients, {WITHOUT_STEEP}"].append(spearman(gains[others], falls[others]))
     return found
 
 

@@ -66,7 +66,7 @@ def test_a_window_pays_by_all_gradients_and_calibrates_by_that_of_the_measured_p
     aligned = alignment(0.1, 0.2, 0.3).model_copy(update={"unit": 2.0})
     window = MeasuredWindow(Evidence(window=1, observations=seen, alignment=aligned), constants())
     hotkey = seen["2"].hotkey
-    assert window.predicted(2, hotkey) == pytest.approx(0.3)
+    assert window.gains[2] == pytest.approx(0.3)
     assert window.measured.products == pytest.approx((0.3, 0.15, 0.4))
     assert window.included_gains == pytest.approx([0.3, 0.15, 0.4])
     assert window.evaluated(2, hotkey) == (seen["2"].evaluation, 0.1 * 2.0 / 5.0, True)  # of a loss of 5

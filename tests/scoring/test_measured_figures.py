@@ -51,6 +51,13 @@ def test_every_scheme_of_the_file_is_on_the_page() -> None:
     assert "with three seeds (0, 1 and 2) each" in prose("Predicted gain and credit", level="##")
 
 
+def test_what_the_page_says_of_the_plain_gradient() -> None:
+    what, table = "without the plain gradient", "rank correlation"
+    worst = {one: median_of(one, 1024, what, table, "b") for one in ("sparseloco", "muon")}
+    quoted = f"Without it the worst windows are {worst['sparseloco']} with SparseLoCo and {worst['muon']} with Muon."
+    assert quoted in prose("How well the product foretells the loss")
+
+
 def test_the_page_says_by_which_formula_credit_is() -> None:
     """Credit is as paid: with even scales."""
     assert SCRIPT["credit_rule"](ROWS) == SCRIPT["PAID"]

@@ -43,19 +43,15 @@ class MeasuredWindow:
         self.measured = alignment.model_copy(update={"products": tuple(self.gains.values())})
         squares = np.clip(np.diag(gram_of(alignment)), 0.0, None)  # a false report may have negative ones
         self._lengths = dict(zip(alignment.uids, np.sqrt(squares).tolist(), strict=True))
-        included = [
-            int(uid)
-            for uid, seen in evidence.observations.items()
-            if seen.included and int(uid) in self.gains and int(uid) not in self.struck
-        ]
+        self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
+        applied = [uid for uid, seen in self._seen.items() if seen.included]
+        self._any_own_pages = any(self._seen[uid].assigned_pages for uid in applied)
+        measured = [uid for uid in applied if uid in self.gains]
+        self.shock = sum(self.gains[uid] < 0 for uid in measured) > SHOCK * len(measured)
+        included = [uid for uid in measured if uid not in self.struck]
         self.included_gains = [self.gains[uid] for uid in included]
         longest = max((self._lengths[uid] for uid in included or self._lengths), default=0.0)
         self._shortest = max(SHORTEST * longest**2, FEW_DIGITS)
-        self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
-        applied = [seen for seen in self._seen.values() if seen.included]
-        harms = [self.gains[uid] < 0 for uid, seen in self._seen.items() if seen.included and uid in self.gains]
-        self.shock = sum(harms) > SHOCK * len(harms)
-        self._any_own_pages = any(one.assigned_pages for one in applied)
         self.hotkeys = {uid: self._seen[uid].hotkey for uid in sorted(self._seen)}
         self._deviations: dict[int, dict[int, float]] = {}
         for (uid, page), one in own_pages_tests(evidence).items():
@@ -83,11 +79,6 @@ class MeasuredWindow:
             return False
         return True if uid in self.gains else None
 
-    def predicted(self, uid: int, hotkey: str) -> float | None:
-        """Return the predicted gain of its update, applied or not; None if it was not measured."""
-        seen = self.seen(uid, hotkey)
-        return None if seen is None or uid in self.struck else self.gains.get(uid)
-
     def evaluated(self, uid: int, hotkey: str) -> EvaluatedUpdate | None:
         """Return its update and the evaluation of it; None without one, and where ``_compared`` is false."""
         seen = self.seen(uid, hotkey)
@@ -105,7 +96,7 @@ class MeasuredWindow:
 
         Also where it broke a rule: the update may have been applied.
         """
-        there = uid in self._middle and uid in self.gains and self.seen(uid, hotkey) is not None
+        there = uid in self._middle and self._measured(uid, hotkey)
         return (self._middle[uid], self.gains[uid]) if there else (math.nan, math.nan)
 
     def _compared(self, uid: int, hotkey: str) -> bool:
@@ -113,16 +104,14 @@ class MeasuredWindow:
 
         Not in windows without a measured included update: nobody is paid for these.
         """
-        there = uid in self.gains and uid not in self.struck and self.seen(uid, hotkey) is not None
-        return there and bool(self.included_gains)
+        return self._measured(uid, hotkey) and uid not in self.struck and bool(self.included_gains)
+
+    def _measured(self, uid: int, hotkey: str) -> bool:
+        return uid in self.gains and self.seen(uid, hotkey) is not None
 
     def length(self, uid: int) -> float:
         """Return the length of its step, and at least the shortest whose published numbers have enough digits."""
         return max(self._lengths.get(uid, 0.0), math.sqrt(SHORTEST))
-
-    def held_out_cosine(self, uid: int, hotkey: str) -> float | None:
-        """As ``effect``, by the held-out gradient alone."""
-        return None if self.effect(uid, hotkey) is None else self._per_length(uid, self._held_out[uid])
 
     def _per_length(self, uid: int, gain: float) -> float:
         """Return ``gain`` over the length of the step, or 0 if the step is far shorter than the longest included one.
@@ -134,14 +123,19 @@ class MeasuredWindow:
         return max(-1.0, min(1.0, gain / length)) if length**2 > self._shortest else 0.0
 
     def cosine(self, uid: int, hotkey: str) -> float | None:
-        """Return ``predicted`` over the length of the step: it can be compared between windows."""
-        found = self.predicted(uid, hotkey)
-        return None if found is None else self._per_length(uid, found)
+        """Return the predicted gain of its update over the length of the step: it can be compared between windows.
+
+        None if the update was not measured, or if it broke a rule.
+        """
+        return None if uid in self.struck else self.effect(uid, hotkey)
 
     def effect(self, uid: int, hotkey: str) -> float | None:
         """As ``cosine``, also where it broke a rule: harm is judged by it, because the update may have been applied."""
-        there = uid in self.gains and self.seen(uid, hotkey) is not None
-        return self._per_length(uid, self.gains[uid]) if there else None
+        return self._per_length(uid, self.gains[uid]) if self._measured(uid, hotkey) else None
+
+    def held_out_effect(self, uid: int, hotkey: str) -> float | None:
+        """As ``effect``, by the held-out gradient alone."""
+        return self._per_length(uid, self._held_out[uid]) if self._measured(uid, hotkey) else None
 
     def applied_unmeasured(self, uid: int, hotkey: str) -> bool:
         """Return whether its update was applied, but not measured, because it names other pages than assigned.

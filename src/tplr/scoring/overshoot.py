@@ -53,8 +53,8 @@ def middles(windows: Sequence[MeasuredWindow], hotkeys: Mapping[int, str]) -> di
     A factor is ``(middle + ERRORS * error) / (usual * predicted)``, clipped to [0, 1], with sums over a miner's
     windows. ``usual`` is the median of ``middle / predicted`` over the included miners in the same windows, because
     how much is left in the middle depends on a window's whole step. Where it is below ``LEAST_USUAL``, or negative, as
-    late in a run whose learning rate does not fall, a factor is 1 at ``usual * predicted``, and 0 from ``LEAST_USUAL *
-    predicted`` below it on. Errors are as in ``calibration.by_gradient``. The factor is the smaller of two: over all
+    late in a run whose learning rate does not fall, the factor falls from 1 at ``usual * predicted`` to 0 at ``(usual -
+    LEAST_USUAL) * predicted``. Errors are as in ``calibration.by_gradient``. The factor is the smaller of two: over all
     measured updates, also those that break a rule, and over those that counted.
     """
     if not windows or not hotkeys:

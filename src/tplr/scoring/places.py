@@ -128,7 +128,7 @@ def _harms_held_out(windows: Sequence[MeasuredWindow], uid: int, score: PeerScor
 
     They may help on most miners' pages, and do harm on a few.
     """
-    cosines = [one.held_out_cosine(uid, score.hotkey) for one in windows]
+    cosines = [one.held_out_effect(uid, score.hotkey) for one in windows]
     known = [one for one in cosines if one is not None]
     if len(known) < DISPROVING_TESTS:
         return False
